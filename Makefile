@@ -6,14 +6,17 @@ PY := .venv/bin/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-long test-slurm bench-slurm check lint types docs docs-reference demo clean
-.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-outage bench-healthy bench-agent bench-files bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
+.PHONY: help setup lock test test-long test-neighbour test-slurm bench-slurm check lint types docs docs-reference demo clean
+.PHONY: .nvrx .ckpt-peers chaos bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files bench-ckpt bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## system packages (Debian, Ubuntu) and .venv/ with everything in it; quick if everything is installed
 	@scripts/setup.sh
+
+lock: ## rewrite requirements/login-node.txt: every package of a light installation, with hashes (needs uv)
+	@UPGRADE=$(UPGRADE) scripts/lock.sh
 
 # Several workers even on two cores, because tests mostly wait. Each worker has its own Slurm.
 # .ci/run reads from the results on which Slurm releases the contract was tested.
@@ -23,6 +26,10 @@ test: setup ## all tests except the long ones
 
 test-long: setup ## the tests that take minutes each
 	$(PY) -m pytest -m long
+
+# Creates users and groups, so it needs root; without it, tests that act as other users are skipped with that reason.
+test-neighbour: setup ## other users, hostile directories, planted files and checkpoints, also the long tests of these
+	$(PY) -m pytest tests/neighbour tests/cli/test_cli_strangers.py tests/e2e/test_planted_code.py tests/ckpt/restore/test_ckpt_restore_safe_unpickle.py
 
 RELEASES ?= native trixie forky
 
@@ -126,6 +133,9 @@ bench-ckpt: setup .ckpt-peers ## checkpoints: stall, durable, load, memory, afte
 
 bench-protect: setup ## what protecting snapshots on other nodes costs the training's network, by protect_rate (2 minutes)
 	$(PY) bench/ckpt_protect.py
+
+bench-neighbour: setup ## many runs of many users: calls to Slurm, file calls, memory, journals, warning storms (12 minutes)
+	$(PY) bench/neighbour.py
 
 bench-hangs: setup ## which rank is named in a hang: composed hangs of 8, 64 and 512 ranks (2 minutes)
 	$(PY) bench/hang_culprits.py --seeds 20

@@ -110,7 +110,7 @@ def memory(pid: int) -> tuple[float, float]:
 
 
 def ask(run: RunDir, attempt: AttemptDir, *, logs: bool) -> dict[str, Any]:
-    """A launcher's questions; the health that the agent tells."""
+    """A launcher's questions, and the agent's health reports."""
     port = int(json.loads(attempt.endpoint(NODE).read_text())["port"])
     with Client.connect("127.0.0.1", port, secret.read(run.secret), f"{attempt.name}/{NODE}", 5.0) as line:
         if logs:
@@ -124,7 +124,7 @@ def measure(seconds: float, ranks: int, lines: int, gpus: int | None = None) -> 
         attempt = run.attempt(1, 0)
         attempt.logs(0).mkdir(parents=True)
         secret.make(run.secret)
-        attempt.peers.write_text('["127.0.0.1"]\n')
+        attempt.peers.write_text('{"allowed": ["127.0.0.1"], "nodes": {}}\n')
         agent, wrappers = start(attempt, Path(folder) / "beats", ranks, lines, gpus)
         try:
             while not attempt.endpoint(NODE).exists():
@@ -171,23 +171,25 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--watch", type=int, metavar="GPUS", help="measure the repeated checks, beside as many GPUs")
     options = parser.parse_args()
-    told = measure(options.seconds, options.ranks, options.lines)
+    result = measure(options.seconds, options.ranks, options.lines)
     if options.watch is not None:
         watching = measure(options.seconds, options.ranks, options.lines, options.watch)
-        told["watch_percent"] = round(watching["cpu_percent"] - told["cpu_percent"], 3)
-        told["watch_rss_mb"] = round(watching["most_rss_mb"] - told["most_rss_mb"], 1)
-    met = told.get("watch_percent", 0.0) <= WATCH and told["cpu_percent"] <= CPU and told["most_rss_mb"] <= MEMORY
+        result["watch_percent"] = round(watching["cpu_percent"] - result["cpu_percent"], 3)
+        result["watch_rss_mb"] = round(watching["most_rss_mb"] - result["most_rss_mb"], 1)
+    met = result.get("watch_percent", 0.0) <= WATCH and result["cpu_percent"] <= CPU and result["most_rss_mb"] <= MEMORY
     if options.json:
-        print(json.dumps({"schema": 1, "bench": "agent_cost", "cpus": os.cpu_count(), **told, "met": met}))
+        print(json.dumps({"schema": 1, "bench": "agent_cost", "cpus": os.cpu_count(), **result, "met": met}))
     else:
-        print(f"{options.ranks} ranks at 10 beats and {10 * options.lines} log lines a second, {told['seconds']:.0f} s")
-        print(f"CPU, share of a core      {told['cpu_percent']:8.2f} %    (target {CPU:g} %)")
-        print(f"memory, RSS at most       {told['most_rss_mb']:8.1f} MB   (target {MEMORY:g} MB)")
-        print(f"memory, PSS               {told['pss_mb']:8.1f} MB")
+        print(
+            f"{options.ranks} ranks at 10 beats and {10 * options.lines} log lines a second, {result['seconds']:.0f} s"
+        )
+        print(f"CPU, share of a core      {result['cpu_percent']:8.2f} %    (target {CPU:g} %)")
+        print(f"memory, RSS at most       {result['most_rss_mb']:8.1f} MB   (target {MEMORY:g} MB)")
+        print(f"memory, PSS               {result['pss_mb']:8.1f} MB")
         if options.watch is not None:
-            print(f"watching, share of a core {told['watch_percent']:8.2f} %    (target {WATCH:g} %)")
-            print(f"watching, RSS more        {told['watch_rss_mb']:8.1f} MB")
-        print(f"start-up, CPU time        {told['start_up_cpu_s']:8.2f} s")
+            print(f"watching, share of a core {result['watch_percent']:8.2f} %    (target {WATCH:g} %)")
+            print(f"watching, RSS more        {result['watch_rss_mb']:8.1f} MB")
+        print(f"start-up, CPU time        {result['start_up_cpu_s']:8.2f} s")
     return 0 if met else 1
 
 

@@ -1,6 +1,6 @@
 """Count the operations of a node on the shared file system: its agent and eight ranks in the run directory.
 
-    python bench/agent_files.py [--seconds 60] [--ranks 8] [--nodes 1] [--json]
+    python bench/agent_files.py [--seconds 60] [--ranks 8] [--nodes 1] [--alone] [--json]
 
 The agent and the ranks of bench/agent_cost.py run under strace (their CPU times mean nothing then). The bench counts
 each system call that names a path in the run directory or a file open in it: lookups, opens, reads, writes, closes,
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import re
 import shutil
@@ -26,6 +27,7 @@ import agent_cost
 from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.rpc import secret
+from transom_cli.supervise.launcher.heartbeat_stream import HeartbeatStream
 
 _CALL = re.compile(r"^(?:\d+ +)?(?:[\d.]+ )?(\w+)\(")
 _STUB = re.compile(r"/attempts/(gpus|nvml)")  # what the stand-in for NVIDIA's library reads
@@ -50,7 +52,7 @@ def counted(lines: list[str], where: str) -> tuple[collections.Counter[str], int
 
 def _others(attempt: AttemptDir, nodes: int, ranks: int) -> None:
     """What the other nodes of the run have written."""
-    attempt.peers.write_text(json.dumps(["127.0.0.1"] * nodes))
+    attempt.peers.write_text(json.dumps({"allowed": ["127.0.0.1"] * nodes, "nodes": {}}))
     for n in range(1, nodes):
         beats = tuple(RankBeat(n * ranks + r, 0, 5, 5, 0.3, 1.83, "step", 4000 + r, "R") for r in range(ranks))
         (attempt.nodes / f"other{n}.beats").write_bytes(encode(NodeTable(f"other{n}", attempt.name, 9, beats)))
@@ -59,7 +61,18 @@ def _others(attempt: AttemptDir, nodes: int, ranks: int) -> None:
             (attempt.logs(0) / f"rank-{n * ranks + r}.log").write_text("a line\n")
 
 
-def measured(seconds: float, ranks: int, nodes: int = 1) -> dict[str, object]:
+def _fetch(attempt: AttemptDir, key: bytes) -> HeartbeatStream:
+    """The launcher's connection to the agent, read as its loop does."""
+
+    def where(node: str) -> tuple[str, int] | None:
+        with contextlib.suppress(OSError):
+            return "127.0.0.1", int(json.loads(attempt.endpoint(node).read_text())["port"])
+        return None
+
+    return HeartbeatStream([agent_cost.NODE], attempt.name, key, where)
+
+
+def measured(seconds: float, ranks: int, nodes: int = 1, *, alone: bool = False) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="tfiles-") as name:
         shared, local = Path(name) / "shared", Path(name) / "local"
         shared.mkdir()
@@ -76,12 +89,15 @@ def measured(seconds: float, ranks: int, nodes: int = 1) -> dict[str, object]:
         for process in (agent, *wrappers):
             words += ["-p", str(process.pid)]
         tracer = agent_cost.subprocess.Popen(words, stderr=agent_cost.subprocess.DEVNULL)
+        stream = None if alone else _fetch(attempt, secret.read(run.secret))
         try:
-            time.sleep(SETTLE)
+            _wait(SETTLE, stream)
             began = time.time()
-            time.sleep(seconds)
+            _wait(seconds, stream)
             took = time.time() - began
         finally:
+            if stream is not None:
+                stream.stop(0.0)
             tracer.send_signal(signal.SIGINT)
             tracer.wait(20)
             agent.send_signal(signal.SIGTERM)
@@ -93,6 +109,15 @@ def measured(seconds: float, ranks: int, nodes: int = 1) -> dict[str, object]:
         calls, logs = counted(told, str(shared))
         rate = {call: round(count / took, 2) for call, count in calls.most_common()}
         return {"seconds": took, "a_second": sum(calls.values()) / took, "by_call": rate, "logs_a_second": logs / took}
+
+
+def _wait(seconds: float, stream: HeartbeatStream | None) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.25)
+        if stream is not None:
+            stream.take()
+            stream.consumed()
 
 
 def _since(line: str) -> float:
@@ -109,11 +134,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--alone", action="store_true", help="no launcher fetches the heartbeat tables")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     if shutil.which("strace") is None:
         sys.exit("error: strace is not here\n\nhint: apt-get install strace")
-    told = measured(asked.seconds, asked.ranks, asked.nodes)
+    told = measured(asked.seconds, asked.ranks, asked.nodes, alone=asked.alone)
     if asked.json:
         print(json.dumps(told))
         return

@@ -39,7 +39,7 @@ def empty(step: int, loss: float | None = None) -> None:
 
 
 def measure() -> dict[str, float]:
-    """All rows, by what is called. The environment tells whether beats go anywhere."""
+    """Return all rows, by the function that is called. The environment decides whether heartbeats are written."""
     from transom_cli.heartbeat.client import beat
     from transom_cli.heartbeat.collectives import _timed
 

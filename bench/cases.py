@@ -22,7 +22,7 @@ HANG_STEPS = 3  # ... as many median steps, whichever is larger
 
 @dataclass(frozen=True)
 class Case:
-    """`kind`: of the fault, see `injury`. `limit`: seconds beyond the start-up that are asked for; None: not asked."""
+    """`kind`: of the fault, see `injury`. `limit`: seconds beyond the start-up; None: no limit."""
 
     name: str
     kind: str
@@ -62,7 +62,7 @@ def median_step(sights: Sequence[tuple[float, int]]) -> float:
 
 
 def watch_pace(run: LiveRun, step: int) -> float:
-    """Wait until every rank has done `step`; the median step time on the way there. The first step is left out."""
+    """Wait until every rank has done `step`; the median step time on the way there. The first step does not count."""
     sights: list[tuple[float, int]] = []
 
     def there() -> bool:

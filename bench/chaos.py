@@ -46,7 +46,8 @@ class ChaosBench(Bench):
 
     @property
     def env(self) -> dict[str, str]:
-        return {**super().env, **self.clock_env}
+        # A launcher that hangs before its first sign of life must be found within a run's bound.
+        return {**super().env, **self.clock_env, "TRANSOM_DETECT__FIRST_STEP": "120"}
 
 
 def arguments() -> argparse.Namespace:
@@ -74,15 +75,15 @@ def line(row: dict[str, Any]) -> str:
     return f"{head}{made}; {how}, {row['took']:.0f} s{bad}{kept}"
 
 
-def work(asked: argparse.Namespace, numbers: queue.SimpleQueue[int], rows: list[dict[str, Any]]) -> Result:
+def work(args: argparse.Namespace, numbers: queue.SimpleQueue[int], rows: list[dict[str, Any]]) -> Result:
     """Take the next number as long as there is one; in one sandbox, and in a new one where that cannot be healed."""
     wanted: Result | None = None
     while wanted is None or not numbers.empty():
-        with ChaosBench(keep=asked.keep) as bench:
+        with ChaosBench(keep=args.keep) as bench:
             wanted = wanted or reference(bench, TRAINING)
             bench.runs = bench.dir / "disk"  # a new one for every run
             while (number := _next(numbers)) is not None:
-                row, lost = chaos(bench, f"{asked.seed}/{number}", wanted)
+                row, lost = chaos(bench, f"{args.seed}/{number}", wanted)
                 rows.append(row)
                 bench.keep |= lost or bool(row["violations"] or "error" in row)  # its folder, to find out why
                 progress(line(row))
@@ -117,11 +118,11 @@ def chaos(bench: ChaosBench, seed: str, wanted: Result) -> tuple[dict[str, Any],
 
 
 def main() -> int:
-    asked = arguments()
-    wanted_numbers = [asked.only] if asked.only is not None else range(asked.first, asked.first + asked.runs)
-    if asked.plan:
+    args = arguments()
+    wanted_numbers = [args.only] if args.only is not None else range(args.first, args.first + args.runs)
+    if args.plan:
         for number in wanted_numbers:
-            plan = make_plan(f"{asked.seed}/{number}", TRAINING.steps, KINDS)
+            plan = make_plan(f"{args.seed}/{number}", TRAINING.steps, KINDS)
             print("\n    ".join([f"run {plan.seed}:", *(x.words for x in plan.injections)]))
         return 0
     numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -129,8 +130,8 @@ def main() -> int:
         numbers.put(number)
     began = time.time()
     rows: list[dict[str, Any]] = []
-    with ThreadPoolExecutor(asked.parallel) as pool:
-        workers = [pool.submit(work, asked, numbers, rows) for _ in range(asked.parallel)]
+    with ThreadPoolExecutor(args.parallel) as pool:
+        workers = [pool.submit(work, args, numbers, rows) for _ in range(args.parallel)]
         try:
             results = {worker.result() for worker in workers}
         except BaseException:
@@ -141,9 +142,9 @@ def main() -> int:
     rows.sort(key=lambda row: int(row["seed"].rpartition("/")[2]))
     bad = [row for row in rows if row["violations"] or "error" in row]
     done = sum(row.get("seen", {}).get("exit_code") == 0 for row in rows)
-    if asked.json:
+    if args.json:
         print(json.dumps({
-            "schema": 1, "bench": "chaos", "seed": asked.seed, "training": vars(TRAINING), "where": surroundings(),
+            "schema": 1, "bench": "chaos", "seed": args.seed, "training": vars(TRAINING), "where": surroundings(),
             "took": round(time.time() - began), "invariants": INVARIANTS, "done": done, "of": len(rows),
             "violated": len(bad), "runs": rows,
         }))  # fmt: skip

@@ -93,7 +93,7 @@ def _truthful(seen: Readings) -> list[str]:
     """A run may stop short of its end only for a reason that its faults explain."""
     if seen.exit_code in (None, 0):
         return []
-    why = f"{seen.phase} (exit code {seen.exit_code}): {seen.verdict or 'no reason is told'}"
+    why = f"{seen.phase} (exit code {seen.exit_code}): {seen.verdict or 'no reason given'}"
     if any(re.search(pattern, seen.verdict) and explains(seen) for pattern, explains in _REASONS.items()):
         return []
     return [f"{why}; nothing that was done to it explains that"]
@@ -140,8 +140,8 @@ def _drained(seen: Readings) -> list[str]:
 def _left(seen: Readings) -> list[str]:
     return [
         *(f"left behind: {words}" for words in seen.left),
-        *(f"an operator is left: {words}" for words in seen.operators),
-        *(f"a job is left: {words}" for words in seen.unended),
+        *(f"an operator still runs: {words}" for words in seen.operators),
+        *(f"a job still exists: {words}" for words in seen.unended),
     ]
 
 

@@ -32,7 +32,7 @@ STAYS_DEAD = 3.0  # seconds without an operator that nobody killed
 
 @dataclass
 class Story:
-    """What happened when, in seconds since the submission, for whoever has to find out why."""
+    """What happened when, in seconds since the submission, to find causes."""
 
     began: float = field(default_factory=time.monotonic)
     lines: list[str] = field(default_factory=list)
@@ -62,7 +62,7 @@ class ChaosRun:
         self.bound = PATIENCE + lasting + 30.0 * len(plan.injections)
 
     def go_through(self) -> None:
-        """Until the run is over and nothing is left to undo, or its time is up."""
+        """Wait until the run is over and all faults are undone, or its time is up."""
         try:
             while self._story.now < self.bound:
                 if INTERRUPTED.is_set():
@@ -145,12 +145,12 @@ class ChaosRun:
         return self._run.view.step
 
     def _signs(self) -> int:
-        """How many incidents operator and launchers have told of."""
+        """Count the incidents that the operator and the launchers have reported."""
         state = self._run.state
-        told = len(state.incidents) + (state.incident is not None)
+        count = len(state.incidents) + (state.incident is not None)
         for journal in self._run.dir.attempts.glob("*/launcher.jsonl"):
-            told += journal.read_text(errors="replace").count('"what": "seen"')
-        return told
+            count += journal.read_text(errors="replace").count('"what": "seen"')
+        return count
 
     def _make(self, fault: Injection) -> None:
         try:

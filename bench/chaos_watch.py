@@ -14,6 +14,7 @@ from harness import Bench, LiveRun
 from transom_cli.ckpt.inventory import candidates, survey, verify
 from transom_cli.errors import TransomError
 from transom_cli.sandbox import processes
+from transom_cli.supervise.lease import read_holder
 
 GONE = 45.0  # seconds for the last processes of an ended job: KillWait is 30
 _FROM = re.compile(r"^training from step (\d+) to ", re.MULTILINE)
@@ -45,7 +46,7 @@ class Watch:
                 self.together.add(", ".join(running))
 
     def _newest_good(self) -> int:
-        """A folder may be set aside or deleted while it is looked at: then the next look tells."""
+        """A folder may be renamed or deleted during the look; then the next look shows it."""
         try:
             found = (c.step for c in candidates(self._dir.checkpoints) if survey(c).good)
             return next(found, -1)
@@ -57,22 +58,22 @@ class Watch:
 
     def _jobs(self, states: str) -> list[str]:
         try:
-            told = self._bench.sandbox.slurm("squeue", "-h", "-a", "-t", states, "-o", "%A_%T", timeout_s=2.0)
+            listed = self._bench.sandbox.slurm("squeue", "-h", "-a", "-t", states, "-o", "%A_%T", timeout_s=2.0)
         except TransomError:
             return []  # the controller is dead or hangs
-        return told.split()
+        return listed.split()
 
     # --- afterwards ---
 
     def resumed(self) -> tuple[Resumed, ...]:
-        told = []
+        resumed = []
         for folder in self._launches():
             log = folder / "rank-0.log"
             found = _FROM.search(log.read_text(errors="replace")) if log.exists() else None
             name = _launch_name(folder)
             if found is not None:
-                told.append(Resumed(name, self._floors.get(name, -1), int(found[1])))
-        return tuple(told)
+                resumed.append(Resumed(name, self._floors.get(name, -1), int(found[1])))
+        return tuple(resumed)
 
     def damaged(self) -> str:
         """What is wrong with the newest checkpoint that counted as good, all its bytes read."""
@@ -107,19 +108,17 @@ class Watch:
         return [_words(p) for p in mine if p.environ["SLURMD_NODENAME"] not in taken]
 
     def operators(self) -> tuple[str, ...]:
-        """Living operators of this run, after a moment in which they may leave."""
+        """Living operators of this run, by its lease, after a moment in which they may leave."""
         deadline = time.monotonic() + 10.0
         while (found := self._operators()) and time.monotonic() < deadline:
             time.sleep(0.2)
         return tuple(found)
 
     def _operators(self) -> list[str]:
-        found = []
-        for pid in processes.snapshot():
-            line = _command(pid)
-            if "operate" in line and any(word.endswith(f"/{self._run.name}") for word in line):
-                found.append(f"pid {pid}: {' '.join(line)}")
-        return found
+        holder = read_holder(self._run.dir)
+        if holder is None or holder.released or not holder.here() or not holder.alive_here():
+            return []
+        return [f"pid {holder.pid}: {' '.join(_command(holder.pid))}"]
 
 
 def _launch_name(folder: Path) -> str:

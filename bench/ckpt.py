@@ -52,7 +52,7 @@ from ckpt_below import adopt, end_all
 from ckpt_methods import METHODS, peer_places
 from ckpt_plan import Case, plan, total
 from ckpt_table import OURS, floors, grouped, limits_table, main_table, ratio_table, ratios, summary
-from ckpt_turn import Asked, Turn, take
+from ckpt_turn import Options, Turn, take
 from harness import BenchError, progress, run_bench
 from rich.console import Console
 
@@ -75,40 +75,42 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--step-ms", type=float, default=25.0, help="length of a training step alone [25]")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for each half of a turn [600]")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    asked = parser.parse_args(words)
+    args = parser.parse_args(words)
     try:
-        asked.gib = [float(word) for word in asked.gib.split(",") if word]
-        asked.ranks = [int(word) for word in asked.ranks.split(",") if word]
+        args.gib = [float(word) for word in args.gib.split(",") if word]
+        args.ranks = [int(word) for word in args.ranks.split(",") if word]
     except ValueError as error:
         parser.error(f"--gib and --ranks: numbers, with commas between them ({error})")
-    asked.only = [word for word in asked.only.split(",") if word]
-    if not asked.only or set(asked.only) - set(METHODS):
+    args.only = [word for word in args.only.split(",") if word]
+    if not args.only or set(args.only) - set(METHODS):
         parser.error(f"--only: some of {', '.join(METHODS)}")
-    if not asked.gib or min(asked.gib) <= 0 or not asked.ranks or min(asked.ranks) < 1:
+    if not args.gib or min(args.gib) <= 0 or not args.ranks or min(args.ranks) < 1:
         parser.error("--gib and --ranks: at least one number each, above 0")
-    if min(asked.rounds, asked.saves) < 1 or asked.step_ms <= 0 or asked.timeout <= 0:
+    if min(args.rounds, args.saves) < 1 or args.step_ms <= 0 or args.timeout <= 0:
         parser.error("--rounds, --saves, --step-ms and --timeout: above 0")
-    if asked.peers is not None and not asked.peers.is_dir():
-        parser.error(f"--peers: {asked.peers} is no folder")
-    return asked
+    if args.peers is not None and not args.peers.is_dir():
+        parser.error(f"--peers: {args.peers} is no folder")
+    return args
 
 
-def cases(asked: argparse.Namespace, folder: Path) -> tuple[list[Case], list[str]]:
+def cases(args: argparse.Namespace, folder: Path) -> tuple[list[Case], list[str]]:
     """Those that fit this machine, and why the others do not."""
-    fitting, told = [], []
-    for gib in asked.gib:
-        for ranks in asked.ranks:
-            case = Case(total(plan(int(gib * GIB))), ranks, not asked.replicated)
+    fitting, left_out = [], []
+    for gib in args.gib:
+        for ranks in args.ranks:
+            case = Case(total(plan(int(gib * GIB))), ranks, not args.replicated)
             memory, disk = psutil.virtual_memory().available, shutil.disk_usage(folder).free
             if MEMORY * case.held > memory:
-                told.append(
+                left_out.append(
                     f"{case.words}: needs {MEMORY * case.held / GIB:.1f} GiB of memory, {memory / GIB:.1f} free"
                 )
             elif DISK * case.held > disk:
-                told.append(f"{case.words}: needs {DISK * case.held / GIB:.1f} GiB in {folder}, {disk / GIB:.1f} free")
+                left_out.append(
+                    f"{case.words}: needs {DISK * case.held / GIB:.1f} GiB in {folder}, {disk / GIB:.1f} free"
+                )
             else:
                 fitting.append(case)
-    return fitting, told
+    return fitting, left_out
 
 
 def limits(size: int, folder: Path) -> dict[str, float | str]:
@@ -122,16 +124,16 @@ def limits(size: int, folder: Path) -> dict[str, float | str]:
 
 
 def rounds(
-    asked: argparse.Namespace, fitting: list[Case], shared: Asked
+    args: argparse.Namespace, fitting: list[Case], shared: Options
 ) -> tuple[list[Turn], dict[int, list[dict[str, float | str]]]]:
     """All turns. What failed in a case is not tried again in it."""
     turns: list[Turn] = []
     found: dict[int, list[dict[str, float | str]]] = {}
-    for number in range(asked.rounds):
+    for number in range(args.rounds):
         for size in dict.fromkeys(case.size for case in fitting):
             found.setdefault(size, []).append(limits(size, shared.folder))
         for case in fitting:
-            for method in asked.only:
+            for method in args.only:
                 if any(turn.why and (turn.method, turn.case) == (method, case) for turn in turns):
                     continue
                 turn = take(method, case, shared, len(turns))
@@ -143,29 +145,29 @@ def rounds(
 
 def missing(turns: list[Turn]) -> list[str]:
     """What failed, with the reason; and how to get it, when it was not there."""
-    told = []
+    failures = []
     for turn in turns:
         if turn.why:
             entry, hint = METHODS[turn.method], ""
             if entry.needs and turn.why.startswith(("ModuleNotFoundError", "ImportError")):
                 hint = f"; pip install --no-deps --target DIR {shlex.join(entry.needs)}, then --peers DIR"
-            told.append(f"{entry.what}, {turn.case.words}: {turn.why}{hint}")
-    return told
+            failures.append(f"{entry.what}, {turn.case.words}: {turn.why}{hint}")
+    return failures
 
 
 def report(
-    asked: argparse.Namespace, fitting: list[Case], turns: list[Turn], found: dict[int, list[dict[str, float | str]]]
+    args: argparse.Namespace, fitting: list[Case], turns: list[Turn], found: dict[int, list[dict[str, float | str]]]
 ) -> list[dict[str, Any]]:
-    """By case; the tables are printed unless JSON was asked for."""
+    """Return the results by case; print the tables unless JSON is requested."""
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-    told = []
+    results = []
     for case in fitting:
         good = [turn.as_json() for turn in turns if turn.case == case and not turn.why]
         rows = {method: summary(group) for method, group in grouped(good, lambda turn: turn["method"]).items()}
         floor = floors(found[case.size], case.size)
         times = ratios(rows, floor)
-        told.append({"case": vars(case), "methods": rows, "floors": floor, "ratios": times})
-        if asked.json:
+        results.append({"case": vars(case), "methods": rows, "floors": floor, "ratios": times})
+        if args.json:
             continue
         tables = [limits_table(case.words, found[case.size], case.size), main_table(case.words, rows)]
         tables += [ratio_table(case.words, rows, times, to) for to in ("floor", OURS)]
@@ -173,7 +175,7 @@ def report(
             if table.row_count:
                 console.print(table)
                 console.print()
-    return told
+    return results
 
 
 def surroundings(folder: Path, peers: Path | None) -> dict[str, Any]:
@@ -199,33 +201,33 @@ def surroundings(folder: Path, peers: Path | None) -> dict[str, Any]:
 
 
 def main() -> int:
-    asked = arguments()
+    args = arguments()
     began = time.time()
     adopt()
-    where = Path(tempfile.mkdtemp(prefix="tbench-ckpt-", dir=asked.dir)).absolute()
+    where = Path(tempfile.mkdtemp(prefix="tbench-ckpt-", dir=args.dir)).absolute()
     try:
-        told_where = surroundings(where, asked.peers)
-        fitting, left_out = cases(asked, where)
+        where_words = surroundings(where, args.peers)
+        fitting, left_out = cases(args, where)
         if not fitting:
             raise BenchError("No case fits this machine", "\n".join(left_out), "smaller --gib or --ranks, or --dir")
-        peers = str(asked.peers.absolute()) if asked.peers else ""
-        shared = Asked(where, peers, asked.saves, asked.step_ms / 1000, asked.timeout)
-        turns, found = rounds(asked, fitting, shared)
-        told = report(asked, fitting, turns, found)
+        peers = str(args.peers.absolute()) if args.peers else ""
+        shared = Options(where, peers, args.saves, args.step_ms / 1000, args.timeout)
+        turns, found = rounds(args, fitting, shared)
+        results = report(args, fitting, turns, found)
     finally:
         end_all()
         shutil.rmtree(where, ignore_errors=True)
     left_out += missing(turns)
-    if asked.json:
+    if args.json:
         print(json.dumps({
-            "schema": 1, "bench": "ckpt", "unit": "s", "where": told_where, "took": round(time.time() - began),
-            "cases": told, "limits_gb_s": {str(size): limit for size, limit in found.items()},
+            "schema": 1, "bench": "ckpt", "unit": "s", "where": where_words, "took": round(time.time() - began),
+            "cases": results, "limits_gb_s": {str(size): limit for size, limit in found.items()},
             "turns": [turn.as_json() for turn in turns], "not_measured": left_out,
         }))  # fmt: skip
     else:
         for line in left_out:
             print(f"not measured: {line}")
-        print("measured on {cpus} CPUs, load {load} at the start; {file_system}; PyTorch {torch}".format(**told_where))
+        print("measured on {cpus} CPUs, load {load} at the start; {file_system}; PyTorch {torch}".format(**where_words))
     bad = [turn for turn in turns if turn.method == OURS and (turn.why or turn.survived.get("silent"))]
     bad += [turn for turn in turns if turn.method == OURS and any(load["wrong"] for load in turn.loads)]
     if bad:

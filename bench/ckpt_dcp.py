@@ -41,7 +41,7 @@ class DcpTwo(Dcp):
 
 
 class DcpThread(Dcp):
-    """Staging anew at each save, as by default. A group of its own: training uses the default one meanwhile."""
+    """Stage at each save, which is the default. The group is its own, since training uses the default one meanwhile."""
 
     background = True
     kind: ClassVar[AsyncCheckpointerType] = AsyncCheckpointerType.THREAD

@@ -77,8 +77,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bytes", type=int, default=1 << 30, help="[1073741824]")
     parser.add_argument("--repeats", type=int, default=5, help="[5]")
-    asked = parser.parse_args()
-    size: int = asked.bytes
+    args = parser.parse_args()
+    size: int = args.bytes
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=answer, args=(size, theirs), daemon=True)
     process.start()
@@ -86,15 +86,15 @@ def main() -> None:
     into = touched(size)
     halves = [into[: size // 2], into[size // 2 :]]
     with socket.create_connection((HERE, plain)) as sock, ThreadPoolExecutor(2) as pool:
-        print(f"socket     {speed(size, asked.repeats, partial(read_plain, sock, into)):.2f} GB/s")
+        print(f"socket     {speed(size, args.repeats, partial(read_plain, sock, into)):.2f} GB/s")
         lines = [Client.connect(HERE, port, SECRET, WHO, PATIENCE, make_hash=make_hash) for _ in halves]
         ask = partial(lines[0].call, "all", PATIENCE, into)
-        print(f"line       {speed(size, asked.repeats, ask):.2f} GB/s")
+        print(f"line       {speed(size, args.repeats, ask):.2f} GB/s")
 
         def both() -> None:
             list(pool.map(lambda line, half: line.call("half", PATIENCE, half), lines, halves))
 
-        print(f"two lines  {speed(size, asked.repeats, both):.2f} GB/s together")
+        print(f"two lines  {speed(size, args.repeats, both):.2f} GB/s together")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from transom_cli.ckpt.snapshot.client import own_path
+from transom_cli.ckpt.snapshot.client import folder_prefix
 
 if TYPE_CHECKING:
     from ckpt_plan import Case
@@ -51,7 +51,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank of one turn stands. `job`: a name that no other turn has."""
+    """The place of one rank in one turn. `job`: a name that no other turn has."""
 
     folder: Path
     rank: int
@@ -75,7 +75,7 @@ class Place:
 class Method(ABC):
     """One way to save the state, in one rank. Every rank makes the same calls in the same order.
 
-    `background`: it goes on behind save(). `overlapped`: the state may change from the next training step's end on, not
+    `background`: it continues after save(). `overlapped`: the state may change once the next training step ends, not
     as soon as save() returns; `step` is called there, and waits. `memory`: a restart may load from memory that outlived
     the trainer. `synced`: the method makes its files durable by itself; else `finish` does so after it.
     """
@@ -96,7 +96,7 @@ class Method(ABC):
         """The optimizer's step, right before the state changes."""
 
     def done(self) -> bool:
-        """Whether what goes on behind the last save is over, here; costs little, and talks to no other rank."""
+        """Whether the background work of the last save is over on this rank. Cheap, without communication."""
         return True
 
     def finish(self) -> None:  # noqa: B027 - many have nothing to do here
@@ -136,9 +136,8 @@ def companion(method: str, peers: str, job: str) -> list[str]:
 def leftovers(job: str, pids: Sequence[int], files: Path) -> Iterator[Path]:
     """What killed processes of a turn leave in shared memory: transom's by the folder of the checkpoints, DLRover's by
     the job's name, torch's by their ids."""
-    yield Path(own_path(files)).parent  # the socket of a memory holder
     shared = Path("/dev/shm")
-    for pattern in (f"{job}*", *(f"torch_{pid}_*" for pid in pids)):
+    for pattern in (f"{folder_prefix(files)}-*", f"{job}*", *(f"torch_{pid}_*" for pid in pids)):
         yield from shared.glob(pattern)
     yield Path("/tmp/ckpt_sock") / job  # DLRover's sockets; the place is fixed in its source
 

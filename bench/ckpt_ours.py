@@ -18,7 +18,7 @@ from transom_cli.ckpt.names import MANIFEST, MEMORY
 
 
 class Ours(Method):
-    """save() waits for the copy in memory, which outlives the trainer; the rest goes on behind it."""
+    """save() waits for the copy in memory, which survives the trainer; the rest happens in the background."""
 
     memory: ClassVar[bool] = True
 
@@ -88,7 +88,7 @@ class Ours(Method):
 
 
 class Overlapped(Ours):
-    """save() returns at once; the next step of the optimizer waits for what is left of the copy."""
+    """save() returns at once; the next step of the optimizer waits for the rest of the copy."""
 
     overlapped: ClassVar[bool] = True
 

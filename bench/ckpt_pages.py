@@ -23,7 +23,7 @@ def drop(folder: Path) -> None:
 
 
 def cached(folder: Path) -> float | None:
-    """The share of the folder's pages that are in the page cache. None where that cannot be told."""
+    """Return the share of the folder's pages that are in the page cache; None if unknown."""
     here = pages = 0
     for path in _files(folder):
         if size := path.stat().st_size:
@@ -36,15 +36,15 @@ def cached(folder: Path) -> float | None:
 
 def _here(path: Path, size: int) -> int | None:
     """mincore looks and touches nothing; a read that may not wait would make the kernel read ahead."""
-    told = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    resident = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
             address = ctypes.addressof(first := ctypes.c_char.from_buffer(mapped))
-            failed = _libc.mincore(address, size, told)
+            failed = _libc.mincore(address, size, resident)
             del first  # or the mapping could not be closed
     except OSError:  # no mapping of this size, or on this file system
         return None
-    return None if failed else sum(byte & 1 for byte in bytes(told))
+    return None if failed else sum(byte & 1 for byte in bytes(resident))
 
 
 def _files(folder: Path) -> list[Path]:

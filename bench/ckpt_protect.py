@@ -65,8 +65,8 @@ def rank(directory: Path, mib: int, protect: str, rate: float, saves: int) -> No
         began = time.perf_counter()
         beside = steps(None, step)
         if step > 2 and mine == 0:
-            told = {"alone": statistics.median(alone), "beside": statistics.fmean(beside)}
-            print(json.dumps({**told, "steps": len(beside), "took": time.perf_counter() - began}), flush=True)
+            times = {"alone": statistics.median(alone), "beside": statistics.fmean(beside)}
+            print(json.dumps({**times, "steps": len(beside), "took": time.perf_counter() - began}), flush=True)
         ck.wait()
     ck.close()
     dist.barrier()
@@ -93,7 +93,7 @@ def measure(mib: int, protect: str, rate: float, saves: int) -> dict[str, Any]:
         try:
             rows = [json.loads(line) for line in ranks[0].communicate(timeout=600)[0].splitlines()]
             if ranks[1].wait(60) or ranks[0].returncode or not rows:
-                raise SystemExit("error: a rank ended; what it said stands above")
+                raise SystemExit("error: a rank ended; its output is above")
         finally:
             for one in ranks:
                 one.kill()
@@ -109,20 +109,20 @@ def main() -> None:
     parser.add_argument("--saves", type=int, default=3, help="measured for each rate [3]")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
-        rates = [float(word) for word in asked.rates.split(",")]
+        rates = [float(word) for word in args.rates.split(",")]
     except ValueError as error:
         parser.error(f"--rates: numbers, with commas between them ({error})")
-    if asked.mib < 1 or asked.saves < 1 or min(rates) < 0:
+    if args.mib < 1 or args.saves < 1 or min(rates) < 0:
         parser.error("--mib and --saves: at least 1; --rates: none below 0")
-    if asked.rank is not None:
-        rank(asked.rank, asked.mib, asked.protect, rates[0], asked.saves)
-    rows = [measure(asked.mib, asked.protect, rate * 1e6, asked.saves) for rate in rates]
-    if asked.json:
-        print(json.dumps({"schema": 1, "bench": "ckpt-protect", "mib": asked.mib, "rates": rows}))
+    if args.rank is not None:
+        rank(args.rank, args.mib, args.protect, rates[0], args.saves)
+    rows = [measure(args.mib, args.protect, rate * 1e6, args.saves) for rate in rates]
+    if args.json:
+        print(json.dumps({"schema": 1, "bench": "ckpt-protect", "mib": args.mib, "rates": rows}))
         return
-    print(f"{asked.mib} MiB a node, {asked.protect}; steps: an all-reduce of 16 MiB between two processes")
+    print(f"{args.mib} MiB a node, {args.protect}; steps: an all-reduce of 16 MiB between two processes")
     for row in rows:
         limit = f"{row['rate'] / 1e6:g} MB/s" if row["rate"] else "no limit"
         print(

@@ -14,7 +14,7 @@ _MOST = 20_000  # steps that a save may last
 
 
 class Training:
-    """A step takes about `step_s` seconds when nothing else goes on. Made by all ranks together."""
+    """A step of all ranks. It takes about `step_s` seconds on an idle machine."""
 
     def __init__(self, step_s: float) -> None:
         self._left, self._right = torch.randn(2, _SIDE, _SIDE)

@@ -57,10 +57,10 @@ def summary(turns: Sequence[Row]) -> dict[str, Any]:
 
 def survived(turns: Sequence[Row]) -> dict[str, Any]:
     """After kill -9 as the last save() returned: steps lost in each round (None: all), from where, what was wrong."""
-    told = [turn["survived"] for turn in turns if "where" in turn["survived"]]
-    lost = [None if t["step"] is None else t["asked"] - t["step"] for t in told]
-    places = sorted({t["where"] for t in told if t["where"]})
-    return {"lost": lost, "from": places, "silent": [line for t in told for line in t["silent"]]}
+    known = [turn["survived"] for turn in turns if "where" in turn["survived"]]
+    lost = [None if t["step"] is None else t["newest"] - t["step"] for t in known]
+    places = sorted({t["where"] for t in known if t["where"]})
+    return {"lost": lost, "from": places, "silent": [line for t in known for line in t["silent"]]}
 
 
 def floors(limits: Sequence[Mapping[str, float | str]], size: int) -> dict[str, float]:
@@ -78,7 +78,7 @@ def _speed(limits: Sequence[Mapping[str, float | str]], name: str) -> float | No
 
 def ratios(rows: Mapping[str, Row], floor: Mapping[str, float]) -> list[dict[str, Any]]:
     """Every time over its floor, and every other's over ours, each with the baseline in seconds beside it."""
-    told = []
+    found = []
     for method, row in rows.items():
         for key, _, kind in SECONDS:
             bases = {"floor": floor.get(kind)}
@@ -87,8 +87,8 @@ def ratios(rows: Mapping[str, Row], floor: Mapping[str, float]) -> list[dict[str
             for name, base in bases.items():
                 if row[key] is not None and base:
                     ratio = round(row[key] / base, 3)
-                    told.append({"method": method, "of": key, "to": name, "ratio": ratio, "baseline_s": base})
-    return told
+                    found.append({"method": method, "of": key, "to": name, "ratio": ratio, "baseline_s": base})
+    return found
 
 
 def main_table(title: str, rows: Mapping[str, Row]) -> Table:
@@ -108,11 +108,11 @@ def main_table(title: str, rows: Mapping[str, Row]) -> Table:
     return table
 
 
-def ratio_table(title: str, rows: Mapping[str, Row], told: Sequence[Row], to: str) -> Table:
+def ratio_table(title: str, rows: Mapping[str, Row], times: Sequence[Row], to: str) -> Table:
     """`to`: "floor" or "transom". Each cell: how many times the baseline, and the baseline."""
     table = _table(f"{title}: times {'the floor' if to == 'floor' else 'as long as transom'} (which is)", "method",
                    *(heading for _, heading, _ in SECONDS))  # fmt: skip
-    cells = {(r["method"], r["of"]): f"{r['ratio']:.2f}x ({seconds(r['baseline_s'])})" for r in told if r["to"] == to}
+    cells = {(r["method"], r["of"]): f"{r['ratio']:.2f}x ({seconds(r['baseline_s'])})" for r in times if r["to"] == to}
     for method in rows:
         if any((method, key) in cells for key, _, _ in SECONDS):
             table.add_row(METHODS[method].what, *(cells.get((method, key), "-") for key, _, _ in SECONDS))

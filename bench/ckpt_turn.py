@@ -30,7 +30,7 @@ _LOOK = 0.05  # s between two looks at the memory
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """What holds for all turns. `timeout`: for each half of a turn; seconds."""
 
     folder: Path
@@ -57,18 +57,18 @@ class Turn:
         return asdict(self)
 
 
-def take(method: str, case: Case, asked: Asked, number: int) -> Turn:
-    """Never raises for what the method does: that is told in `why`."""
-    folder = asked.folder / f"{number}-{method}"
-    files, job = folder / "files", f"{asked.folder.name}-{number}"
+def take(method: str, case: Case, options: Options, number: int) -> Turn:
+    """Measure one method. Its failure is reported in `why`, not raised."""
+    folder = options.folder / f"{number}-{method}"
+    files, job = folder / "files", f"{options.folder.name}-{number}"
     files.mkdir(parents=True)
     turn = Turn(method, case, [], [], {}, {})
     pids: list[int] = []
     try:
-        words = companion(method, asked.peers, job)
+        words = companion(method, options.peers, job)
         beside = _start(words, folder / "companion.log") if words else None
         for phase in ("save", "load"):
-            half = _Half(turn, phase, folder, job, asked)
+            half = _Half(turn, phase, folder, job, options)
             pids += half.pids
             half.watch()
             if beside is not None and beside.poll() is not None:
@@ -76,7 +76,7 @@ def take(method: str, case: Case, asked: Asked, number: int) -> Turn:
             if turn.why:
                 break
             if phase == "save":
-                _quiet(files, asked.timeout)
+                _quiet(files, options.timeout)
     except BenchError as error:
         turn.why = turn.why or str(error)
     finally:
@@ -90,28 +90,28 @@ def take(method: str, case: Case, asked: Asked, number: int) -> Turn:
 class _Half:
     """The ranks of a phase, from their start to their end."""
 
-    def __init__(self, turn: Turn, phase: str, folder: Path, job: str, asked: Asked) -> None:
-        self._turn, self._phase, self._folder, self._asked = turn, phase, folder, asked
+    def __init__(self, turn: Turn, phase: str, folder: Path, job: str, options: Options) -> None:
+        self._turn, self._phase, self._folder, self._options = turn, phase, folder, options
         self._peak, self._over = 0, threading.Event()
         self._watcher = threading.Thread(target=self._sample)
         case = turn.case
-        heard, tells = os.pipe()
+        reading, writing = os.pipe()
         threads = max(1, len(os.sched_getaffinity(0)) // case.ranks)
         self._ranks = []
         for rank in range(case.ranks):
             order = Order(
                 phase, turn.method, case.size, case.ranks, case.sharded, rank, str(folder / "files"),
-                str(folder / f"store-{phase}"), job, asked.peers, asked.saves, asked.step_s, threads, tells,
+                str(folder / f"store-{phase}"), job, options.peers, options.saves, options.step_s, threads, writing,
             )  # fmt: skip
             log = folder / f"{phase}-{rank}.log"
-            self._ranks.append(_start([json.dumps(asdict(order))], log, tells, _env(rank, case.ranks, threads)))
-        os.close(tells)
-        self._events = os.fdopen(heard)
+            self._ranks.append(_start([json.dumps(asdict(order))], log, writing, _env(rank, case.ranks, threads)))
+        os.close(writing)
+        self._events = os.fdopen(reading)
         self.pids = [rank.pid for rank in self._ranks]
 
     def watch(self) -> None:
         """Hear what the ranks tell until their part is over; sets the turn's `why` when they do not get there."""
-        late = threading.Timer(self._asked.timeout, self._kill)
+        late = threading.Timer(self._options.timeout, self._kill)
         late.start()
         end = ""
         try:
@@ -124,14 +124,14 @@ class _Half:
                     break
                 self._note(end, event)
             if end == "killed":
-                self._turn.survived["asked"] = event["step"]
-                wait_for(lambda: all(r.poll() is not None for r in self._ranks), self._asked.timeout, "the last save")
+                self._turn.survived["newest"] = event["step"]
+                wait_for(lambda: all(r.poll() is not None for r in self._ranks), self._options.timeout, "the last save")
                 if any(rank.returncode != -signal.SIGKILL for rank in self._ranks):
                     self._turn.why = f"the trainer did not get through its last save: {self._last_words()}"
             elif end not in ("failed", "over"):
                 self._turn.why = f"a rank ended: {self._last_words()}"
             if not late.is_alive():
-                self._turn.why = f"not over after {self._asked.timeout:.0f} s ({self._phase}): {self._last_words()}"
+                self._turn.why = f"not over after {self._options.timeout:.0f} s ({self._phase}): {self._last_words()}"
         finally:
             late.cancel()
             self._stop_watching()
@@ -210,7 +210,7 @@ def _last_line(log: Path) -> str:
 
 
 def _quiet(files: Path, timeout_s: float) -> None:
-    """Wait until nothing changes in the files: whoever outlived the trainer has then written what it could."""
+    """Wait until the files no longer change: processes that survive the trainer have then written what they can."""
     last, since, deadline = _looks(files), time.monotonic(), time.monotonic() + timeout_s
     while time.monotonic() - since < _QUIET and time.monotonic() < deadline:
         time.sleep(0.1)

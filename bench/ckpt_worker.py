@@ -50,7 +50,7 @@ class Order:
 
 class Rank:
     def __init__(self, order: Order) -> None:
-        method = ckpt_methods.find(order.method, order.peers)  # first: what is not installed is told at once
+        method = ckpt_methods.find(order.method, order.peers)  # first: reports a missing package at once
 
         import torch
         import torch.distributed as dist

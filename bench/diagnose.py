@@ -100,15 +100,15 @@ def crash(folder: Path, ranks: int, megabytes: float) -> dict[str, Any]:
         end = OOM.format(rank % 8) + "\n" if rank == culprit else LATE.format(rank)
         (folder / f"rank-{rank}.log").write_bytes(part + b"\n" + end.encode())
     wall, cpu = time.perf_counter(), time.process_time()
-    told = diagnose_logs([folder], Rulebook(load()))
-    first = told.incidents[0]
+    diagnosed = diagnose_logs([folder], Rulebook(load()))
+    first = diagnosed.incidents[0]
     return {
         "ranks": ranks,
         "MB": round(ranks * len(part) / 1e6),
         "seconds": round(time.perf_counter() - wall, 1),
         "CPU seconds": round(time.process_time() - cpu, 1),
         "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        "told": first.category.value,
+        "category": first.category.value,
         "right rank": [c.rank for c in first.culprits] == [culprit],
     }
 
@@ -119,13 +119,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=512, help="that write logs in the crash [512]")
     parser.add_argument("--rank-mb", type=float, default=2, help="of each [2]")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="diagnose-") as name:
         for part in ("bulk", "crash"):
             (Path(name) / part).mkdir()
-        after = crash(Path(name) / "crash", asked.ranks, asked.rank_mb)
-        found = {"bulk, MB/s a core": bulk(Path(name) / "bulk", asked.mb), "crash": after}
-    if asked.json:
+        after = crash(Path(name) / "crash", args.ranks, args.rank_mb)
+        found = {"bulk, MB/s a core": bulk(Path(name) / "bulk", args.mb), "crash": after}
+    if args.json:
         print(json.dumps(found))
         return
     for part, values in found.items():

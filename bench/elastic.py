@@ -89,12 +89,12 @@ def ft_launchers(folder: Path | None) -> tuple[list[Launcher], str]:
 
 def remarks(launchers: Sequence[Launcher]) -> list[str]:
     """What is to be known of those that were measured."""
-    told = {
+    notes = {
         "torchrun+store": "with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, see pytorch/pytorch#135712",
         "ft_launcher": "the trainer as it is; a hang is seen only by heartbeats, which it does not send",
         "ft_launcher+beat": f"heartbeats added to the trainer; limit set to {HEARTBEAT:g} s by hand (default: 45 min)",
     }
-    lines = [f"{launcher.name}: {told[launcher.name]}" for launcher in launchers if launcher.name in told]
+    lines = [f"{launcher.name}: {notes[launcher.name]}" for launcher in launchers if launcher.name in notes]
     if launchers:
         lines.append("all of these: --nnodes=3, a world as large as before; nothing takes a lost node's place")
     return lines
@@ -103,7 +103,7 @@ def remarks(launchers: Sequence[Launcher]) -> list[str]:
 @dataclass(frozen=True)
 class ElasticOutcome:
     """Seconds from the fault: `seen` to the launcher's own finding, `seconds` to the first new step; None: it did not
-    come, and `how` tells what came instead, after `watched` seconds. `beyond` as in `injury.Recovery`."""
+    come, and `how` says what came instead, after `watched` seconds. `beyond` as in `injury.Recovery`."""
 
     launcher: str
     fault: str
@@ -188,7 +188,7 @@ def _injure(bench: Bench, job: SlurmJob, fault: str, rng: random.Random) -> str:
 def _watch(job: SlurmJob, began: int, offset: int, at: float, timeout_s: float) -> tuple[str, dict[str, float]]:
     """How it went on, and the seconds after which the fault was `seen` and the job back."""
     times: dict[str, float] = {}
-    asked = 0.0
+    checked = 0.0
     while True:
         passed = round(time.time() - at, 2)
         if "seen" not in times and _FINDING.search(job.text(), offset):
@@ -197,8 +197,8 @@ def _watch(job: SlurmJob, began: int, offset: int, at: float, timeout_s: float) 
             return "back", {**times, "seconds": passed}
         if passed > timeout_s:
             return f"never within {timeout_s:.0f} s", times
-        if passed - asked > _ASK:
-            asked = passed
+        if passed - checked > _ASK:
+            checked = passed
             try:
                 slurm = job.job()
             except SlurmUnknown:

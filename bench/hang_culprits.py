@@ -56,18 +56,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--worlds", default="8,64,512")
     parser.add_argument("--lost", type=float, default=0.0, help="share of ranks whose dumps are missing")
-    asked = parser.parse_args()
-    print(f"top-1 of {asked.seeds} hangs each, {asked.lost:.0%} of the dumps lost; seconds of a core for one reading\n")
+    args = parser.parse_args()
+    print(f"top-1 of {args.seeds} hangs each, {args.lost:.0%} of the dumps lost; seconds of a core for one reading\n")
     print(f"{'':24}{'ranks':>6}" + "".join(f"{kind:>24}" for kind in KINDS) + f"{'seconds':>10}")
     total: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     for fault in (*hang_made.STUCK, *hang_made.CALLS, *hang_made.NOBODY):
-        for world in map(int, asked.worlds.split(",")):
-            found, longest = measure(fault, world, asked.seeds, asked.lost)
+        for world in map(int, args.worlds.split(",")):
+            found, longest = measure(fault, world, args.seeds, args.lost)
             cells = []
             for kind, counted in found.items():
                 total[kind] += counted
                 others = ", ".join(f"{counted[x]} {x}" for x in (WRONG, NOBODY) if counted[x])
-                cells.append(f"{counted[RIGHT] / asked.seeds:.0%}{f' ({others})' if others else ''}")
+                cells.append(f"{counted[RIGHT] / args.seeds:.0%}{f' ({others})' if others else ''}")
             print(f"{fault:24}{world:>6}" + "".join(f"{cell:>24}" for cell in cells) + f"{longest:>10.2f}", flush=True)
     sums = [f"{c[RIGHT] / c.total():.1%} ({c[WRONG]} wrong)" for c in total.values()]
     print(f"{'all':30}" + "".join(f"{cell:>24}" for cell in sums))

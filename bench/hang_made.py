@@ -53,7 +53,7 @@ class Hang:
 
 
 def hang(fault: str, world: int, seed: int) -> Hang:
-    """Always the same for the same seed. A call that is left out need not be missed: then another is."""
+    """The same seed gives the same hang. If an omitted call is not missed, another one is omitted."""
     tries = (_hang(fault, world, random.Random(f"{fault}/{world}/{seed}/{again}")) for again in range(100))
     return next(made for made in tries if made.culprits == () or any(rank.over < rank.called for rank in made.ranks))
 

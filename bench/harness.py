@@ -90,7 +90,7 @@ def wait_for(ready: Callable[[], bool], timeout_s: float, what: str, every_s: fl
 
 
 class Bench:
-    """One sandbox and the runs in it. A context manager: what is left of it goes at the end."""
+    """One sandbox and the runs in it. A context manager, which removes all leftovers at the end."""
 
     def __init__(self, nodes: int = NODES + 1, keep: bool = False, slurm_conf: Mapping[str, str] | None = None) -> None:
         """slurm_conf: settings beside the sandbox's own."""

@@ -107,7 +107,7 @@ def _inside(space: str, do: Callable[[], T]) -> T:
                 if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
                     raise OSError(ctypes.get_errno(), "setns")
             done.put(do())
-        except BaseException as error:  # told in the caller's thread
+        except BaseException as error:  # raised in the caller's thread
             done.put(error)
 
     threading.Thread(target=work, daemon=True).start()

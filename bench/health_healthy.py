@@ -45,7 +45,7 @@ class Healthy:
         ]  # fmt: skip
 
     @property
-    def told(self) -> Counter[str]:
+    def monitored(self) -> Counter[str]:
         return Counter(f.check for r in self.reports for f in r.findings if f.verdict is Verdict.MONITOR)
 
     @property
@@ -84,7 +84,7 @@ class Healthy:
         ]
         lines += [f"  {name:<32}median {median(values):5.1f} s, worst {max(values):5.1f} s" for name, values in rows]
         lines.append(f"  target: {TARGET:.0f} s or less beyond the interpreters' start")
-        lines.append(f"  told (MONITOR), by check: {_counted(self.told)}")
+        lines.append(f"  MONITOR, by check: {_counted(self.monitored)}")
         lines.append(f"  no answer (UNKNOWN), by check: {_counted(self.unknown)}")
         lines += [f"  FALSE ALARM: {words}" for words in self.alarms]
         lines.append(f"  findings above MONITOR: {len(self.alarms)}")
@@ -94,7 +94,7 @@ class Healthy:
         return {
             "preflights": len(self.reports),
             "above_monitor": self.alarms,
-            "monitor": dict(self.told),
+            "monitor": dict(self.monitored),
             "unknown": dict(self.unknown),
             "seconds": [dict(report.seconds) for report in self.reports],
         }
@@ -140,7 +140,7 @@ def _hold(bench: Bench) -> int:
 
 
 def _preflight(bench: Bench, job: int) -> Report:
-    """As `supervise.launcher.preflight` asks for it, but for the GPUs, of which there are none."""
+    """As in `supervise.launcher.preflight`, but without GPUs."""
     run: Path = bench.runs
     run.mkdir(exist_ok=True)
     words, path = secrets.token_hex(16), run / "preflight.token"

@@ -81,9 +81,9 @@ def tried(faults: Sequence[Fault], places: Sequence[str], why: str) -> tuple[lis
             report, took = nodes.check_nodes(probe=probe)
             usual[PROBED if probe else READINGS] = round(took, 1)
             alarms += [f"{f.node}: {f.check}: {f.evidence}" for f in report.findings if f.verdict.bad]
-            told = [f"{f.node} {f.check}" for f in report.findings if f.verdict not in WELL]
+            shown = [f"{f.node} {f.check}" for f in report.findings if f.verdict not in WELL]
             progress(
-                f"healthy nodes: {took:.1f} s{', with the probe' if probe else ''}; told: {', '.join(told) or '-'}"
+                f"healthy nodes: {took:.1f} s{', with the probe' if probe else ''}; reported: {', '.join(shown) or '-'}"
             )
         quick = [f for f in faults if not f.probe and not f.waits]
         with ThreadPoolExecutor(1) as beside:
@@ -128,12 +128,12 @@ def document(rows: list[Row], alarms: list[str], usual: dict[str, float], well: 
 
 
 def main() -> int:
-    asked = arguments()
+    args = arguments()
     began = time.monotonic()
-    faults, places = chosen(asked.only), tuple(PLACES)[: asked.places]
+    faults, places = chosen(args.only), tuple(PLACES)[: args.places]
     rows, alarms, usual = tried(faults, places, health_nodes.why_not()) if faults else ([], [], {})
-    well = healthy(asked.healthy) if asked.healthy else None
-    if asked.json:
+    well = healthy(args.healthy) if args.healthy else None
+    if args.json:
         print(json.dumps(document(rows, alarms, usual, well), indent=1))
     else:
         lines = [f"healthy nodes, {what}: {took:.1f} s" for what, took in usual.items()]

@@ -41,7 +41,7 @@ from transom_cli.sandbox.network import Network
 
 ROOT = Path(__file__).resolve().parents[1]
 GPUS = 2
-TAG = "TRANSOM_SANDBOX_MATRIX_NODE"  # in the environment of whatever runs on a node: which one, of which matrix
+TAG = "TRANSOM_SANDBOX_MATRIX_NODE"  # in the environment of all processes of a node: the node and its matrix
 CGROUP = Path("/sys/fs/cgroup/cpu")
 SHARE = 0.1  # of a core, for a slow node
 APART = 30.0  # seconds between the two looks of a row that is watched, as the agent's are
@@ -235,7 +235,7 @@ class Nodes:
     # --- what is done to a node while it is checked ---
 
     def _trigger(self, fault: Fault | None, node: str) -> Callable[[str, str], None]:
-        """Called with what has just come from a node ("here", "hello"), or with a phase that is about to be asked."""
+        """Called with what a node has just sent ("here", "hello"), or with the phase that is requested next."""
         if fault is None or not fault.when:
             return lambda what, source: None
         done = []

@@ -111,13 +111,13 @@ def judged(fault: Fault, place: str, findings: Sequence[Finding], seconds: float
     worse = [f for f in findings if f.node in guilty and f.verdict.bad and not fault.verdict.bad]
     first = worse[0] if worse else worst[node]
     found = all(f is not None and f.verdict is fault.verdict for f in worst.values())
-    found = found and not worse  # what is only to be told must not keep the node out by another check
+    found = found and not worse  # another check must not keep the node out for what is only reported
     if fault.codes:
         found = sum(f.verdict is fault.verdict for f in mine[node]) == len(mine[node]) == fault.codes
-    told = fault.verdict is Verdict.MONITOR
+    monitored = fault.verdict is Verdict.MONITOR
     others = [
         f for f in findings if f.node not in guilty
-        and (f.verdict.bad or (told and _speaks(fault, f.check) and f.verdict is Verdict.MONITOR))
+        and (f.verdict.bad or (monitored and _speaks(fault, f.check) and f.verdict is Verdict.MONITOR))
     ]  # fmt: skip
     return Row(
         fault.name, place, node, found, not others,
@@ -135,12 +135,12 @@ def _speaks(fault: Fault, check: str) -> bool:
 
 
 def action(node: str, findings: Sequence[Finding], watched: bool = False) -> str:
-    """What the supervisor does of it: asked of the launcher's core, with three nodes wanted of four."""
+    """Return what the launcher's core does about it, if it wants three nodes of four."""
     found = faults(findings)
     own = [f for f in found if f.node == node]
     if not own:
         worst = min((f.verdict for f in findings if f.node == node), key=_WORST.index, default=Verdict.PASS)
-        return "told" if worst in (Verdict.MONITOR, Verdict.UNKNOWN) else "none"
+        return "reported" if worst in (Verdict.MONITOR, Verdict.UNKNOWN) else "none"
     isolates = Diagnosis(NODE_FAULT, "", (node,), False, "none", True, faults=found).isolates(node)
     kept = {"drain": "drained", "exclude": "excluded"}.get(isolates, "kept")
     if watched:  # beside a training

@@ -3,7 +3,7 @@
     python bench/healthy.py [--minutes 15] [--json]
 
 One run under transom, with all defaults, on 3 of a sandbox's 4 nodes: a first step of 20 s, evaluations that the
-trainer does not announce, checkpoints of which every fourth is slow, step times that always differ (bench/uneven.py),
+trainer does not announce, every fourth checkpoint slow, step times that always differ (bench/uneven.py),
 and a process that keeps a CPU busy. The bench counts stalls, incidents, isolations and restarts in the operator's
 journal, nodes with a problem and restarts in Slurm. All must be 0, and the run must end as done; otherwise the exit
 code is 1.
@@ -22,7 +22,7 @@ from typing import Any
 from harness import Bench, BenchError, LiveRun, progress, run_bench, surroundings
 
 from transom_cli.core.events import Isolated, NodeSilent, Restarted, Stalled
-from transom_cli.supervise.journal import fold
+from transom_cli.supervise.journal import fold, read_events
 
 START = 120.0  # seconds that starting and ending may take beyond the training's own minutes
 
@@ -38,13 +38,13 @@ def arguments() -> argparse.Namespace:
 
 def counts(run: LiveRun) -> dict[str, int]:
     """All of them 0 for a run that was left alone."""
-    folded = fold(run.dir.journal)
+    folded, events = fold(run.dir.journal), read_events(run.dir.journal)
     state, slurm = folded.state, run.bench.slurm
     return {
-        "signs_of_silence": sum(isinstance(event, (Stalled, NodeSilent)) for event in folded.events),
+        "signs_of_silence": sum(isinstance(event, (Stalled, NodeSilent)) for event in events),
         "incidents": len(state.incidents) + (state.incident is not None),
-        "isolations": sum(isinstance(event, Isolated) for event in folded.events),
-        "restarts": sum(isinstance(event, Restarted) for event in folded.events) + state.job.starts,
+        "isolations": sum(isinstance(event, Isolated) for event in events),
+        "restarts": sum(isinstance(event, Restarted) for event in events) + state.job.starts,
         "slurm_restarts": slurm.job(state.job.id).restarts,
         "slurm_nodes_not_in_order": sum(not node.usable for node in slurm.nodes()),
     }
@@ -52,27 +52,27 @@ def counts(run: LiveRun) -> dict[str, int]:
 
 def watch(run: LiveRun, minutes: float) -> None:
     """A line a minute until the run is over; BenchError when that takes too long."""
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     while run.view.exit_code is None:
         now = time.monotonic()
         if now - began > 60 * minutes + START:
             raise BenchError(f"The run was not over after {minutes:g} minutes and {START:.0f} s", run.view.phase)
-        if now - told >= 60:
-            told = now
+        if now - reported >= 60:
+            reported = now
             view = run.view
             progress(f"{(now - began) / 60:.0f} min: {view.phase}, step {view.step}, {len(view.incidents)} incidents")
         time.sleep(1.0)
 
 
-def measure(asked: argparse.Namespace) -> tuple[dict[str, int], str, int]:
+def measure(args: argparse.Namespace) -> tuple[dict[str, int], str, int]:
     """The counts, the phase in which the run ended, and its last step."""
-    spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(asked.spinners)]
+    spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.spinners)]
     try:
-        with Bench(keep=asked.keep) as bench:
-            train = [str(Path(__file__).with_name("uneven.py")), "--minutes", str(asked.minutes)]
+        with Bench(keep=args.keep) as bench:
+            train = [str(Path(__file__).with_name("uneven.py")), "--minutes", str(args.minutes)]
             run = bench.submit("healthy", train)
-            progress(f"a healthy run of {asked.minutes:g} minutes, with {asked.spinners} busy processes beside it")
-            watch(run, asked.minutes)
+            progress(f"a healthy run of {args.minutes:g} minutes, with {args.spinners} busy processes beside it")
+            watch(run, args.minutes)
             found, view = counts(run), run.view
             if any(found.values()) or view.phase != "done":
                 progress(f"the run {view.phase}\n{bench.transom('explain', '--root', str(bench.runs))}")
@@ -85,21 +85,23 @@ def measure(asked: argparse.Namespace) -> tuple[dict[str, int], str, int]:
 
 
 def main() -> int:
-    asked = arguments()
+    args = arguments()
     began = time.time()
-    found, phase, step = measure(asked)
-    told: dict[str, Any] = {
-        "minutes": asked.minutes,
-        "spinners": asked.spinners,
+    found, phase, step = measure(args)
+    result: dict[str, Any] = {
+        "minutes": args.minutes,
+        "spinners": args.spinners,
         "steps": step,
         "phase": phase,
         **found,
     }
-    if asked.json:
+    if args.json:
         where = surroundings()
-        print(json.dumps({"schema": 1, "bench": "healthy", "where": where, "took": round(time.time() - began), **told}))
+        print(
+            json.dumps({"schema": 1, "bench": "healthy", "where": where, "took": round(time.time() - began), **result})
+        )
     else:
-        print("\n".join(f"{name:<26}{value}" for name, value in told.items()))
+        print("\n".join(f"{name:<26}{value}" for name, value in result.items()))
     if any(found.values()) or phase != "done":
         raise BenchError("A healthy run was not left alone, or did not end well")
     return 0

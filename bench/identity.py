@@ -61,22 +61,22 @@ def line(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    asked = arguments()
-    training = Training(steps=asked.steps)
+    args = arguments()
+    training = Training(steps=args.steps)
     random_step(random.Random(0), training)  # refuses a training that is too short, before anything is started
-    numbers = [asked.only] if asked.only is not None else list(range(1, asked.runs + 1))
+    numbers = [args.only] if args.only is not None else list(range(1, args.runs + 1))
     began = time.time()
     rows = []
-    with Bench(keep=asked.keep) as bench:
+    with Bench(keep=args.keep) as bench:
         wanted = reference(bench, training)
         for number in numbers:
-            row = one_run(bench, number, asked.seed, training, wanted)
+            row = one_run(bench, number, args.seed, training, wanted)
             rows.append(row)
             progress(line(row))
         equal = sum(row["bit_identical"] for row in rows)
-        if asked.json:
+        if args.json:
             print(json.dumps({
-                "schema": 1, "bench": "identity", "seed": asked.seed, "training": vars(training),
+                "schema": 1, "bench": "identity", "seed": args.seed, "training": vars(training),
                 "where": surroundings(), "took": round(time.time() - began), "reference": vars(wanted),
                 "equal": equal, "of": len(rows), "runs": rows,
             }))  # fmt: skip

@@ -95,7 +95,7 @@ def injure(run: LiveRun, kind: str, rng: random.Random, step: int, batch_host: b
 
 
 def launcher_records(run: LiveRun) -> list[dict[str, Any]]:
-    """What the launcher of the newest attempt has written; a line that is not whole yet is left out."""
+    """Return what the newest launcher has written, without an incomplete last line."""
     state = run.state
     path = run.dir.attempt(state.job.id, state.job.restarts).launcher_journal
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
@@ -110,7 +110,7 @@ def training_nodes(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def seen_after(records: Sequence[Mapping[str, Any]], at: float) -> float | None:
     """Seconds from `at` (Unix time) to the launcher's first finding since then; None: it had none."""
-    found = [record["wall"] for record in records if record["type"] == "heal" and record["what"] == "seen"]
+    found = [record["wall"] for record in records if record["type"] == "recovery" and record["what"] == "seen"]
     return next((round(wall - at, 3) for wall in found if wall >= at), None)
 
 

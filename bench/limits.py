@@ -21,7 +21,7 @@ from harness import Bench, BenchError, LiveRun, Training, progress, reference, r
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.state import State
-from transom_cli.supervise.journal import fold
+from transom_cli.supervise.journal import fold, read_events
 
 STEP = 1.2  # seconds that are added to each step, so that some dozens of them fill a limit
 
@@ -51,7 +51,7 @@ class Attempt:
 
 
 def attempts(events: tuple[ev.Event, ...]) -> list[Attempt]:
-    """What the operator's journal tells of each attempt, in order. Pure."""
+    """Return what the operator's journal contains about each attempt, in order."""
     found: list[Attempt] = []
     ended, before = 0.0, -1
     firsts: dict[str, tuple[float, int]] = {}
@@ -76,11 +76,11 @@ def others(state: State) -> list[str]:
     return [i.diagnosis.words for i in state.incidents if i.diagnosis and i.diagnosis.cause != "time_limit"]
 
 
-def carry(bench: Bench, asked: argparse.Namespace, training: Training) -> tuple[LiveRun, float]:
-    options = ("--time", str(asked.minutes), "--set", f"job.signal_before={asked.before}")
+def carry(bench: Bench, args: argparse.Namespace, training: Training) -> tuple[LiveRun, float]:
+    options = ("--time", str(args.minutes), "--set", f"job.signal_before={args.before}")
     began = time.time()
     run = bench.train("limits", training, options=options)
-    run.wait_over(asked.limits * asked.minutes * 60.0 * 3)
+    run.wait_over(args.limits * args.minutes * 60.0 * 3)
     return run, time.time() - began
 
 
@@ -92,29 +92,29 @@ def line(attempt: Attempt) -> str:
 
 
 def main() -> int:
-    asked = arguments()
-    training = Training(steps=asked.steps, every=100, delay=STEP)
-    with Bench(keep=asked.keep) as bench:
-        wanted = reference(bench, Training(steps=asked.steps, every=100, delay=0.0))
-        run, took = carry(bench, asked, training)
+    args = arguments()
+    training = Training(steps=args.steps, every=100, delay=STEP)
+    with Bench(keep=args.keep) as bench:
+        wanted = reference(bench, Training(steps=args.steps, every=100, delay=0.0))
+        run, took = carry(bench, args, training)
         folded = fold(run.dir.journal)
-        met = attempts(folded.events)
+        met = attempts(read_events(run.dir.journal))
         limits = sum(a.left_at >= 0 for a in met)
         equal = run.wait_done() == wanted
         wrong = others(folded.state)
         report: dict[str, Any] = {
             "schema": 1, "bench": "limits", "unit": "s", "where": surroundings(), "training": vars(training),
-            "limits": limits, "minutes": asked.minutes, "took": round(took), "bit_identical": equal,
+            "limits": limits, "minutes": args.minutes, "took": round(took), "bit_identical": equal,
             "attempts": [asdict(a) for a in met], "others": wrong,
         }  # fmt: skip
-        if asked.json:
+        if args.json:
             print(json.dumps(report))
         else:
             print("\n".join(line(a) for a in met))
             verdict = "bit-identical to the uninterrupted run" if equal else "DIFFERENT from the uninterrupted run"
-            print(f"\n{limits} limits of {asked.minutes} minutes, one run, {took:.0f} s: {verdict}")
+            print(f"\n{limits} limits of {args.minutes} minutes, one run, {took:.0f} s: {verdict}")
         progress(f"{limits} time limits met")
-        if not equal or limits < asked.limits or wrong or any(a.again for a in met):
+        if not equal or limits < args.limits or wrong or any(a.again for a in met):
             raise BenchError(f"{limits} limits, result equal: {equal}", "; ".join(wrong))
     return 0
 

@@ -63,9 +63,9 @@ class LocalRanks:
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
         """Without waiting: what a stopped process does not read stays in its pipe, which holds 64 KiB."""
         line = json.dumps(message["request"]).encode() + b"\n"
-        asked = set(to or self.nodes)
+        chosen = set(to or self.nodes)
         for device in self.processes:
-            if device[0] in asked:
+            if device[0] in chosen:
                 threading.Thread(target=self._write, args=(device, line), daemon=True).start()
 
     def receive(self, timeout: float) -> Message | None:

@@ -54,7 +54,7 @@ def costs(bench: Bench, run: LiveRun) -> dict[str, Any]:
     there = processes(bench, run)
     before = {p.pid: sum(p.cpu_times()[:2]) for ps in there.values() for p in ps}
     time.sleep(MEASURED)
-    told: dict[str, Any] = {}
+    spent: dict[str, Any] = {}
     for role, found in there.items():
         shares, sizes = [], []
         for process in found:
@@ -64,8 +64,8 @@ def costs(bench: Bench, run: LiveRun) -> dict[str, Any]:
             except psutil.Error:
                 continue
         if shares:
-            told[role] = {"count": len(shares), "core": statistics.median(shares), "mb": statistics.median(sizes)}
-    return told
+            spent[role] = {"count": len(shares), "core": statistics.median(shares), "mb": statistics.median(sizes)}
+    return spent
 
 
 def measured(nodes: int) -> dict[str, Any]:
@@ -101,17 +101,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=128, help="of the job [128]")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    asked = parser.parse_args()
-    told = measured(asked.nodes)
-    if asked.json:
-        print(json.dumps({**told, "surroundings": surroundings()}))
+    args = parser.parse_args()
+    result = measured(args.nodes)
+    if args.json:
+        print(json.dumps({**result, "surroundings": surroundings()}))
         return
-    print(f"{asked.nodes} nodes of a job: the cluster is up after {told['up']:.1f} s,", end=" ")
-    print(f"the first step of all ranks comes {told['first_step']:.1f} s after `transom run`")
+    print(f"{args.nodes} nodes of a job: the cluster is up after {result['up']:.1f} s,", end=" ")
+    print(f"the first step of all ranks comes {result['first_step']:.1f} s after `transom run`")
     print(f"{'':14}{'number':>8}{'of a core':>11}{'MB':>6}")
-    for role, row in told["spent"].items():
+    for role, row in result["spent"].items():
         print(f"{role:14}{row['count']:>8}{row['core']:>11.2%}{row['mb']:>6.0f}")
-    parts = told["recovery"]
+    parts = result["recovery"]
     print(f"a node's death to the first new step: {parts['total']:.1f} s:", end=" ")
     print(", ".join(f"{name} {parts[name]:.1f}" for name in PHASES))
 

@@ -28,7 +28,7 @@ from harness import Bench, BenchError, LiveRun, Result, Training, progress, refe
 from injury import injure, random_step, recovery
 
 from transom_cli.core.events import Isolated, Restarted
-from transom_cli.supervise.journal import fold
+from transom_cli.supervise.journal import fold, read_events
 
 TRIES = 3  # of a run whose incident was over before its operator was killed
 _REQUEUED = re.compile(r"\bRequeuing JobId=(\d+)")
@@ -87,14 +87,14 @@ class Done:
 
 def what_was_done(run: LiveRun, log: str) -> Done:
     """`log`: the controller's, since just before the run was submitted. No other job is in it."""
-    folded = fold(run.dir.journal)
+    folded, events = fold(run.dir.journal), read_events(run.dir.journal)
     return Done(
         requeues=len(_REQUEUED.findall(log)),
         successors=len(_SUBMITTED.findall(log)) - 1,
         drains=len(_DRAINED.findall(log)),
         restarts=run.bench.slurm.job(folded.state.job.id).restarts,
-        journal_restarts=sum(isinstance(event, Restarted) for event in folded.events),
-        journal_isolations=sum(isinstance(event, Isolated) for event in folded.events),
+        journal_restarts=sum(isinstance(event, Restarted) for event in events),
+        journal_isolations=sum(isinstance(event, Isolated) for event in events),
         attempts=sum(path.is_dir() for path in run.dir.attempts.iterdir()),
     )
 

@@ -28,7 +28,7 @@ CONFIRM = 10.0  # seconds that a job must have been over, with nothing left of i
 
 @dataclass(frozen=True)
 class PlainOutcome:
-    """`seconds`: from the fault to the first new step; None: it did not come, and `how` tells what came instead,
+    """`seconds`: from the fault to the first new step; None: it did not come, and `how` says what came instead,
     `watched` seconds after the fault. `story`: Slurm's state of the job, each with the second it was first seen."""
 
     script: str

@@ -91,17 +91,17 @@ def table(title: str, rows: list[dict[str, Any]]) -> Table:
 
 
 def main() -> int:
-    asked = arguments()
-    plan = [planned(count, asked.bad) for count in PLANNED]
-    real = measured(asked.most) if asked.most else []
-    if asked.json:
+    args = arguments()
+    plan = [planned(count, args.bad) for count in PLANNED]
+    real = measured(args.most) if args.most else []
+    if args.json:
         print(json.dumps({"schema": 1, "cores": os.cpu_count(), "planned": plan, "measured": real}))
     else:
         console = Console(width=120)
         console.print(table("planned, in the nodes' own time", plan))
         if real:
             console.print(table(f"measured: gloo ranks on the {os.cpu_count()} cores of this machine", real))
-    return int(any(r["blamed"] for r in [*real, *([] if asked.bad else plan)]))
+    return int(any(r["blamed"] for r in [*real, *([] if args.bad else plan)]))
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ class SimCrew:
         return self.time
 
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
-        self.messages += 1  # told once, whoever it is for: srun hands its input to all
+        self.messages += 1  # counted once: srun passes its input to all
         self.time += MESSAGE
         ask = request_from_json(message["request"])
         group_of = {node: group for group in ask.groups for node in group.nodes} if isinstance(ask, Link) else {}
@@ -132,7 +132,7 @@ class SimCrew:
         if node in self.world.torchless:
             return Hello(node, index, device, self.world.devices, error="ModuleNotFoundError: No module named 'torch'")
         versions = (("torch", "2.13.0"),)
-        return Hello(node, index, device, self.world.devices, "chip", 4000 + index, ("10.0.0.1",), versions)
+        return Hello(node, index, device, self.world.devices, "chip", 4000 + index, "", ("10.0.0.1",), versions)
 
     def _computed(self, node: str, index: int, ask: Compute) -> Computed:
         share, wrong = self.world.slow.get(node, 1.0), self.world.bits.get(node, "none")
@@ -154,5 +154,5 @@ class SimCrew:
         if not group.rails:
             return Linked(node, index, ask.id, ask.phase, "", DONE, 0.01, 1e8), connecting + 0.03
         rate, delay = self.world.rate(node, others[0]) * self._noise(), DELAY * self._noise()
-        told = Linked(node, index, ask.id, ask.phase, others[0], DONE, sent=Sent(others[0], delay, rate))
-        return told, connecting + 2 * ask.seconds
+        reply = Linked(node, index, ask.id, ask.phase, others[0], DONE, sent=Sent(others[0], delay, rate))
+        return reply, connecting + 2 * ask.seconds

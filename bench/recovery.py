@@ -56,28 +56,28 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of steps, nodes and ranks [1]")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--keep", action="store_true", help="keep the runs' files")
-    asked = parser.parse_args()
-    asked.only = [case for case in asked.only.split(",") if case]
-    if not asked.only or set(asked.only) - set(CASES):
+    args = parser.parse_args()
+    args.only = [case for case in args.only.split(",") if case]
+    if not args.only or set(args.only) - set(CASES):
         parser.error(f"--only: some of {', '.join(CASES)}")
-    return asked
+    return args
 
 
 def rounds(
-    asked: argparse.Namespace, cases: list[Case], launchers: list[elastic.Launcher], training: Training
+    args: argparse.Namespace, cases: list[Case], launchers: list[elastic.Launcher], training: Training
 ) -> tuple[list[dict[str, Any]], list[elastic.ElasticOutcome], str]:
     """All runs in one sandbox. They take turns, so that a slow minute of the machine meets everybody."""
     rows: list[dict[str, Any]] = []
     others: list[elastic.ElasticOutcome] = []
-    with Bench(keep=asked.keep) as bench:
-        wanted = reference(bench, training).sha256 if asked.runs else ""
-        for number in range(max(asked.runs, asked.elastic)):
-            if number < asked.runs:
-                rows += [one_run(bench, case, number, training, asked.seed, wanted) for case in cases]
-            if number < asked.elastic:
+    with Bench(keep=args.keep) as bench:
+        wanted = reference(bench, training).sha256 if args.runs else ""
+        for number in range(max(args.runs, args.elastic)):
+            if number < args.runs:
+                rows += [one_run(bench, case, number, training, args.seed, wanted) for case in cases]
+            if number < args.elastic:
                 faults = [case.name for case in cases]
-                limit = asked.elastic_timeout
-                others += elastic.turn(bench, launchers, faults, others, number, training, limit, asked.seed)
+                limit = args.elastic_timeout
+                others += elastic.turn(bench, launchers, faults, others, number, training, limit, args.seed)
     return rows, others, wanted
 
 
@@ -88,43 +88,43 @@ def beside(others: list[elastic.ElasticOutcome], alone: list[plain.PlainOutcome]
 
 def notes(lines: list[str], others: list[elastic.ElasticOutcome], alone: list[plain.PlainOutcome]) -> str:
     """What the table does not tell of the others."""
-    told = [*lines]
-    told += [f"{o.launcher}, {o.fault}: {o.words()}" for o in others if o.fault == "hang" or o.seconds is None]
+    words = [*lines]
+    words += [f"{o.launcher}, {o.fault}: {o.words()}" for o in others if o.fault == "hang" or o.seconds is None]
     for p in alone:
         story = ", ".join(f"{words} from {since:.0f} s" for since, words in p.story)
-        told.append(f"{plain.SCRIPTS[p.script]}, {p.fault}: {story}")
-    return "\n".join(told)
+        words.append(f"{plain.SCRIPTS[p.script]}, {p.fault}: {story}")
+    return "\n".join(words)
 
 
 def main() -> int:
-    asked = arguments()
-    training = Training(steps=asked.steps)
+    args = arguments()
+    training = Training(steps=args.steps)
     random_step(random.Random(0), training)  # refuses a training that is too short, before anything is started
     began = time.time()
-    why_not = {case: skipped(CASES[case]) for case in asked.only}
+    why_not = {case: skipped(CASES[case]) for case in args.only}
     cases = [CASES[case] for case, why in why_not.items() if not why]
-    ft_launchers, no_ft = elastic.ft_launchers(asked.nvrx)
-    launchers = [*elastic.TORCHRUN, *ft_launchers] if asked.elastic else []
+    ft_launchers, no_ft = elastic.ft_launchers(args.nvrx)
+    launchers = [*elastic.TORCHRUN, *ft_launchers] if args.elastic else []
     missing = [why for why in (*why_not.values(), no_ft) if why]
     for line in missing:
         progress(line)
-    rows, others, wanted = rounds(asked, cases, launchers, training)
+    rows, others, wanted = rounds(args, cases, launchers, training)
     alone = []
     faults = [case.name for case in cases if case.name in plain.FAULTS]
-    if asked.baseline and faults:
-        step = random_step(random.Random(f"{asked.seed}/plain"), training)
-        alone = plain.measure_all(faults, training, step, asked.baseline, asked.baseline_timeout, asked.seed)
+    if args.baseline and faults:
+        step = random_step(random.Random(f"{args.seed}/plain"), training)
+        alone = plain.measure_all(faults, training, step, args.baseline, args.baseline_timeout, args.seed)
     good = [row for row in rows if "error" not in row]
-    told, compared = summaries(good), beside(others, alone)
-    if asked.json:
+    summary, compared = summaries(good), beside(others, alone)
+    if args.json:
         print(json.dumps({
-            "schema": 2, "bench": "recovery", "unit": "s", "seed": asked.seed, "training": vars(training),
-            "where": surroundings(), "took": round(time.time() - began), "reference": wanted, "summary": told,
-            "targets": targets(told), "runs": rows, "elastic": [o.as_json() for o in others],
-            "baseline": [p.as_json() for p in alone], "ratio": ratios(told, compared), "not_measured": missing,
+            "schema": 2, "bench": "recovery", "unit": "s", "seed": args.seed, "training": vars(training),
+            "where": surroundings(), "took": round(time.time() - began), "reference": wanted, "summary": summary,
+            "targets": targets(summary), "runs": rows, "elastic": [o.as_json() for o in others],
+            "baseline": [p.as_json() for p in alone], "ratio": ratios(summary, compared), "not_measured": missing,
         }))  # fmt: skip
     else:
-        print(table(told, compared, good))
+        print(table(summary, compared, good))
         print("\n" + notes([*missing, *elastic.remarks(launchers)], others, alone))
         print("measured on {cpus} CPUs, load {load}; PyTorch {torch}, {slurm}".format(**surroundings()))
     failed = [f"{row['case']} {row['run'] + 1}: {row['error']}" for row in rows if "error" in row]

@@ -17,7 +17,7 @@ _PARTS = ("import", "join")
 
 @dataclass(frozen=True)
 class Beside:
-    """One recovery without transom. `seconds` None: no new step came, and `how` tells what came instead."""
+    """One recovery without transom. `seconds` None: no new step came, and `how` says what came instead."""
 
     by: str
     case: str
@@ -29,14 +29,14 @@ class Beside:
 
 def summaries(rows: Sequence[Row]) -> dict[str, Any]:
     """By case: the runs, and median, min and max of what was measured, in seconds."""
-    told: dict[str, Any] = {}
+    groups: dict[str, Any] = {}
     for case in dict.fromkeys(row["case"] for row in rows):
         of_case = [row for row in rows if row["case"] == case]
-        told[case] = _summary(of_case)
+        groups[case] = _summary(of_case)
         parts = {"batch host": [r for r in of_case if r["batch_host"]], "others": _others(of_case)}
         if case == "node-kill":
-            told[case]["split"] = {name: _summary(part) for name, part in parts.items() if part}
-    return told
+            groups[case]["split"] = {name: _summary(part) for name, part in parts.items() if part}
+    return groups
 
 
 def _others(rows: Iterable[Row]) -> list[Row]:
@@ -56,15 +56,15 @@ def _summary(group: Sequence[Row]) -> dict[str, Any]:
 
 
 def start_up(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Medians of what the ranks say of themselves; those who say nothing are left out."""
-    told = [part for part in parts if part]
-    return {key: round(statistics.median(part[key] for part in told), 2) for key in told[0]} if told else {}
+    """Medians of what the ranks report; silent ranks do not count."""
+    known = [part for part in parts if part]
+    return {key: round(statistics.median(part[key] for part in known), 2) for key in known[0]} if known else {}
 
 
-def targets(told: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What is asked of the medians, by case; a `ratio` above 1 misses it."""
+def targets(groups: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The limits of the medians, by case; a `ratio` above 1 misses the limit."""
     rows = []
-    for name, group in told.items():
+    for name, group in groups.items():
         limit = CASES[name].limit
         if limit is not None:
             median = group["beyond"]["median"]
@@ -75,42 +75,42 @@ def targets(told: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**row, "ratio": round(row["ratio"], 2), "met": row["ratio"] <= 1} for row in rows]
 
 
-def ratios(told: Mapping[str, Any], beside: Sequence[Beside]) -> list[dict[str, Any]]:
+def ratios(groups: Mapping[str, Any], beside: Sequence[Beside]) -> list[dict[str, Any]]:
     """How many times transom's median the others' medians are; None: one of them never came, or transom has none."""
     rows = []
     for by, case in dict.fromkeys((b.by, b.case) for b in beside):
         these = [b for b in beside if (b.by, b.case) == (by, case)]
         back = [b.seconds for b in these if b.seconds is not None]
-        ours = told[case]["total"]["median"] if case in told else None
+        ours = groups[case]["total"]["median"] if case in groups else None
         times = round(statistics.median(back) / ours, 1) if ours and len(back) == len(these) else None
         rows.append({"by": by, "case": case, "jobs": len(these), "back": len(back), "ratio": times})
     return rows
 
 
-def table(told: Mapping[str, Any], beside: Sequence[Beside], rows: Sequence[Row]) -> str:
+def table(groups: Mapping[str, Any], beside: Sequence[Beside], rows: Sequence[Row]) -> str:
     """The whole report, as text."""
     lines = ["seconds from the fault to the first new step: median (min to max)", ""]
     lines += [_line("case", "by", "jobs", "first new step", "import", "join", "beyond start-up", "times transom's")]
-    by_key = {(r["by"], r["case"]): r["ratio"] for r in ratios(told, beside)}
-    for case in dict.fromkeys([*told, *(b.case for b in beside)]):
-        if case in told:
-            lines.append(_ours(case, "transom", told[case]))
-            lines += [_ours("", f"  {name}", part) for name, part in told[case].get("split", {}).items()]
+    by_key = {(r["by"], r["case"]): r["ratio"] for r in ratios(groups, beside)}
+    for case in dict.fromkeys([*groups, *(b.case for b in beside)]):
+        if case in groups:
+            lines.append(_ours(case, "transom", groups[case]))
+            lines += [_ours("", f"  {name}", part) for name, part in groups[case].get("split", {}).items()]
         for number, by in enumerate(dict.fromkeys(b.by for b in beside if b.case == case)):
             these = [b for b in beside if (b.by, b.case) == (by, case)]
-            lines.append(_theirs("" if number or case in told else case, by, these, by_key[by, case]))
-    if told:
+            lines.append(_theirs("" if number or case in groups else case, by, these, by_key[by, case]))
+    if groups:
         lines += ["", "where transom's seconds went (medians)", ""]
         lines.append(f"{'case':<17}" + "".join(f"{phase:>9}" for phase in PHASES))
-        lines += [f"{case:<17}" + "".join(f"{g[p]['median']:>9.1f}" for p in PHASES) for case, g in told.items()]
+        lines += [f"{case:<17}" + "".join(f"{g[p]['median']:>9.1f}" for p in PHASES) for case, g in groups.items()]
         equal = sum(row["bit_identical"] for row in rows)
         lines += ["", f"final state bit-identical to the uninterrupted run: {equal} of {len(rows)}"]
-    for t in targets(told):
+    for t in targets(groups):
         words = {"beyond": "beyond start-up", "seen": "to the launcher's finding"}[t["what"]]
-        step = f" (median step {told[t['case']]['median_step']:.2f} s)" if t["what"] == "seen" else ""
+        step = f" (median step {groups[t['case']]['median_step']:.2f} s)" if t["what"] == "seen" else ""
         verdict = "met" if t["met"] else "MISSED"
         lines.append(
-            f"{t['case']}: {t['median']:.1f} s {words}, {t['limit']:.1f} s asked{step}: {t['ratio']:.2f}, {verdict}"
+            f"{t['case']}: {t['median']:.1f} s {words}, limit {t['limit']:.1f} s{step}: {t['ratio']:.2f}, {verdict}"
         )
     return "\n".join(lines)
 
@@ -126,11 +126,11 @@ def _theirs(case: str, by: str, these: Sequence[Beside], ratio: float | None) ->
 
     failed = [b.how for b in these if b.seconds is None]
     first = span(lambda b: b.seconds) if len(failed) < len(these) else ""
-    told = "; ".join(filter(None, [first, *dict.fromkeys(failed)]))
+    words = "; ".join(filter(None, [first, *dict.fromkeys(failed)]))
     parts = start_up(b.start_up for b in these)
     numbers = [_number(parts.get(part)) for part in _PARTS]
     times = f"{ratio:g}" if ratio else "-"
-    return _line(case, by, str(len(these)), told, *numbers, span(lambda b: b.beyond), times)
+    return _line(case, by, str(len(these)), words, *numbers, span(lambda b: b.beyond), times)
 
 
 def _line(case: str, by: str, jobs: str, first: str, imported: str, joined: str, beyond: str, times: str) -> str:

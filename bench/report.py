@@ -24,7 +24,7 @@ from transom_cli.core import events as ev
 from transom_cli.core.codec import event_to_json
 from transom_cli.core.operator.state import Policy
 from transom_cli.layout import AttemptDir, RunDir
-from transom_cli.supervise.journal import fold, write_header
+from transom_cli.supervise.journal import fold, read_events, write_header
 
 JOB = 48213
 A_STEP = 2.3  # seconds
@@ -45,14 +45,21 @@ def make(
     now: float | None = None,
     steps: int = 1_200_000,
     requeued: int = REQUEUED,
+    saved: float = SAVED,
 ) -> RunDir:
-    """requeued: every so many faults end in a requeue. now: when the run ends, seconds; the present where not given."""
+    """Make a run directory.
+
+    Args:
+        now: When the run ends; the present by default.
+        requeued: Every so many faults end in a requeue.
+        saved: Seconds between two checkpoints.
+    """
     run = RunDir(folder / "llama-70b-20261122-065825-c382")
     run.attempts.mkdir(parents=True)
     run.settings.write_text(SETTINGS % (steps, nodes))
     write_header(run.journal, Policy(), nodes)
     begin = (time.time() if now is None else now) - days * 86400 - FIRST - AGAIN * (incidents // requeued)
-    made = _Made(run, begin, tuple(f"gpu{n:03d}" for n in range(nodes)))
+    made = _Made(run, begin, tuple(f"gpu{n:03d}" for n in range(nodes)), saved)
     made.start()
     for number in range(1, incidents + 1):
         made.train(days * 86400 / (incidents + 1) - BACK)
@@ -82,8 +89,8 @@ floor = 5.0
 
 
 class _Made:
-    def __init__(self, run: RunDir, at: float, nodes: tuple[str, ...]) -> None:
-        self._run, self._at, self._nodes = run, at, nodes
+    def __init__(self, run: RunDir, at: float, nodes: tuple[str, ...], every: float) -> None:
+        self._run, self._at, self._nodes, self._every = run, at, nodes, every
         self._restarts = self._launch = self._step = 0
         self._durable, self._saved = 0, at
         self._journal: list[dict[str, Any]] = []
@@ -111,7 +118,9 @@ class _Made:
         self._tell(ev.JobSeen(0, JOB, self._restarts, "RUNNING", nodes=self._nodes, batch_host=self._nodes[0]))
         self._write("attempt", nodes=list(self._nodes), host=self._nodes[0], pid=1)
         self._at += 20.0
-        self._write("heal", incident="", what="checked", words=f"{len(self._nodes)} nodes examined in 20 s", cause="")
+        self._write(
+            "recovery", incident="", what="checked", words=f"{len(self._nodes)} nodes examined in 20 s", cause=""
+        )
         self._launches()
 
     def _launches(self) -> None:
@@ -124,13 +133,23 @@ class _Made:
         end = self._at + seconds
         while self._at < end:
             passed = min(60.0, max(A_STEP, end - self._at))
+            self._save_often(passed)
             self._step += round(passed / A_STEP)
             self._at += passed
             self._progress.append({"wall": self._at, "launch": self._launch, "step": self._step})
             self._tell(ev.StepSeen(0, self._attempt.name, self._step))
-            if self._at - self._saved >= SAVED:
+            if self._at - self._saved >= self._every:
                 self._saved, self._durable = self._at, self._step
                 self._tell(ev.CheckpointSeen(0, self._step))
+
+    def _save_often(self, seconds: float) -> None:
+        """Report the checkpoints within the next `seconds`, if there are several."""
+        begin, first = self._at, self._step
+        while self._at - begin + self._every < seconds:
+            self._at += self._every
+            self._saved, self._durable = self._at, first + round((self._at - begin) / A_STEP)
+            self._tell(ev.CheckpointSeen(0, self._durable))
+        self._at = begin
 
     def fault(self, number: int, *, requeue: bool) -> None:
         node = self._nodes[number % len(self._nodes)]
@@ -138,10 +157,10 @@ class _Made:
         for wait, what, words in _heals(node, number):
             self._at += wait
             nodes = (node,) if what == "diagnosed" else ()
-            told = ev.HealSeen(0, attempt, name, what, words, "hang" if what == "diagnosed" else "", nodes)
+            told = ev.RecoverySeen(0, attempt, name, what, words, "hang" if what == "diagnosed" else "", nodes)
             self._tell(told)
             about = {k: v for k, v in vars(told).items() if k not in ("at", "attempt", "decided", "faults", "durable")}
-            self._write("heal", **{**about, "nodes": list(told.nodes)})
+            self._write("recovery", **{**about, "nodes": list(told.nodes)})
         self._step = self._durable
         if not requeue:
             self._launch += 1
@@ -197,9 +216,10 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = make(asked.keep or Path(folder), asked.days, asked.incidents, asked.nodes)
+        told = len(read_events(run.journal))
         for _ in range(asked.times):
             began = time.process_time()
-            told = len(fold(run.journal).events)
+            fold(run.journal)
             print(f"{told:,} lines of the journal replayed: of the processor {time.process_time() - began:.2f} s")
         out = Path(folder) / "report.html"
         for _ in range(asked.times):

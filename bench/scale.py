@@ -32,7 +32,7 @@ from transom_cli.supervise.journal import fold
 
 SETTLE = 5.0  # seconds until the follower has read all that is there
 FOLLOWERS = {"operator": operate, "launcher": launch}
-GIVE_UP = 40.0  # seconds for the silence to be told
+GIVE_UP = 40.0  # seconds for the silence to be reported
 
 
 def measured(who: str, nodes: int, ranks: int, seconds: float) -> dict[str, float]:
@@ -63,14 +63,14 @@ def measured(who: str, nodes: int, ranks: int, seconds: float) -> dict[str, floa
 
 
 def _lag(cluster: Cluster, who: str) -> float:
-    """Seconds; nan: it was not told."""
+    """Seconds; nan: it was not reported."""
     victim = cluster.fall_silent(all_wait=who == "launcher")
     last = cluster.last[victim]
     while time.time() < last + GIVE_UP:
         cluster.second()
-        told = by_operator(cluster, victim) if who == "operator" else by_launcher(cluster, victim)
-        if told is not None:
-            return told[0] - last - told[1]
+        seen = by_operator(cluster, victim) if who == "operator" else by_launcher(cluster, victim)
+        if seen is not None:
+            return seen[0] - last - seen[1]
     return math.nan
 
 
@@ -119,14 +119,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="measured, of each size [30]")
     parser.add_argument("--who", default=",".join(FOLLOWERS), help="[operator,launcher]")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     found = {}
-    for who in asked.who.split(","):
-        found[who] = [measured(who, int(nodes), asked.ranks, asked.seconds) for nodes in asked.nodes.split(",")]
-        if not asked.json:
+    for who in args.who.split(","):
+        found[who] = [measured(who, int(nodes), args.ranks, args.seconds) for nodes in args.nodes.split(",")]
+        if not args.json:
             show(who, found[who])
-    if asked.json:
-        print(json.dumps({**found, "ranks": asked.ranks, "seconds": asked.seconds}))
+    if args.json:
+        print(json.dumps({**found, "ranks": args.ranks, "seconds": args.seconds}))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 from status import JOB
 
 from transom_cli.core.launcher import LaunchEnded
+from transom_cli.core.operator.cadence import Cadence
 from transom_cli.core.stall_state import StallLimits
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
@@ -27,7 +28,6 @@ from transom_cli.supervise.operator.executor import Executor, Orders
 from transom_cli.supervise.operator.loop import Operator, Pace
 from transom_cli.supervise.operator.slurm_poller import SlurmPoller
 
-POLL, POLL_MOST = 2.0, 30.0  # the defaults of `slurm.poll` and `slurm.poll_max`
 LIMITS = StallLimits()
 
 
@@ -40,8 +40,8 @@ def _slurm(run: RunDir, names: list[str]) -> FakeSlurm:
     return slurm
 
 
-def operate(run: RunDir, names: list[str], ranks: int, told: Connection) -> None:
-    """The operator. Tells the number of its Slurm calls when it is asked to leave, as the launcher does."""
+def operate(run: RunDir, names: list[str], ranks: int, results: Connection) -> None:
+    """Run the operator. Like the launcher, it reports the number of its Slurm calls when it is ended."""
     slurm = _slurm(run, names)
 
     def reach(*_: object) -> Any:
@@ -56,14 +56,14 @@ def operate(run: RunDir, names: list[str], ranks: int, told: Connection) -> None
             Executor(orders, slurm, reach, clock, inbox),
         )
 
-    operator = Operator(run, Lease.take(run), Clock, parts, Pace(POLL, POLL_MOST))
+    operator = Operator(run, Lease.take(run), Clock, parts, Pace(Cadence()))
     signal.signal(signal.SIGTERM, lambda *_: operator.leave())
     operator.run()
-    told.send(len(slurm.calls))
+    results.send(len(slurm.calls))
 
 
-def launch(run: RunDir, names: list[str], ranks: int, told: Connection) -> None:
-    """The launcher, with a training that a sleeping process stands for."""
+def launch(run: RunDir, names: list[str], ranks: int, results: Connection) -> None:
+    """Run the launcher. A sleeping process replaces the training."""
     slurm = _slurm(run, names)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sleeping = [sys.executable, "-I", "-c", "import time; time.sleep(3600)"]
@@ -72,17 +72,19 @@ def launch(run: RunDir, names: list[str], ranks: int, told: Connection) -> None:
     launcher.Agents = Mute  # type: ignore[misc,assignment]
     launchplan.training_argv = lambda *_, **__: sleeping  # type: ignore[assignment]
     made = launcher.Launcher(Allocation(JOB, 0, tuple(names), host=names[0]), options, lambda _: slurm)
-    signal.signal(signal.SIGALRM, lambda *_: (told.send(len(slurm.calls)), os._exit(0)))
+    signal.signal(signal.SIGALRM, lambda *_: (results.send(len(slurm.calls)), os._exit(0)))
     made.run()
 
 
 class Mute:
-    """Agents that nobody reaches: beside their tables nothing of them is asked while all is well."""
+    """Agents that cannot be reached: while all is well, only their tables are read."""
 
     def __init__(self, allocation: Allocation, *_: object) -> None:
         self.addresses = {node: node for node in allocation.nodes}
 
     def start(self) -> None: ...
+
+    def fetch_heartbeats(self) -> None: ...
 
     def revive(self, late: tuple[str, ...]) -> None: ...
 

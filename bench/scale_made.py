@@ -13,7 +13,7 @@ from transom_cli.heartbeat import step_breakdown
 from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps
 from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 
-STEP = 26 * 360  # the first one: `make` has told of those before
+STEP = 26 * 360  # the first one: `make` has reported those before
 SPENT_EVERY = 5  # seconds between two accounts of a node, as its agent writes them
 
 
@@ -43,7 +43,7 @@ class Cluster:
             self.second()
 
     def fall_silent(self, *, all_wait: bool) -> str:
-        """The node in the middle tells nothing from now on. all_wait: and no rank of the others makes a step."""
+        """The node in the middle reports nothing from now on. all_wait: the other ranks make no step either."""
         self._waits = all_wait
         victim = self.names[len(self.names) // 2]
         self.silent.add(victim)

@@ -41,7 +41,7 @@ def correlated(random: Random) -> Iterator[float]:
 
 
 def uploading(random: Random) -> Iterator[float]:
-    """For 40 of 500 steps something goes on beside the training that makes it a third slower."""
+    """For 40 of 500 steps, other work makes the training a third slower."""
     for step, seconds in enumerate(steady(random)):
         yield seconds * (1.3 if step % 500 >= 460 else 1)
 
@@ -63,7 +63,7 @@ HARD: dict[str, Series] = {
     "correlated, 3 %": correlated,
     "40 of 500 steps a third slower": uploading,
 }
-"""Real rises, or the like of them: told now and then, which is said."""
+"""Real rises, or similar ones: they may be reported, which the table says."""
 
 
 def warming_up(random: Random) -> Iterator[float]:

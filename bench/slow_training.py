@@ -46,7 +46,7 @@ class Training:
         random = Random(self.seed)
         world = self.nodes * self.per_node
         self._sums = [{} for _ in range(world)]
-        at = told = 0.0
+        at = reported = 0.0
         for step in range(steps):
             own = [self._own(random, rank, step) for rank in range(world)]
             longest = max(sum(spent.values()) for spent in own)
@@ -57,8 +57,8 @@ class Training:
                 told_as = "wait" if self.waits else "backward"
                 for phase, seconds in (*spent.items(), (told_as, wait)):
                     sums[phase] = sums.get(phase, 0.0) + seconds
-            if at - told >= EVERY:
-                told = at
+            if at - reported >= EVERY:
+                reported = at
                 yield step, {f"n{n}": self._node(n, step, at) for n in range(self.nodes)}
 
     def _own(self, random: Random, rank: int, step: int) -> dict[str, float]:
@@ -76,12 +76,12 @@ class Training:
         return spent
 
     def _more(self, step: int, kind: Slow) -> float:
-        """Of the network's time: so that the step gets longer by the share that is asked for."""
+        """Return the factor of the network's time that makes the step longer by the given share."""
         fault = self.fault
         wanted = fault is not None and fault.kind is kind and step >= fault.begins
         return fault.by / NETWORK if wanted and fault is not None else 0.0
 
     def _node(self, node: int, step: int, at: float) -> NodeSteps:
         ranks = range(node * self.per_node, (node + 1) * self.per_node)
-        told = tuple(RankSteps(rank, 0, step, at, seconds=dict(self._sums[rank])) for rank in ranks)
-        return NodeSteps(f"n{node}", "1.0", told)
+        steps = tuple(RankSteps(rank, 0, step, at, seconds=dict(self._sums[rank])) for rank in ranks)
+        return NodeSteps(f"n{node}", "1.0", steps)

@@ -35,8 +35,8 @@ def alarms(series: Series, samples: int, limits: changepoint.Limits) -> int:
     for seed in range(max(1, samples // PIECE)):
         state = changepoint.Series()
         for step, seconds in enumerate(islice(series(Random(seed)), min(samples, PIECE))):
-            state, told = changepoint.watch(state, step, seconds, limits)
-            found += sum(isinstance(one, changepoint.Slower) for one in told)
+            state, events = changepoint.watch(state, step, seconds, limits)
+            found += sum(isinstance(one, changepoint.Slower) for one in events)
     return found
 
 
@@ -44,8 +44,8 @@ def delay(series: Series, ratio: float, seed: int, limits: changepoint.Limits) -
     """Samples from the change to the alarm; None: none in `PATIENCE`, or a false one before."""
     state = changepoint.Series()
     for step, seconds in enumerate(islice(series(Random(seed)), CHANGE + PATIENCE)):
-        state, told = changepoint.watch(state, step, seconds * (ratio if step >= CHANGE else 1), limits)
-        if any(isinstance(one, changepoint.Slower) for one in told):
+        state, events = changepoint.watch(state, step, seconds * (ratio if step >= CHANGE else 1), limits)
+        if any(isinstance(one, changepoint.Slower) for one in events):
             return step - CHANGE if step >= CHANGE else None
     return None
 
@@ -55,8 +55,8 @@ def loss_alarms(series: Series, samples: int) -> dict[str, int]:
     for seed in range(max(1, samples // PIECE)):
         state, norm = numerics.NumericsState(), norms(Random(seed + 1))
         for step, loss in enumerate(islice(series(Random(seed)), min(samples, PIECE))):
-            state, told = numerics.watch(state, step, loss, next(norm))
-            for one in told:
+            state, events = numerics.watch(state, step, loss, next(norm))
+            for one in events:
                 if isinstance(one, numerics.Found):
                     found[one.trouble.value] = found.get(one.trouble.value, 0) + 1
     return found
@@ -66,10 +66,10 @@ def loss_delay(series: Series, loss_times: float, norm_times: float, wanted: str
     state, norm = numerics.NumericsState(), norms(Random(seed + 1))
     for step, loss in enumerate(islice(series(Random(seed)), CHANGE + PATIENCE)):
         bad = step >= CHANGE
-        state, told = numerics.watch(
+        state, events = numerics.watch(
             state, step, loss * (loss_times if bad else 1), next(norm) * (norm_times if bad else 1)
         )
-        if any(isinstance(one, numerics.Found) and one.trouble.value == wanted for one in told):
+        if any(isinstance(one, numerics.Found) and one.trouble.value == wanted for one in events):
             return step - CHANGE if bad else None
     return None
 
@@ -88,8 +88,8 @@ def faults(seed: int) -> list[Fault]:
     ]
 
 
-def told(training: Training, steps: int) -> tuple[int, watch.Began] | None:
-    """The first slowness that is told, and at which step."""
+def first_slowness(training: Training, steps: int) -> tuple[int, watch.Began] | None:
+    """Return the first slowness that is reported, and its step."""
     state = watch.SlowState()
     for step, readings in training.readings(steps):
         state, news = watch.watch(state, readings)
@@ -100,7 +100,7 @@ def told(training: Training, steps: int) -> tuple[int, watch.Began] | None:
 
 
 def attributed(seed: int, fault: Fault, *, waits: bool) -> dict[str, Any]:
-    found = told(Training(seed=seed, fault=fault, waits=waits), 2000)
+    found = first_slowness(Training(seed=seed, fault=fault, waits=waits), 2000)
     if found is None:
         return {"wanted": fault.kind.value, "found": "nothing", "ranks": False, "steps": None}
     step, one = found
@@ -137,9 +137,9 @@ def measure(samples: int, trainings: int) -> dict[str, Any]:
     found["loss delays"] = {
         name: [loss_delay(flat, *how, seed) for seed in range(trainings)] for name, how in bad.items()
     }
-    healthy = [told(Training(seed=seed), 5000) for seed in range(trainings)]
+    healthy = [first_slowness(Training(seed=seed), 5000) for seed in range(trainings)]
     found["trainings"] = {
-        "healthy, told": sum(one is not None for one in healthy),
+        "healthy, reported": sum(one is not None for one in healthy),
         "with waits": [attributed(s, f, waits=True) for s in range(trainings) for f in faults(s)],
         "without": [attributed(s, f, waits=False) for s in range(trainings) for f in faults(s)],
     }
@@ -160,7 +160,8 @@ def show(found: dict[str, Any]) -> None:
         print(f"  {sum(kinds.values()):6}  {name}  {kinds or ''}")
     for name, numbers in found["loss delays"].items():
         print(f"  {name:55} {middle(numbers)}")
-    print(f"trainings of 16 ranks on 4 nodes; healthy ones of 5000 steps: {found['trainings']['healthy, told']} told")
+    alarms = found["trainings"]["healthy, reported"]
+    print(f"trainings of 16 ranks on 4 nodes; healthy ones of 5000 steps: {alarms} reported")
     for how in ("with waits", "without"):
         print(f"  {how}:")
         for kind in Slow:

@@ -40,7 +40,7 @@ SMALL = ("--mem=100", "--output=/dev/null")
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one call, in milliseconds. ``cpu``: of whoever asks Slurm, not of Slurm."""
+    """Times of one call, in milliseconds. ``cpu``: of the caller, not of Slurm."""
 
     median: float
     slow: float
@@ -159,7 +159,7 @@ def in_accounting(slurm: Slurm, job_id: int) -> bool:
 
 
 def bench(found: Sequence[World], times: int, jobs: int) -> dict[str, dict[str, Cost]]:
-    """By call, then by world; without what pyslurm is never asked for."""
+    """Times by call, then by world, without the calls that pyslurm does not serve."""
     rows = {}
     for name in calls(found[0]):
         here = [world for world in found if not (isinstance(world.slurm, PySlurm) and name in ALWAYS)]
@@ -188,26 +188,26 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--jobs", type=int, default=298, help="held jobs for the last row; at least --times")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tsm-", dir="/tmp") as folder, contextlib.ExitStack() as stack:
         found: list[World] = []
-        for release in asked.releases:
+        for release in args.releases:
             try:
                 found += stack.enter_context(worlds(release, Path(folder)))
             except TransomError as error:
-                say(f"{release} is left out: {error}")
+                say(f"{release} is skipped: {error}")
         if not found:
             return 1
-        rows = bench(found, asked.times, max(asked.jobs, asked.times))
+        rows = bench(found, args.times, max(args.jobs, args.times))
     load = os.getloadavg()[0]
-    print(f"\n{os.cpu_count()} CPUs, load {load:.1f}; {asked.times} times each; ms: median · 95 % · CPU\n")
+    print(f"\n{os.cpu_count()} CPUs, load {load:.1f}; {args.times} times each; ms: median · 95 % · CPU\n")
     names = [world.name for world in found]
     print(f"| call | {' | '.join(names)} |\n|{'---|' * (1 + len(names))}")
     for name, costs in rows.items():
         print(f"| {name} | {' | '.join(shown(costs.get(world)) for world in names)} |")
-    if asked.json:
+    if args.json:
         rows_as = {name: {world: asdict(cost) for world, cost in costs.items()} for name, costs in rows.items()}
-        asked.json.write_text(json.dumps({"schema": 2, "worlds": names, "rows": rows_as}, indent=1) + "\n")
+        args.json.write_text(json.dumps({"schema": 2, "worlds": names, "rows": rows_as}, indent=1) + "\n")
     return 0
 
 

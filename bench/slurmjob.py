@@ -86,7 +86,7 @@ class SlurmJob:
 
 
 def over(job: Job | None) -> bool:
-    """It has ended, and nothing of it is left."""
+    """Whether it has ended without leftovers."""
     return job is None or (job.state.ended and not job.completing)
 
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Install everything that `make test` and `make demo` need: system packages, and .venv/ with transom in it.
-# Safe to repeat; if everything is installed, it returns quickly. Asks no questions.
+# Safe to repeat; if everything is installed, it returns quickly. Before it installs system packages as root, it lists
+# them and asks.
 #
+#   YES=1 (or CI, as CI systems set it)   install without asking; needed for sudo without a terminal
 #   PYTHON=/path/to/python3   the interpreter for .venv/ (default: the first one found that is 3.10 or newer)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,6 +19,9 @@ PROGRAMS=(slurmctld slurmd sbatch scontrol munged slurmdbd mariadbd fusermount3 
 APT_GET=(env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l apt-get -q -y)
 STAMP=.venv/.transom-setup
 export PATH="$PATH:/usr/sbin:/sbin:/usr/local/sbin"
+
+# What these packages start by themselves, where systemd runs.
+SERVICES="munge and mariadb; slurmctld, slurmd and slurmdbd only once they are configured"
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
@@ -45,6 +50,20 @@ missing_programs() {
     done
 }
 
+ask_first() { # ask_first PACKAGE... returns if the user agrees, or if nobody can be asked and root runs this
+    local answer
+    say "these system packages are needed for a real Slurm on this machine, and are installed as root:"
+    say "  $*"
+    say "with systemd, the packages start services of their own: $SERVICES"
+    [ -z "${YES:-}${CI:-}" ] || return 0
+    if [ -t 0 ]; then
+        read -r -p "setup: install them? [y/N] " answer
+        [[ $answer == [yY]* ]] || fail "Nothing was installed." "install what you need yourself, or run \`make setup YES=1\`"
+    elif [ "$(id -u)" -ne 0 ]; then
+        fail "There is no terminal to ask on whether to install them with sudo." "run \`make setup YES=1\`"
+    fi
+}
+
 install_packages() {
     local missing as_root=()
     if ! apt_machine; then
@@ -60,6 +79,7 @@ install_packages() {
             "ask an admin to run \`apt-get install -y --no-install-recommends ${missing[*]}\`"
         as_root=(sudo)
     fi
+    ask_first "${missing[@]}"
     say "installing ${missing[*]}"
     as_root+=("${APT_GET[@]}")
     "${as_root[@]}" update >&2

@@ -31,7 +31,7 @@ PURE = (
     *(f"ckpt.{name}" for name in ("failures", "manifest", "names", "progress")),
     *(f"ckpt.snapshot.{name}" for name in ("account", "galois", "protection")),
     "doctor.symptom",
-    *("errors", "inherited", "layout", "plural"),
+    *("errors", "inherited", "layout", "plural", "redact"),
     *(f"health.{name}" for name in ("check", "exit_codes", "finding", "protocol")),
     *(f"health.probe.{name}" for name in ("bits", "judge*", "matrix", "messages", "plan", "speed")),
     "heartbeat",
@@ -43,7 +43,10 @@ PURE = (
     *(f"submit.{name}" for name in ("directives", "render", "script", "unsupported")),
     "supervise.launcher.plan",
     "supervise.run_record",
-    *(f"view.{name}" for name in ("attempts", "document", "explain", "goodput", "model", "node_state", "node_table")),
+    *(
+        f"view.{name}"
+        for name in ("attempts", "document", "evidence", "explain", "goodput", "model", "node_state", "node_table")
+    ),
     *(f"view.{name}" for name in ("outlook", "runs", "slurm_reasons", "status", "text", "timeline", "watch.panels")),
 )
 # Below these folders, the modules that read files; everything beside them is pure.
@@ -52,6 +55,7 @@ READERS = (
     "ckpt.schedule.schedule",
     "diagnose.files",
     "diagnose.*.reader",
+    "diagnose.logs.aftermath",
     "diagnose.logs.diagnosis",
     "diagnose.logs.rule_files",
     "diagnose.unknown.store",

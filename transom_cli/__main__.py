@@ -19,6 +19,10 @@ def _main() -> None:
         code = quick(sys.argv[1:])
         if code is not None:
             sys.exit(code)
+    if sys.argv[1:2] == ["operate"]:
+        from transom_cli.cli.operate import quick as operate
+
+        operate(sys.argv[2:])
     from transom_cli.cli.app import run_app
 
     run_app()

@@ -1,4 +1,4 @@
-"""Publish files atomically. Standard library only.
+"""Publish files atomically, and create files and folders that nobody else can write. Standard library only.
 
 A reader on any node sees the old content or the new one, even after a crash: write to a temporary name in the same
 folder, fsync, check the length, rename, fsync the folder. On a failure the temporary file is removed, and the OSError
@@ -12,11 +12,51 @@ import errno
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from transom_cli.modes import make_folder, open_to_group
 
 _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP)
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder and those above it that are missing, each for this user alone (0700), whatever the umask.
+
+    In a shared run directory its group can read them (`modes`). `Path.mkdir(mode, parents=True)` gives the folders
+    above the mode of the umask. Raises OSError.
+    """
+    make_folder(folder)
+
+
+def make_state_folder(folder: Path) -> None:
+    """Create a private folder for transom's own state, or take other users' write permission from an existing one.
+
+    Raises:
+        OSError: also if the folder is another user's, who could replace what is in it.
+    """
+    make_private(folder)
+    found = folder.stat()
+    if found.st_uid not in (os.geteuid(), 0):
+        raise PermissionError(errno.EPERM, "it belongs to another user, who could replace what is in it", str(folder))
+    if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX and found.st_uid == os.geteuid():
+        folder.chmod(stat.S_IMODE(found.st_mode) & ~0o022)
+
+
+def open_private(path: Path, mode: str, **options: Any) -> IO[Any]:
+    """Open like `open`; a file that this creates is for this user alone (0600), whatever the umask.
+
+    In a shared run directory its group can read it (`modes`).
+    """
+
+    def opener(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags, 0o600)
+        open_to_group(descriptor, name)
+        return descriptor
+
+    return open(path, mode, opener=opener, **options)
 
 
 def fsync_dir(path: Path) -> None:
@@ -40,12 +80,17 @@ def refresh_directory(folder: Path) -> None:
         os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
 
 
-def publish_bytes(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Replace `path` with `data` atomically and durably. On OSError nothing has changed."""
+def publish_bytes(path: Path, data: bytes, *, mode: int = 0o600, private: bool = False) -> None:
+    """Replace `path` with `data` atomically and durably. On OSError nothing has changed.
+
+    private: in a shared run directory too, only the owner can read the file.
+    """
     temporary = path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
+            if not private:
+                open_to_group(descriptor, path)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -59,9 +104,9 @@ def publish_bytes(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     fsync_dir(path.parent)
 
 
-def publish_text(path: Path, text: str, *, mode: int = 0o600) -> None:
+def publish_text(path: Path, text: str, *, mode: int = 0o600, private: bool = False) -> None:
     """Publish UTF-8 text. File names in it that are not UTF-8 are preserved."""
-    publish_bytes(path, text.encode("utf-8", "surrogateescape"), mode=mode)
+    publish_bytes(path, text.encode("utf-8", "surrogateescape"), mode=mode, private=private)
 
 
 def replace_text(path: Path, text: str, *, mode: int = 0o600) -> None:
@@ -72,6 +117,7 @@ def replace_text(path: Path, text: str, *, mode: int = 0o600) -> None:
     temporary = path.parent / f".{path.name}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        open_to_group(descriptor, path)
         file.write(text)
     temporary.rename(path)
 

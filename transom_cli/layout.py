@@ -49,9 +49,22 @@ class AttemptDir:
         return self.path / "nodes"
 
     @property
+    def heartbeats(self) -> Path:
+        """All heartbeat tables in one file, from the launcher (heartbeat.aggregate)."""
+        return self.path / "heartbeats"
+
+    @property
     def peers(self) -> Path:
-        """Addresses that may connect to the attempt's agents. The launcher writes it before they start."""
+        """Addresses that may connect to the attempt's agents, and where each agent listens, as JSON.
+
+        The launcher writes it before they start.
+        """
         return self.path / "peers.json"
+
+    @property
+    def beats_suffix(self) -> Path:
+        """The random part of the names of the nodes' heartbeat directories (`heartbeat.paths`); private."""
+        return self.path / "beats.suffix"
 
     def endpoint(self, node: str) -> Path:
         """The address of the node's agent, as JSON."""
@@ -146,6 +159,11 @@ class RunDir:
         return self.path / "operator.jsonl"
 
     @property
+    def summary(self) -> Path:
+        """A run that is over in one small file, for `transom list`; from the operator, or from the first listing."""
+        return self.path / "summary.json"
+
+    @property
     def lease(self) -> Path:
         """The operator's sign of life: host, PID, epoch. It rewrites the file while it is alive."""
         return self.path / "operator.lease"
@@ -165,9 +183,9 @@ class RunDir:
         return self.path / JOB_LOG.replace("%j", str(job_id))
 
     @property
-    def told(self) -> Path:
+    def notified(self) -> Path:
         """The messages sent to each target (`notify.delivery`): one file per operator epoch."""
-        return self.path / "told"
+        return self.path / "notified"
 
     @property
     def operator_log(self) -> Path:
@@ -192,6 +210,11 @@ class RunDir:
     def requests(self) -> Path:
         """Users' requests to the operator (stop), one file per request."""
         return self.path / "requests"
+
+    @property
+    def request_address(self) -> Path:
+        """Where users on call reach the operator, as JSON, from the operator."""
+        return self.path / "operator.socket"
 
     def saved(self, checkpoints: Path) -> Path:
         """Record that the training with this checkpoint directory has saved, as JSON, from rank 0 (ckpt.recorded)."""

@@ -10,6 +10,7 @@ import functools
 import grp
 import os
 import pwd
+import re
 import stat
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -18,6 +19,9 @@ from transom_cli.errors import NotPermitted
 from transom_cli.layout import RunDir
 
 _ROOT = 0
+_JOB_LOG = re.compile(r"slurm-\d+\.log")  # a link, if the user's own script has its output elsewhere
+_MOST_JOURNAL = 2 << 30  # bytes
+_MOST_FILE = 64 << 20
 
 
 def user_name(uid: int) -> str:
@@ -84,10 +88,47 @@ def require_own(
                 raise _writable(run, path, f"group {_group_name(status.st_gid)}", mode)
 
 
-def _checked_paths(folder: Path, attempt: Path | None) -> Iterator[tuple[Path, os.stat_result, bool]]:
+def require_consistent(run: RunDir) -> None:
+    """Refuse to read another user's run if a file in it is not that user's, or cannot be read like a file.
+
+    A planted FIFO, device or link would block the reader, fill its memory, or show it one of its own files. The user's
+    own run is not checked: nobody else can write there.
+
+    Raises:
+        NotPermitted: with the file.
+    """
+    try:
+        owner = run.path.stat().st_uid
+    except OSError:
+        return  # reported by the reader
+    if owner == os.geteuid():
+        return
+    for path, status, linked in _checked_paths(run.path, None, deeper=True):
+        what = _unreadable(path, status, owner, linked=linked)
+        if what:
+            raise NotPermitted(
+                f"The run `{run.run_id}` of {user_name(owner)} is not read", f"{path} {what}", f"ls -l {path}"
+            )
+
+
+def _unreadable(path: Path, status: os.stat_result, owner: int, *, linked: bool) -> str:
+    if status.st_uid not in (owner, _ROOT):
+        return f"belongs to {user_name(status.st_uid)}"
+    if stat.S_ISLNK(status.st_mode):
+        return "" if _JOB_LOG.fullmatch(path.name) else "is a symbolic link"
+    if not stat.S_ISREG(status.st_mode) and (linked or not stat.S_ISDIR(status.st_mode)):
+        return "is not a regular file"
+    most = _MOST_JOURNAL if path.suffix in (".jsonl", ".log") else _MOST_FILE
+    return f"has {status.st_size:,} bytes, more than any of transom's files" if status.st_size > most else ""
+
+
+def _checked_paths(
+    folder: Path, attempt: Path | None, *, deeper: bool = False
+) -> Iterator[tuple[Path, os.stat_result, bool]]:
     """Yield what a run is read from: path, status, and whether it is the target of a symbolic link.
 
-    Checkpoints are left out: they are data, and may be shared.
+    Checkpoints are left out: they are data, and may be shared. deeper: also the files that screens read in folders of
+    the attempts.
     """
     yield from _statuses(folder)
     if attempt is not None:
@@ -102,6 +143,9 @@ def _checked_paths(folder: Path, attempt: Path | None) -> Iterator[tuple[Path, o
         yield from _statuses(one)
         for path in _entries(one):
             yield from _statuses(path)
+        for name in ("nodes", "health") if deeper else ():
+            for path in _entries(one / name):
+                yield from _statuses(path)
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -47,7 +47,7 @@ def turn(method: str, stall: float, **more: Any) -> dict[str, Any]:
     ]
     loads = [{"kind": "cold", "seconds": 1.5, "step": 4, "wrong": "", "cached": 0.0}]
     memory = {"before": 100 * MIB, "peak": 400 * MIB, "after": 200 * MIB}
-    survived = {"asked": 5, "step": 4, "where": "files", "passed": [], "silent": []}
+    survived = {"newest": 5, "step": 4, "where": "files", "passed": [], "silent": []}
     made = {"method": method, "made": 0.5, "saves": saves, "loads": loads, "memory": memory, "survived": survived}
     return {**made, **more}
 
@@ -286,7 +286,7 @@ from pathlib import Path
 from ckpt_plan import Case
 ckpt_turn.WORKER = Path({str(worker)!r})
 turns = Path({str(tmp_path)!r}) / "turns"
-found = ckpt_turn.take("dcp", Case(1 << 20), ckpt_turn.Asked(turns, "", 1, 0.001, 60.0), 0)
+found = ckpt_turn.take("dcp", Case(1 << 20), ckpt_turn.Options(turns, "", 1, 0.001, 60.0), 0)
 assert found.why == "a rank ended: last words", found
 assert list(turns.iterdir()) == []
 """)
@@ -302,7 +302,7 @@ def _alone(code: str) -> None:
 
 def test_the_socket_of_a_turns_memory_holder_is_among_what_goes_with_it(tmp_path: Path) -> None:
     files = tmp_path / "files"
-    socket = Path(own_path(files))
+    socket = Path(own_path(files, "0123"))
     try:
         assert socket.parent in list(leftovers("job", [], files))
     finally:

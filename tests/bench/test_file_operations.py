@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 from agent_files import measured
 
-STATED = 11.0  # operations a second, docs/operations.md; fewer on a machine that is busy, never more
+STATED = {False: 1.5, True: 9.0}  # operations a second, docs/operations.md; fewer on a busy machine, never more
 SLACK = 1.3  # what comes once in some seconds may fall in
 SECONDS = 12.0
 
@@ -27,8 +27,9 @@ def strace() -> None:
         pytest.skip(f"nothing can be traced here: {tried.stderr.strip()}")
 
 
-@pytest.mark.parametrize("nodes", [1, 500])
-def test_a_nodes_operations_are_bounded_and_do_not_grow_with_the_run(nodes: int) -> None:
-    found = measured(SECONDS, 2, nodes)
-    assert 1.0 < float(str(found["a_second"])) <= STATED * SLACK, found
+@pytest.mark.parametrize(("nodes", "alone"), [pytest.param(1, True, marks=pytest.mark.long), (500, False)])
+def test_a_nodes_operations_are_bounded_and_do_not_grow_with_the_run(nodes: int, alone: bool) -> None:
+    """alone: no launcher fetches its heartbeat tables."""
+    found = measured(SECONDS, 2, nodes, alone=alone)
+    assert 0.2 < float(str(found["a_second"])) <= STATED[alone] * SLACK, found
     assert float(str(found["logs_a_second"])) <= 2 * 2.0 * SLACK, found

@@ -123,8 +123,8 @@ def test_of_many_codes_each_must_be_said() -> None:
     [
         (Verdict.FAIL, "swapped, drained", "drained, launch ended at once"),
         (Verdict.SUSPECT, "swapped, excluded", "remembered"),
-        (Verdict.MONITOR, "told", "told"),
-        (Verdict.UNKNOWN, "told", "told"),
+        (Verdict.MONITOR, "reported", "reported"),
+        (Verdict.UNKNOWN, "reported", "reported"),
         (Verdict.PASS, "none", "none"),
     ],
 )

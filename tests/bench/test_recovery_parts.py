@@ -19,10 +19,10 @@ from slurmjob import steps_told
 JOURNAL: list[dict[str, Any]] = [
     {"type": "attempt", "wall": 1.0, "nodes": ["n1", "n2", "n3", "n4"]},
     {"type": "launch", "wall": 2.0, "nodes": ["n1", "n2", "n3"]},
-    {"type": "heal", "wall": 15.5, "what": "seen"},
-    {"type": "heal", "wall": 17.0, "what": "diagnosed"},
+    {"type": "recovery", "wall": 15.5, "what": "seen"},
+    {"type": "recovery", "wall": 17.0, "what": "diagnosed"},
     {"type": "launch", "wall": 18.0, "nodes": ["n1", "n4", "n3"]},
-    {"type": "heal", "wall": 40.0, "what": "seen"},
+    {"type": "recovery", "wall": 40.0, "what": "seen"},
 ]
 
 
@@ -149,4 +149,4 @@ def test_the_table_has_a_line_for_everybody() -> None:
     assert hung[:2] == ["hang", "transom"]
     assert " ".join(stopped) == "torchrun 1 never within 90 s - - - -"
     assert "bit-identical to the uninterrupted run: 2 of 2" in text
-    assert "hang: 5.0 s to the launcher's finding, 10.0 s asked (median step 0.20 s): 0.50, met" in text
+    assert "hang: 5.0 s to the launcher's finding, limit 10.0 s (median step 0.20 s): 0.50, met" in text

@@ -11,23 +11,29 @@ from pathlib import Path
 from typing import NoReturn
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.snapshot.client import own_path
+from transom_cli.ckpt.snapshot.client import SOCKET, folder_prefix
 from transom_cli.rpc.errors import RpcError
 from transom_cli.rpc.local import connect
+
+
+def daemon_path(directory: Path) -> str:
+    """Where the newest daemon of that directory listens, found by its name: the directory may be gone."""
+    folders = Path("/dev/shm").glob(f"{folder_prefix(directory)}-*")
+    return f"{max(folders, key=lambda path: path.stat().st_mtime, default=directory)}/{SOCKET}"
 
 
 def holder_pid(directory: Path) -> int:
     """Of the process that listens for that directory. Raises OSError where there is none."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with line:
-        line.connect(own_path(directory))
+        line.connect(daemon_path(directory))
         raw = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", raw)[0])
 
 
 def end_holder(directory: Path) -> None:
     with contextlib.suppress(OSError, RpcError):
-        line = connect(own_path(directory))
+        line = connect(daemon_path(directory))
         line.call("end")
         line.close()
 

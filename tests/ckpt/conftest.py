@@ -29,7 +29,7 @@ def holder_within(monkeypatch: pytest.MonkeyPatch) -> None:
     """The snapshot daemon is in the test's own process, where limits and patches of the test reach it."""
     from transom_cli.ckpt.snapshot.daemon import in_process
 
-    def find_daemon(directory: object) -> DaemonAddress:
+    def find_daemon(directory: object, token: str) -> DaemonAddress:
         line = in_process()
         try:
             return DaemonAddress("here", str(line.call("hello")[0]["id"]), False, "")

@@ -13,7 +13,7 @@ import pytest
 from cli_support import transom
 from typer.testing import CliRunner
 
-from transom_cli.cli import status
+from transom_cli.cli import requests
 from transom_cli.cli.app import app
 from transom_cli.cli.show import code_of
 from transom_cli.core import events as ev
@@ -69,7 +69,7 @@ def test_a_run_without_an_operator_is_unknown(run: RunDir) -> None:
 def stopping(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], BaseException]]:
     """A run with a job, and how `transom stop` ends where Slurm's commands are those in tmp_path."""
     remember(run, ev.Started(1.0, 1), ev.Submitted(2.0, "submit", 7))
-    monkeypatch.setattr(status, "STOP_PATIENCE", 4.0)
+    monkeypatch.setattr(requests, "STOP_PATIENCE", 4.0)
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def stop() -> BaseException:

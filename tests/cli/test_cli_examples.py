@@ -18,5 +18,5 @@ def test_the_help_of_a_command_ends_with_its_examples(command: str) -> None:
 
 def test_help_of_every_level_has_one_voice() -> None:
     for words in (("--help",), ("ckpt", "--help"), ("ckpt", "ls", "--help"), ("sandbox", "fault", "--help")):
-        told = transom(*words).stdout
-        assert told.startswith("Usage: transom") and "╭" not in told
+        found = transom(*words).stdout
+        assert found.startswith("Usage: transom") and "╭" not in found

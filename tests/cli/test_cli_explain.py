@@ -45,13 +45,13 @@ def test_one_word_is_a_run_an_incident_a_node_or_a_step(died: RunDir) -> None:
 def test_what_there_is_not(died: RunDir, words: tuple[str, ...], code: int, what: str, why: str) -> None:
     done = transom("explain", *words, "--root", died.path.parent)
     assert done.returncode == code and what in done.stderr and why in done.stderr, done.stderr
-    told = json.loads(transom("explain", *words, "--root", died.path.parent, "--json").stdout)
-    assert told["exit_code"] == code and what in told["error"]["what"]
+    found = json.loads(transom("explain", *words, "--root", died.path.parent, "--json").stdout)
+    assert found["exit_code"] == code and what in found["error"]["what"]
 
 
 def test_documents(died: RunDir) -> None:
-    told = json.loads(transom("explain", died.path, "--json").stdout)
-    assert (told["schema"], told["phase"], [i["id"] for i in told["incidents"]]) == (2, "done", ["i1"])
+    found = json.loads(transom("explain", died.path, "--json").stdout)
+    assert (found["schema"], found["phase"], [i["id"] for i in found["incidents"]]) == (2, "done", ["i1"])
     node = json.loads(transom("explain", died.path, "node2", "--json").stdout)
     assert (node["schema"], node["about"], node["incidents"]) == (2, "node2", ["i1"]) and node["facts"][0]["at"]
     spent = json.loads(transom("goodput", died.path, "--json").stdout)

@@ -1,4 +1,4 @@
-"""Words that no command understands are told as every other error: what, and where to look; as JSON where asked for."""
+"""Unknown words are reported like every other error: what, and where to look; as JSON if requested."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_what_no_command_understands(words: tuple[str, ...], what: str, where: s
     assert first.startswith(f"error: {what}") and last == f"hint: {where}"
 
 
-def test_as_json_where_that_is_asked_for() -> None:
+def test_as_json_where_that_is_requested() -> None:
     done = transom("explain", "--bogus", "--json")
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["exit_code"], done.stderr) == (2, 2, "")
-    assert told["error"]["kind"] == "usage" and told["error"]["what"] == "No such option: --bogus"
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["exit_code"], done.stderr) == (2, 2, "")
+    assert found["error"]["kind"] == "usage" and found["error"]["what"] == "No such option: --bogus"
 
 
 @pytest.mark.parametrize("words", [(), ("ckpt",), ("sandbox", "fault")])

@@ -22,7 +22,7 @@ NOW = time.time()
 
 
 class Desk:
-    """A person with a history, and with a `scontrol` that tells of n2 and n3."""
+    """A person with a history, and with a `scontrol` that reports n2 and n3."""
 
     def __init__(self, folder: Path, run: RunDir) -> None:
         self.run = run
@@ -86,9 +86,9 @@ def test_the_screen_says_what_why_and_until_when(desk: Desk) -> None:
 
 def test_json(desk: Desk) -> None:
     desk.record(desk.isolation)
-    told = json.loads(desk.transom("nodes", "--json").stdout)
-    (row,) = told["nodes"]
-    assert (told["schema"], told["slurm"], told["repeat_offenders"]) == (1, "", [])
+    result = json.loads(desk.transom("nodes", "--json").stdout)
+    (row,) = result["nodes"]
+    assert (result["schema"], result["slurm"], result["repeat_offenders"]) == (1, "", [])
     assert (row["node"], row["how"], row["found"], row["serial"], row["ended"]) == (
         "n2",
         "drained",
@@ -121,8 +121,8 @@ def test_repeat_offenders_are_listed(desk: Desk) -> None:
             *(Attempt(wall, "r", f"{i}.{n}", wall - 3600, (f"n{n}",), blamed if n == 7 else ()) for n in range(9))
         )
     done = desk.transom("nodes")
-    told = "repeat offenders\n  n7        at fault in 4 attempts of 1 run in 20 h of use; 0.44 expected"
-    assert told in done.stdout
+    result = "repeat offenders\n  n7        at fault in 4 attempts of 1 run in 20 h of use; 0.44 expected"
+    assert result in done.stdout
 
 
 def test_a_lift_resumes_what_we_drained_and_asks_the_run(desk: Desk) -> None:
@@ -147,8 +147,8 @@ def test_a_lift_that_slurm_denies(desk: Desk) -> None:
     assert "n2: your runs may use it again, but Slurm may still drain it" in done.stderr
     assert "Invalid user id" in done.stderr
     assert "scontrol update nodename=n2 state=resume" in done.stderr
-    told = json.loads(desk.transom("nodes", "--lift", "n2", "--json").stdout)
-    assert told["error"]["kind"] == "not_permitted"
+    result = json.loads(desk.transom("nodes", "--lift", "n2", "--json").stdout)
+    assert result["error"]["kind"] == "not_permitted"
 
 
 def test_a_lift_while_slurm_is_silent(desk: Desk) -> None:
@@ -211,7 +211,7 @@ def test_a_history_that_cannot_be_read_stops_no_run(desk: Desk) -> None:
     assert refused.returncode == 2 and "TRANSOM_STATE_DIR" in refused.stderr
 
 
-def test_nodes_of_another_cluster_are_named_asked_for_there_and_excluded_only_there(desk: Desk) -> None:
+def test_nodes_of_another_cluster_are_named_requested_there_and_excluded_only_there(desk: Desk) -> None:
     """sbatch refuses a whole job that excludes a node which its cluster does not have."""
     text = f"""#!/bin/sh
 case "$*" in

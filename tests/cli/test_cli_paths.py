@@ -30,7 +30,7 @@ def test_a_name_too_long(command: tuple[str, ...], tmp_path: Path) -> None:
     assert "File name too long" in done.stderr and "hint:" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_an_error_of_a_path_is_json_where_json_was_asked_for(tmp_path: Path) -> None:
+def test_an_error_of_a_path_is_json_where_json_was_requested(tmp_path: Path) -> None:
     done = transom("ckpt", "ls", f"{tmp_path}/{LONG}", "--json")
     assert json.loads(done.stdout)["error"]["why"] == "File name too long"
 
@@ -76,7 +76,7 @@ def test_a_run_of_somebody_else_is_not_said_to_be_none(run: RunDir) -> None:
     assert "warning: 1 run in " in listed.stderr and "no runs" not in listed.stderr
 
 
-def test_an_interrupt_before_the_view_says_that_the_run_may_go_on(
+def test_an_interrupt_before_the_view_says_that_the_run_may_continue(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(made: RunDir, **how: bool) -> int:
@@ -96,8 +96,8 @@ def test_the_current_directory_is_gone(run: RunDir, tmp_path: Path) -> None:
         full = [sys.executable, "-c", here, *words]
         return subprocess.run(full, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
 
-    asked = from_nowhere("status")
-    assert asked.returncode == 0 and run.run_id in asked.stdout, asked.stderr
+    requested = from_nowhere("status")
+    assert requested.returncode == 0 and run.run_id in requested.stdout, requested.stderr
     refused = from_nowhere("run", "--dry-run", "--", "true")
     assert refused.returncode == 2 and "current directory no longer exists" in refused.stderr, refused.stderr
     assert list(run.path.parent.iterdir()) == [run.path]
@@ -113,7 +113,7 @@ def test_a_run_whose_files_are_gone_cannot_be_operated(run: RunDir, gone: str) -
     assert not run.lease.exists()
 
 
-def test_a_damaged_submission_is_told(run: RunDir) -> None:
+def test_a_damaged_submission_is_reported(run: RunDir) -> None:
     run.submission.write_text('{"options": 3}')
     with pytest.raises(TransomError, match="is damaged"):
         SubmissionRecord.load(run)

@@ -31,9 +31,9 @@ def test_it_prints_the_table_in_force_and_where_each_rule_comes_from(tmp_path: P
     assert first.split("  ")[0] == "oom" and first.endswith(str(mine)) and "\x1b" not in done.stdout
     assert "category cuda_oom" in first and "relaunch 2 times within 6h, then stop" in first
     assert last.split() == ["anything-else", "always", "relaunch", "default"]
-    told = json.loads(transom("policy", "-f", mine, "--json").stdout)
-    assert told["schema"] == 1 and told["rules"][0]["budget"] == 2 and told["rules"][0]["within"] == 21600.0
-    assert [rule["name"] for rule in told["rules"]][-1] == "anything-else"
+    found = json.loads(transom("policy", "-f", mine, "--json").stdout)
+    assert found["schema"] == 1 and found["rules"][0]["budget"] == 2 and found["rules"][0]["within"] == 21600.0
+    assert [rule["name"] for rule in found["rules"]][-1] == "anything-else"
 
 
 def test_a_dry_run_shows_it_beside_the_script(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ BODIES = {"status": show.show_status, "list": show.show_list}
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_words_are_those_that_typer_knows(name: str) -> None:
-    flags, paths, bare = {}, {}, ""
+    flags, paths, texts, bare = {}, {}, {}, ""
     for parameter, hint in typing.get_type_hints(BY_TYPER[name], include_extras=True).items():
         if parameter == "return":
             continue
@@ -30,10 +30,12 @@ def test_the_words_are_those_that_typer_knows(name: str) -> None:
             bare = parameter
             continue
         words = (about.default, *(about.param_decls or ()))
-        (flags if kind is bool else paths).update(dict.fromkeys(words, parameter))
-        assert kind is bool or Path in typing.get_args(kind)
+        group = flags if kind is bool else texts if str in typing.get_args(kind) else paths
+        group.update(dict.fromkeys(words, parameter))
+        assert group is not paths or Path in typing.get_args(kind)
     shape = SHAPES[name]
-    assert (shape.flags, shape.paths, shape.bare, shape.does) == (flags, paths, bare, BODIES[name])
+    assert (shape.flags, shape.paths, shape.texts) == (flags, paths, texts)
+    assert (shape.bare, shape.does) == (bare, BODIES[name])
     assert list(inspect.signature(shape.does).parameters) == list(inspect.signature(BY_TYPER[name]).parameters)
 
 

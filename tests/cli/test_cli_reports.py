@@ -35,9 +35,9 @@ def training(run: RunDir) -> AttemptDir:
 
 def test_reports_and_phases_are_shown_and_safe(run: RunDir) -> None:
     training(run).reports.write_text(json.dumps(SAID))
-    asked = transom("status", run.path, "--phases")
-    lines = asked.stdout.splitlines()
-    assert r"noticed     the loss is not a number since step 20\x1b[2J" in lines, asked.stderr
+    requested = transom("status", run.path, "--phases")
+    lines = requested.stdout.splitlines()
+    assert r"noticed     the loss is not a number since step 20\x1b[2J" in lines, requested.stderr
     assert "step        22  loss nan" in lines
     assert lines[-2:] == ["steps 1 to 20, in ms per step", r"rank  data\x1b]0;x"]
     assert "steps 1 to 20" not in transom("status", run.path).stdout
@@ -45,14 +45,14 @@ def test_reports_and_phases_are_shown_and_safe(run: RunDir) -> None:
 
 def test_json_has_them_and_stays_json(run: RunDir) -> None:
     training(run).reports.write_text(json.dumps(SAID))
-    told = json.loads(transom("status", run.path, "--json").stdout, parse_constant=lambda word: 1 / 0)
-    assert told["loss"] is None and told["step_breakdown"] == {"ranks": 2}
-    assert told["reports"] == ["the loss is not a number since step 20\x1b[2J"]
+    found = json.loads(transom("status", run.path, "--json").stdout, parse_constant=lambda word: 1 / 0)
+    assert found["loss"] is None and found["step_breakdown"] == {"ranks": 2}
+    assert found["reports"] == ["the loss is not a number since step 20\x1b[2J"]
 
 
-def test_where_nothing_is_told_it_is_said(run: RunDir) -> None:
+def test_where_nothing_is_reported_it_is_said(run: RunDir) -> None:
     attempt = training(run)
-    asked = transom("status", run.path, "--phases")
-    assert "noticed" not in asked.stdout and "docs/slowness.md" in asked.stdout.splitlines()[-1]
+    requested = transom("status", run.path, "--phases")
+    assert "noticed" not in requested.stdout and "docs/slowness.md" in requested.stdout.splitlines()[-1]
     attempt.reports.write_text('{"schema": 1, "standing": 3, "lines": [1, null], "phases": []}')
     assert transom("status", run.path, "--phases").returncode == 0

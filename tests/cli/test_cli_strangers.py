@@ -216,6 +216,7 @@ def test_a_new_run_is_never_refused_whatever_the_umask(short_dir: Path, bin_, or
     for path in (made[0].path, *made[0].path.rglob("*")):
         os.chown(path, ordinary_user.uid, 100)  # the group `users`
     made[0].path.parent.chmod(0o755)
+    made[0].path.parent.parent.chmod(0o755)
     ordinary_user.call(lambda: require_own(made[0], lambda: ()))
     made[0].attempts.chmod(0o777)  # in a folder that nobody else can enter
     ordinary_user.call(lambda: require_own(made[0], lambda: ()))
@@ -227,6 +228,7 @@ def test_a_user_without_rights_is_refused_another_users_run(short_dir: Path, bin
     run = _make(short_dir / "theirs", over=True)
     _give(run, NOBODY_KNOWN)
     run.path.parent.chmod(0o755)
+    run.path.parent.parent.chmod(0o755)
 
     def refused() -> None:
         with pytest.raises(NotPermitted, match="belongs to user 54321"):

@@ -33,10 +33,10 @@ def test_an_error_is_safe_for_the_terminal() -> None:
     assert printable("plain é") == "plain é"
 
 
-def test_escape_sequences_of_a_command_line_and_a_file_are_told_not_sent(tmp_path: Path) -> None:
+def test_escape_sequences_of_a_command_line_and_a_file_are_reported_not_sent(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
-    asked = transom("status", "a\x1b[31mb\nc", "--root", str(tmp_path))
-    assert asked.returncode == 10 and b"\x1b" not in asked.stderr
+    requested = transom("status", "a\x1b[31mb\nc", "--root", str(tmp_path))
+    assert requested.returncode == 10 and b"\x1b" not in requested.stderr
     (tmp_path / "run.toml").write_text('"a\\u001b[31mb" = 1\n')
     refused = transom("run", "-f", str(tmp_path / "run.toml"), "--", "true")
     assert refused.returncode == 2 and b"\x1b" not in refused.stderr and b"a\\x1b[31mb" in refused.stderr
@@ -75,8 +75,8 @@ def test_settings_that_a_script_of_ones_own_has_no_place_for_are_named(tmp_path:
         '[job]\nnodes = 4\nchdir = "/"\n[launch]\nkind = "torchrun"\n[restart]\nrelaunches = 1\nbackoff = 1\n'
     )
     words = ("run", "-f", str(file), "--dry-run", str(tmp_path / "train.sbatch"))
-    told = transom(*words, env={"TRANSOM_JOB__SPARES": "1"}).stderr.decode()
-    assert "not used: job.nodes, job.spares, launch.kind, restart.relaunches\n" in told
+    found = transom(*words, env={"TRANSOM_JOB__SPARES": "1"}).stderr.decode()
+    assert "not used: job.nodes, job.spares, launch.kind, restart.relaunches\n" in found
     file.write_text("[restart]\nbackoff = 1\n")
     assert "not used" not in transom(*words).stderr.decode()
 

@@ -20,10 +20,10 @@ def test_the_verdict_stands_first(tmp_path: Path) -> None:
     (tmp_path / "job.out").write_text(
         f"step 1\n{OOM}\n\x1b[31msrun: error: n1: task 3: Exited with exit code 1\x1b[0m\n"
     )
-    told = transom("diagnose", "job.out", cwd=tmp_path)
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.startswith("cuda_oom: do not restart it")
-    assert "job.out:2" in told.stdout and "rank 3, n1" in told.stdout and "\x1b" not in told.stdout
+    result = transom("diagnose", "job.out", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("cuda_oom: do not restart it")
+    assert "job.out:2" in result.stdout and "rank 3, n1" in result.stdout and "\x1b" not in result.stdout
     assert transom("diagnose", "job.out", "--exit-code", cwd=tmp_path).returncode == 1
 
 
@@ -54,15 +54,15 @@ def test_json_has_what_is_promised(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
-    told = transom("diagnose", "nowhere.log", cwd=tmp_path)
-    assert told.returncode == 2 and "No such file: nowhere.log" in told.stderr
+    result = transom("diagnose", "nowhere.log", cwd=tmp_path)
+    assert result.returncode == 2 and "No such file: nowhere.log" in result.stderr
     (tmp_path / "empty").mkdir()
-    told = transom("diagnose", "empty", cwd=tmp_path)
-    assert told.returncode == 2 and "No log could be read" in told.stderr
+    result = transom("diagnose", "empty", cwd=tmp_path)
+    assert result.returncode == 2 and "No log could be read" in result.stderr
     (tmp_path / "bad.toml").write_text('[[rule]]\nname = "x"\n')
     (tmp_path / "a.log").write_text("x\n")
-    told = transom("diagnose", "a.log", "--rules", "bad.toml", cwd=tmp_path)
-    assert told.returncode == 2 and "bad.toml: rule x: `any` is missing" in told.stderr
+    result = transom("diagnose", "a.log", "--rules", "bad.toml", cwd=tmp_path)
+    assert result.returncode == 2 and "bad.toml: rule x: `any` is missing" in result.stderr
 
 
 def test_a_sites_rules_are_tried_and_used(tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ def test_a_sites_rules_are_tried_and_used(tmp_path: Path) -> None:
     (tmp_path / "job.out").write_text("bmc: fan failure\n")
     assert "No known failure" in transom("diagnose", "job.out", cwd=tmp_path).stdout
     assert transom("diagnose", "job.out", "--rules", "site.toml", cwd=tmp_path).stdout.startswith("gpu_hardware")
-    told = transom("rules", "check", "site.toml", cwd=tmp_path)
-    assert told.returncode == 0 and "none wrong" in told.stdout
+    result = transom("rules", "check", "site.toml", cwd=tmp_path)
+    assert result.returncode == 0 and "none wrong" in result.stdout
     (tmp_path / "site.toml").write_text(rule.replace("bmc: FAN failure", "CUDA out of memory"))
-    told = transom("rules", "check", "site.toml", cwd=tmp_path)
-    assert told.returncode == 1 and "fan: the rule cuda-oom matches it better" in told.stdout
+    result = transom("rules", "check", "site.toml", cwd=tmp_path)
+    assert result.returncode == 1 and "fan: the rule cuda-oom matches it better" in result.stdout
     assert "cuda-oom" in transom("rules", "list", cwd=tmp_path).stdout
 
 
@@ -86,12 +86,12 @@ def test_what_no_rule_knows_is_shown_and_can_be_learnt(tmp_path: Path) -> None:
     steps = "".join(f"step {n} loss 3.{n}\n" for n in range(900))
     end = "flux capacitor 12 lost its phase\nsrun: error: n1: task 3: Exited with exit code 1\n"
     (tmp_path / "job.out").write_text(steps + end)
-    told = transom("diagnose", "job.out", cwd=tmp_path).stdout
-    assert "unrecognised, first seen at job.out:901: flux capacitor 12 lost its phase" in told
+    result = transom("diagnose", "job.out", cwd=tmp_path).stdout
+    assert "unrecognised, first seen at job.out:901: flux capacitor 12 lost its phase" in result
     draft = transom("diagnose", "--learn", "job.out", cwd=tmp_path).stdout
     (tmp_path / "site.toml").write_text(draft.replace('category = "unknown"', 'category = "gpu_hardware"', 1))
-    told = transom("diagnose", "job.out", "--rules", "site.toml", cwd=tmp_path)
-    assert told.stdout.startswith("gpu_hardware") and "job.out:901" in told.stdout, told.stderr
+    result = transom("diagnose", "job.out", "--rules", "site.toml", cwd=tmp_path)
+    assert result.stdout.startswith("gpu_hardware") and "job.out:901" in result.stdout, result.stderr
     (tmp_path / "well.out").write_text(steps + "flux capacitor 9 lost its phase\n")
     assert (
         "flux" not in transom("diagnose", "job.out", "--healthy", "well.out", cwd=tmp_path).stdout.split("culprit")[1]
@@ -105,8 +105,8 @@ def test_stacks_tell_who_the_others_wait_for(tmp_path: Path) -> None:
     for rank in range(6):
         (tmp_path / f"rank-{rank}.stack.txt").write_text(reads if rank == 4 else waits)
         (tmp_path / f"rank-{rank}.log").write_text("step 3 loss 0.1\n")
-    told = json.loads(transom("diagnose", ".", "--json", cwd=tmp_path).stdout)
-    assert (told["incidents"][0]["category"], told["incidents"][0]["culprits"][0]["rank"]) == ("nccl_hang", 4)
+    result = json.loads(transom("diagnose", ".", "--json", cwd=tmp_path).stdout)
+    assert (result["incidents"][0]["category"], result["incidents"][0]["culprits"][0]["rank"]) == ("nccl_hang", 4)
 
 
 def test_stacks_of_a_run_that_is_well_are_no_incident(tmp_path: Path) -> None:
@@ -119,10 +119,10 @@ def test_stacks_of_a_run_that_is_well_are_no_incident(tmp_path: Path) -> None:
 def test_pipes_and_broken_archives_are_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "job.out").write_text(f"{'x' * 20000}\n{OOM}\n")
     argv = ["bash", "-c", f'"{sys.executable}" -m transom_cli diagnose --json <(cat job.out)']
-    told = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
-    assert json.loads(told.stdout)["incidents"][0]["category"] == "cuda_oom", told.stderr
+    result = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    assert json.loads(result.stdout)["incidents"][0]["category"] == "cuda_oom", result.stderr
     packed = bytearray(gzip.compress(b"".join(b"step %d of many\n" % n for n in range(5000))))
     packed[len(packed) // 2 : len(packed) // 2 + 40] = b"\xff" * 40
     (tmp_path / "old.log.gz").write_bytes(bytes(packed))
-    told = transom("diagnose", "job.out", "old.log.gz", cwd=tmp_path)
-    assert told.returncode == 0 and told.stdout.startswith("cuda_oom") and "not read: old.log.gz: " in told.stderr
+    result = transom("diagnose", "job.out", "old.log.gz", cwd=tmp_path)
+    assert result.returncode == 0 and result.stdout.startswith("cuda_oom") and "not read: old.log.gz: " in result.stderr

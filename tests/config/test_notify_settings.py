@@ -31,9 +31,9 @@ def test_targets_of_all_layers_count_and_one_of_the_same_name_is_replaced(tmp_pa
     )
     run = write(tmp_path / "run.toml", target('name = "ops"\nkind = "slack"\nevents = "held"'))
     settings = load(run, site=site, user=tmp_path / "none")
-    told = {t.name: t.target() for t in settings.notify.targets}
-    assert (told["ops"].kind, told["ops"].events, told["ops"].posts) == ("slack", ("held",), True)
-    assert told["all"].argv == ("/bin/true", "x") and told["all"].events == DEFAULT_KINDS
+    found = {t.name: t.target() for t in settings.notify.targets}
+    assert (found["ops"].kind, found["ops"].events, found["ops"].posts) == ("slack", ("held",), True)
+    assert found["all"].argv == ("/bin/true", "x") and found["all"].events == DEFAULT_KINDS
     assert settings.notify.per_hour == 3
     assert thaw(freeze(settings), "run.toml") == settings
 

@@ -68,9 +68,9 @@ def test_a_rule_of_the_same_name_takes_the_weaker_ones_place(tmp_path: Path) -> 
 
 
 def test_a_run_keeps_the_table_that_it_began_with(tmp_path: Path) -> None:
-    asked = load(write(tmp_path / "run.toml", OOM), site=None, user=tmp_path / "none")
-    kept = thaw(freeze(asked), "run.toml")
-    assert kept == asked and rules_of(kept) == rules_of(asked) == policy_of(asked).rules
+    requested = load(write(tmp_path / "run.toml", OOM), site=None, user=tmp_path / "none")
+    kept = thaw(freeze(requested), "run.toml")
+    assert kept == requested and rules_of(kept) == rules_of(requested) == policy_of(requested).rules
     assert thaw("", "run.toml").policy.rules == (), "one that was begun before there were tables has none"
 
 
@@ -128,16 +128,16 @@ then = "stop"
     with pytest.raises(UsageError) as refused:
         load(run, site=None, user=tmp_path / "none")
     lines = refused.value.why.splitlines()
-    told = {line.removeprefix(f"{run}: ").partition(": ")[0]: line for line in lines}
+    found = {line.removeprefix(f"{run}: ").partition(": ")[0]: line for line in lines}
     keys = (
         "[0].category[0] [0].cause[0] [0].patern [0].action [1].pattern [1].slurm_state[0] [1].within [1].exit_code[0]"
     )
-    assert set(told) >= {f"policy.rules{key}" for key in keys.split()} | {"policy.rules[2]", "policy.rules[3]"}
-    assert all(c.value in told["policy.rules[0].category[0]"] for c in Category), "with the valid ones"
-    assert "no such key; valid are name, category" in told["policy.rules[0].patern"]
-    assert "no look-around" in told["policy.rules[1].pattern"]
-    assert "a stop needs evidence" in told["policy.rules[2]"]
-    assert "no `budget`" in told["policy.rules[3]"]
+    assert set(found) >= {f"policy.rules{key}" for key in keys.split()} | {"policy.rules[2]", "policy.rules[3]"}
+    assert all(c.value in found["policy.rules[0].category[0]"] for c in Category), "with the valid ones"
+    assert "no such key; valid are name, category" in found["policy.rules[0].patern"]
+    assert "no look-around" in found["policy.rules[1].pattern"]
+    assert "a stop needs evidence" in found["policy.rules[2]"]
+    assert "no `budget`" in found["policy.rules[3]"]
 
 
 def test_two_rules_of_a_file_have_two_names(tmp_path: Path) -> None:

@@ -36,6 +36,6 @@ def test_defaults_in_the_table_are_those_of_the_model() -> None:
 
 
 def test_health_page_names_every_check_and_threshold() -> None:
-    told = set(re.findall(r"`([a-z_]+)(?::<file>)?`", HEALTH.read_text()))
-    assert set(finding_names()) - told == set(), "docs/health.md lacks checks"
-    assert set(limit_names()) - told == set(), "docs/health.md lacks thresholds"
+    found = set(re.findall(r"`([a-z_]+)(?::<file>)?`", HEALTH.read_text()))
+    assert set(finding_names()) - found == set(), "docs/health.md lacks checks"
+    assert set(limit_names()) - found == set(), "docs/health.md lacks thresholds"

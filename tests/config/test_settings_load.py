@@ -1,4 +1,4 @@
-"""Settings: their layers, and that all that is wrong is told at once and where."""
+"""Settings: their layers, and that all errors are reported at once, each with its place."""
 
 from __future__ import annotations
 

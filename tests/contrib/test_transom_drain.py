@@ -123,8 +123,8 @@ def test_the_programs_run_on_the_python_of_old_distributions() -> None:
 
 
 def test_it_drains_with_the_reason_and_the_users_number(stubbed: Stubbed) -> None:
-    status, told = stubbed.drain(1000, "n2", WHY)
-    assert status == 0 and told.startswith("n2 is drained for user 1000")
+    status, result = stubbed.drain(1000, "n2", WHY)
+    assert status == 0 and result.startswith("n2 is drained for user 1000")
     assert stubbed.done == ["update", "nodename=n2", "state=drain", f"reason={with_uid(1000)}"]
 
 
@@ -175,7 +175,7 @@ def test_only_for_a_job_of_the_caller(stubbed: Stubbed, jobs: str) -> None:
 
 
 def rows_of(words: str) -> str:
-    """sacct's, where -5 stands for five seconds ago; of the moment at which they are asked for."""
+    """Rows of sacct at the moment of the request; -5 means five seconds ago."""
     now = int(time.time())
     return re.sub(r"(?<=\|)-(\d+)", lambda found: str(now - int(found[1])), words) + "\n"
 
@@ -188,7 +188,7 @@ NOTHING = "transom-drain: no job of user 1000 runs on n2, or has left it within 
     [
         ("1000|-9000|-5", 0),
         ("1000|-9000|-500", 0),
-        ("1000|-9000|-700", 1),  # sacct tells of jobs that began before its window, too
+        ("1000|-9000|-700", 1),  # sacct reports jobs that began before its window, too
         ("1001|-9000|-5", 1),  # another user's
         ("1000|Unknown|-5", 1),  # cancelled while it waited: it was never there
         ("1000|Unknown|Unknown", 1),
@@ -207,8 +207,8 @@ def test_a_job_that_has_just_left_the_node_counts_by_the_accounting_alone(
     code, words = stubbed.drain(1000, "n2", WHY)
     assert (code, bool(stubbed.done)) == (status, status == 0), words
     assert status != 1 or words == NOTHING
-    asked = (stubbed.folder / "asked").read_text().splitlines()
-    assert {"%s", "--nodelist=n2", "--starttime=now-600", "--format=UID,Start,End"} <= set(asked)
+    requested = (stubbed.folder / "asked").read_text().splitlines()
+    assert {"%s", "--nodelist=n2", "--starttime=now-600", "--format=UID,Start,End"} <= set(requested)
 
 
 @pytest.mark.parametrize(("within", "asks"), [("0", ""), ("-5", ""), ("86400", "--starttime=now-3600")])
@@ -218,8 +218,8 @@ def test_how_long_is_the_sites_choice_within_bounds(stubbed: Stubbed, within: st
     (stubbed.folder / "jobs").write_text("1000 COMPLETING\n" if not asks else "")
     stubbed.stub("sacct", 'printf "%s\\n" "$@" > "{0}/asked"')
     assert stubbed.drain(1000, "n2", WHY)[0] == 1 and stubbed.done == []
-    asked = stubbed.folder / "asked"
-    assert (asks in asked.read_text().splitlines()) if asks else not asked.exists()
+    requested = stubbed.folder / "asked"
+    assert (asks in requested.read_text().splitlines()) if asks else not requested.exists()
 
 
 def test_a_job_that_is_just_leaving_the_node_counts(stubbed: Stubbed) -> None:
@@ -228,7 +228,7 @@ def test_a_job_that_is_just_leaving_the_node_counts(stubbed: Stubbed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "status", "told"),
+    ("state", "status", "result"),
     [
         ("State=MIXED+DRAIN X=1\n   Reason=fans [ann@2026-01-01T10:00:00]", 3, "makes no sense"),
         ("State=MIXED+DRAIN X=1 Reason=fans, a=b [ann@2026-01-01T10:00:00]", 0, "drained already: fans, a=b"),
@@ -240,10 +240,10 @@ def test_a_job_that_is_just_leaving_the_node_counts(stubbed: Stubbed) -> None:
         ("State=IDLE X=1 Reason=old, since resumed [ann@2026-01-01T10:00:00]", 0, "is drained for user"),
     ],
 )
-def test_what_others_keep_away_stays_as_it_is(stubbed: Stubbed, state: str, status: int, told: str) -> None:
+def test_what_others_keep_away_stays_as_it_is(stubbed: Stubbed, state: str, status: int, result: str) -> None:
     (stubbed.folder / "node").write_text(f"NodeName=n2 {state}\n")
     code, words = stubbed.drain(1000, "n2", WHY)
-    assert (code, told in words) == (status, True), words
+    assert (code, result in words) == (status, True), words
     assert bool(stubbed.done) == ("is drained for" in words)
 
 
@@ -544,14 +544,14 @@ def test_a_user_has_the_nodes_of_his_own_job_drained(
     assert real.drain(uid, "node1", WHY)[0] == 1, "none of his jobs runs there"
     assert real.drain(0, "node2", WHY)[0] == 1, "nor has anybody else one"
     assert real.drain(uid, "node9", WHY)[0] == 1
-    status, told = real.drain(uid, "node2", WHY)
-    assert status == 0, told
+    status, result = real.drain(uid, "node2", WHY)
+    assert status == 0, result
     row = next(row for row in sandbox.nodes() if row.name == "node2")
     assert (row.state, row.reason) == ("draining", with_uid(uid))
     sandbox.slurm("scontrol", "update", "nodename=node2", "state=resume")
     sandbox.slurm("scontrol", "update", "nodename=node2", "state=drain", "reason=fans, ticket 12")
-    status, told = real.drain(uid, "node2", WHY)
-    assert status == 0 and told == "node2 is drained already: fans, ticket 12"
+    status, result = real.drain(uid, "node2", WHY)
+    assert status == 0 and result == "node2 is drained already: fans, ticket 12"
 
 
 @pytest.mark.sandbox

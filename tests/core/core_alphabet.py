@@ -90,8 +90,8 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         predecessors,
         st.one_of(no_faults, faults),
     ),
-    ev.HealSeen: st.builds(
-        ev.HealSeen,
+    ev.RecoverySeen: st.builds(
+        ev.RecoverySeen,
         at,
         attempts,
         st.just("l1"),
@@ -155,6 +155,10 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
     ev.LiftRequested: st.builds(
         ev.LiftRequested, at, st.just("ann"), st.sampled_from(("lift-1", "lift-2", "lift-3")), some_nodes
     ),
+    ev.RequeueRequested: st.builds(
+        ev.RequeueRequested, at, st.just("ann"), st.sampled_from(("requeue-1", "requeue-2"))
+    ),
+    ev.ResumeRequested: st.builds(ev.ResumeRequested, at, st.just("ann"), st.sampled_from(("resume-1", "resume-2"))),
 }
 common = [s for cls, s in EVENTS.items() if cls is not ev.StopRequested]
 events = st.one_of(*common)
@@ -180,7 +184,7 @@ def answer(action: act.Action, how: int, now: float, restarts: int) -> ev.Event:
         return ev.Submitted(now, action.key, 7)
     if isinstance(action, act.Probe):
         return ev.Probed(now, action.key, action.node, ("FAIL", "FAIL", "FAIL", "PASS", "UNKNOWN")[how % 5], "e")
-    if isinstance(action, act.Examine):
+    if isinstance(action, act.ReadLogs):
         return ev.Examined(now, action.key, ("unknown", "peer", "user")[how % 3], "Boom", "rank-0.log")
     if isinstance(action, act.Isolate):
         return ev.Isolated(now, action.key, action.node, "drained" if how % 2 else "excluded", "")

@@ -18,13 +18,13 @@ def fresh(allocated: tuple[str, ...] = NODES, **policy: float) -> State:
 
 def exits(*codes: int | None, node_of: tuple[str, ...] = NODES) -> tuple[RankExit, ...]:
     """A code a rank; None: still alive; below zero: by that signal."""
-    told = [(r, c) for r, c in enumerate(codes) if c is not None]
-    return tuple(RankExit(r, node_of[r], c if c >= 0 else None, -c if c < 0 else None, 10.0 + r) for r, c in told)
+    found = [(r, c) for r, c in enumerate(codes) if c is not None]
+    return tuple(RankExit(r, node_of[r], c if c >= 0 else None, -c if c < 0 else None, 10.0 + r) for r, c in found)
 
 
-def feed(state: State, *heard: launcher.Event) -> tuple[State, list[Action]]:
+def feed(state: State, *received: launcher.Event) -> tuple[State, list[Action]]:
     actions: list[Action] = []
-    for one in heard:
+    for one in received:
         state, new = decide(state, one)
         actions += new
     return state, actions
@@ -72,10 +72,10 @@ def started(actions: list[Action]) -> list[tuple[str, ...]]:
 def lost(state: State, at: float, node: str) -> tuple[State, list[Action]]:
     """A node dies: the others lose their peer, and its agent does not answer."""
     launch, dead = state.launch.number, state.nodes.training.index(node)
-    told = exits(*(None if r == dead else 1 for r in range(3)), node_of=state.nodes.training)
+    found = exits(*(None if r == dead else 1 for r in range(3)), node_of=state.nodes.training)
     state, _ = feed(
         state,
-        launcher.RanksExited(at, launch, told),
+        launcher.RanksExited(at, launch, found),
         launcher.Tick(at + 2),
         launcher.LaunchEnded(at + 3, launch, unheard=(node,)),
     )

@@ -15,7 +15,7 @@ from transom_cli.core.operator.state import Policy, State
 _ANSWERS: dict[type[ev.Event], tuple[type[act.Action], ...]] = {
     ev.Submitted: (act.Submit,),
     ev.Probed: (act.Probe,),
-    ev.Examined: (act.Examine,),
+    ev.Examined: (act.ReadLogs,),
     ev.Isolated: (act.Isolate,),
     ev.Restarted: (act.Restart,),
     ev.Acted: (act.Patch, act.Release, act.Cancel),
@@ -90,9 +90,9 @@ class Ledger:
             self.own_nodes.update(event.nodes)
         if isinstance(event, ev.LaunchSeen):
             self.own_nodes.update((*event.nodes, *event.idle))
-        if isinstance(event, ev.HealSeen) and event.what == "swapped":
+        if isinstance(event, ev.RecoverySeen) and event.what == "swapped":
             self.accused.update(event.nodes)
-        if isinstance(event, ev.HealSeen | ev.OutcomeSeen | ev.LaunchSeen):
+        if isinstance(event, ev.RecoverySeen | ev.OutcomeSeen | ev.LaunchSeen):
             self.accused.update(f.node for f in event.faults)
             self.proven.update(f.node for f in event.faults if f.verdict == "FAIL")
         if isinstance(event, ev.OutcomeSeen) and event.cause == "preflight":

@@ -28,7 +28,7 @@ INDENT = "    "
 
 
 def play(text: str) -> str:
-    """The same text, with everything that is indented made anew."""
+    """The same text, with all indented lines rewritten."""
     out: list[str] = []
     state: State | None = None
     for line in text.splitlines():
@@ -43,7 +43,7 @@ def play(text: str) -> str:
             continue
         before = state
         state, actions = decide(before, _event(float(word), *rest))
-        out += [INDENT + told for told in _told(before, state, actions)]
+        out += [INDENT + found for found in _told(before, state, actions)]
     return "\n".join(out) + "\n"
 
 

@@ -121,7 +121,7 @@ class World:
         if not waiting:
             return
         action = waiting[which % len(waiting)]
-        if not self.slurm and not isinstance(action, act.Examine):
+        if not self.slurm and not isinstance(action, act.ReadLogs):
             self.tell(ev.SlurmLost(self.now, "Unable to contact slurm controller"))
             return
         self.tell(self._perform(action))
@@ -135,7 +135,7 @@ class World:
         if isinstance(action, act.Probe):
             verdict = "FAIL" if action.node in self.dead else "PASS"
             return ev.Probed(now, key, action.node, verdict, "asked")
-        if isinstance(action, act.Examine):
+        if isinstance(action, act.ReadLogs):
             return ev.Examined(now, key, "peer", "Connection closed by peer", "rank-0.log")
         if isinstance(action, act.Isolate):
             return ev.Isolated(now, key, action.node, "excluded", "")

@@ -41,7 +41,7 @@ class Launched:
         self._launch = -1
 
     def checked(self, at: float) -> Launched:
-        return self._add("heal", at, incident="", what="checked", words="none is bad")
+        return self._add("recovery", at, incident="", what="checked", words="none is bad")
 
     def launch(self, at: float) -> Launched:
         self._launch += 1
@@ -57,8 +57,8 @@ class Launched:
 
     def fault(self, at: float, name: str, category: str = "rank_killed") -> Launched:
         decided = {"category": category}
-        self._add("heal", at, incident=name, what="seen", words="rank 1 on n2 ended with signal 9")
-        return self._add("heal", at, incident=name, what="diagnosed", words="killed", cause="x", decided=decided)
+        self._add("recovery", at, incident=name, what="seen", words="rank 1 on n2 ended with signal 9")
+        return self._add("recovery", at, incident=name, what="diagnosed", words="killed", cause="x", decided=decided)
 
     def ended(self, at: float, status: str, cause: str = "", step: int = -1) -> Launched:
         self.outcome = {"status": status, "cause": cause, "step": step}

@@ -41,7 +41,7 @@ class Player:
     def _answer(self, action: act.Action) -> None:
         if isinstance(action, act.Isolate):
             self.feed(ev.Isolated(self.now, action.key, action.node, "drained" if action.drain else "excluded", ""))
-        if isinstance(action, act.Examine):
+        if isinstance(action, act.ReadLogs):
             self.feed(ev.Examined(self.now, action.key, "user", "RuntimeError: CUDA error", "rank-0.log"))
         if isinstance(action, act.Probe):
             self.feed(ev.Probed(self.now, action.key, action.node, "PASS", "up"))
@@ -58,10 +58,10 @@ class Player:
         self.start(("n1", f"n{self.number}", f"n{self.number + 1}"))
 
     def end(self, *faults: ev.NodeFault, status: str = "left", cause: str = "preflight", **more: object) -> None:
-        told = ev.OutcomeSeen(
+        result = ev.OutcomeSeen(
             self.now, self.state.attempt, status, "why", nodes=self.nodes, cause=cause, faults=faults, **more  # type: ignore[arg-type]
         )  # fmt: skip
-        self.feed(told)
+        self.feed(result)
         for _ in range(40):  # back-off
             self.now += 10.0
             self.feed(ev.Tick(self.now))
@@ -103,7 +103,7 @@ def test_progress_makes_preflights_free_again() -> None:
     assert player.state.phase is Phase.TRAINING and player.restarts == 8
 
 
-def test_a_fault_of_a_node_that_is_not_ours_is_not_heard() -> None:
+def test_fault_of_a_foreign_node_is_ignored() -> None:
     player = Player()
     player.end(fault("x9"))
     assert player.isolated == [] and player.state.budget.no_progress == 1
@@ -155,8 +155,8 @@ def test_a_suspicion_says_nothing_more_of_a_lost_node_but_a_proof_does() -> None
     incident = Incident("i1", 7, 0, 0.0, 5, probes=(NodeProbes("n2", fails=2, evidence="no slurmd"),))
     for verdict, reason in (("SUSPECT", "node_lost: n2 lost: no slurmd"), ("FAIL", "xid: Xid 79")):
         faults = (fault("n2", verdict),)
-        told = Incident(**{**vars(incident), "faults": faults})
-        diagnosis = diagnose(told, State(job=Job(nodes=NODES)))
+        result = Incident(**{**vars(incident), "faults": faults})
+        diagnosis = diagnose(result, State(job=Job(nodes=NODES)))
         assert diagnosis is not None and diagnosis.cause == "node_lost"
         assert (diagnosis.reason("n2"), diagnosis.isolates("n2"), diagnosis.sure_of("n2")) == (reason, "drain", True)
 
@@ -172,7 +172,7 @@ def test_an_answer_to_an_exclusion_does_not_undo_the_drain_that_followed_it() ->
     state = Player().state
     swap = {"incident": "", "what": "swapped", "words": "n4 for n2", "cause": "node_fault", "nodes": ("n2",)}
     for verdict in ("SUSPECT", "FAIL"):
-        state, _ = decide(state, ev.HealSeen(9.0, "7.0", **swap, faults=(fault("n2", verdict),)))  # type: ignore[arg-type]
+        state, _ = decide(state, ev.RecoverySeen(9.0, "7.0", **swap, faults=(fault("n2", verdict),)))  # type: ignore[arg-type]
     assert len(state.isolation.times) == 1, "one node, once within the cap"
     state, _ = decide(state, ev.Isolated(10.0, "idle/7.0/n2/drain", "n2", "drained", ""))
     state, _ = decide(state, ev.Isolated(11.0, "idle/7.0/n2/exclude", "n2", "excluded", ""))
@@ -210,14 +210,14 @@ def test_a_suspected_node_that_turns_out_dead_is_drained_in_the_same_incident() 
 def test_a_swap_beyond_the_cap_isolates_nobody_and_says_so() -> None:
     player = Player(Policy(cap_nodes=0, cap_fraction=0.0))
     player.feed(ev.LaunchSeen(1.0, "7.0", 0, ("n1", "n2"), 2, idle=("n3",)), ev.StepSeen(2.0, "7.0", 1))
-    seen = ev.HealSeen(3.0, "7.0", "l1", "seen", "n2: xid", "node_fault", ("n2",), (fault("n2"),))
-    swapped = ev.HealSeen(4.0, "7.0", "l1", "swapped", "n3 for n2", "node_fault", ("n2",), (fault("n2"),))
+    seen = ev.RecoverySeen(3.0, "7.0", "l1", "seen", "n2: xid", "node_fault", ("n2",), (fault("n2"),))
+    swapped = ev.RecoverySeen(4.0, "7.0", "l1", "swapped", "n3 for n2", "node_fault", ("n2",), (fault("n2"),))
     player.feed(seen, swapped)
     assert player.isolated == [] and player.state.incident is not None
     assert player.state.incident.marks[-1].words == (
         "n2 not isolated: that would be more than 0 nodes in 60 minutes (xid: Xid 79)"
     )
-    assert player.state.phase is Phase.RECOVERING, "the training goes on without it"
+    assert player.state.phase is Phase.RECOVERING, "the training continues without it"
 
 
 def test_a_lift_counts_once_and_the_node_may_be_isolated_again() -> None:
@@ -245,7 +245,7 @@ class Late(Player):
 
 def test_a_lifted_node_that_turns_out_dead_is_isolated_by_an_action_of_its_own() -> None:
     player = Late(Policy(backoff=1.0, drain=False))
-    player.feed(ev.HealSeen(1.0, "7.0", "l1", "swapped", "n2 out", "node_fault", ("n2",), (fault("n2"),)))
+    player.feed(ev.RecoverySeen(1.0, "7.0", "l1", "swapped", "n2 out", "node_fault", ("n2",), (fault("n2"),)))
     player.feed(ev.LiftRequested(2.0, "ann", "lift-1.json", ("n2",)))
     for at in (3.0, 4.0):
         (probe,) = [a for a in player.state.pending if isinstance(a, act.Probe) and a.node == "n2"]
@@ -261,7 +261,7 @@ def test_what_a_trainer_prints_of_hardware_drains_no_node(monkeypatch: pytest.Mo
     answer = player._answer
 
     def printed(action: act.Action) -> None:
-        if isinstance(action, act.Examine):
+        if isinstance(action, act.ReadLogs):
             player.feed(ev.Examined(player.now, action.key, "gpu_hardware", xid, "rank-1.log"))
         else:
             answer(action)

@@ -76,7 +76,7 @@ def test_the_release_after_a_restart_may_be_forgotten_too() -> None:
         at += 5.0
         assert at < 200.0, ordered
         answers = [ev.Probed(at, a.key, a.node, "PASS", "") for a in ordered if type(a).__name__ == "Probe"]
-        answers += [ev.Examined(at, a.key, "unknown", "", "") for a in ordered if type(a).__name__ == "Examine"]
+        answers += [ev.Examined(at, a.key, "unknown", "", "") for a in ordered if type(a).__name__ == "ReadLogs"]
         for event in (*answers, ev.Tick(at)):
             state, actions = decide(state, event)
             ordered += actions

@@ -8,8 +8,8 @@ from transom_cli.core import events as ev
 from transom_cli.core.goodput import NS, cost
 
 
-def healed(at: float, incident: str, words: str = "rank 1 on n2 ended with signal 9") -> ev.HealSeen:
-    return ev.HealSeen(at, "7.0", incident, "seen", words)
+def healed(at: float, incident: str, words: str = "rank 1 on n2 ended with signal 9") -> ev.RecoverySeen:
+    return ev.RecoverySeen(at, "7.0", incident, "seen", words)
 
 
 def done(at: float, restarts: int = 0) -> tuple[ev.Event, ...]:
@@ -55,9 +55,9 @@ def test_a_stall_is_taken_from_the_steps_around_it() -> None:
     assert row(found)[2:5] == [(54, "productive", ""), (6, "checkpoint", ""), (60, "productive", "")]
 
 
-def test_sums_that_begin_anew_or_are_absurd_stall_nothing_or_all() -> None:
-    for told, stall in (((50, 3), 0), ((0, 1e6), 60), ((0, float("inf")), 0)):
-        first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61), stalled=told).ended(80, "done")
+def test_sums_that_begin_again_or_are_absurd_stall_nothing_or_all() -> None:
+    for result, stall in (((50, 3), 0), ((0, 1e6), 60), ((0, float("inf")), 0)):
+        first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61), stalled=result).ended(80, "done")
         assert seconds(accounted((*submitted(), running(10), *done(80)), first)).get("checkpoint", 0) == stall
 
 
@@ -131,7 +131,7 @@ def test_a_launcher_alone_hands_the_job_on_while_the_operator_is_away() -> None:
         ev.Started(9000, 2),
         running(9001, 1),
         ev.LaunchSeen(9002, "7.1", 0, ("n1", "n2"), 2),
-        ev.HealSeen(9002, "7.1", "l1", "seen", "rank 1 on n2 ended with signal 9"),
+        ev.RecoverySeen(9002, "7.1", "l1", "seen", "rank 1 on n2 ended with signal 9"),
         ev.LaunchSeen(9002, "7.1", 1, ("n1", "n2"), 2),
         ev.StepSeen(9003, "7.1", 8700),
     )
@@ -187,7 +187,7 @@ def test_a_batch_host_dies_unseen_and_slurm_requeues() -> None:
     assert seconds(found)["redone"] == 20
 
 
-def test_a_training_that_has_long_told_nothing_is_not_called_productive() -> None:
+def test_a_training_that_has_long_reported_nothing_is_not_called_productive() -> None:
     first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61))
     found = accounted((*submitted(), running(10)), first, now=1000, alive=False)
     assert row(found)[-2:] == [(60 + 180, "productive", ""), (740, "unseen", "")]
@@ -257,7 +257,11 @@ def test_a_clock_that_is_ahead_is_set_right() -> None:
 
 def test_records_of_another_version_are_left_out() -> None:
     first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61)).ended(80, "done")
-    first.journal += [{"type": "launch"}, {"type": "heal", "wall": "x"}, {"type": "launch", "wall": 5, "launch": None}]
+    first.journal += [
+        {"type": "launch"},
+        {"type": "recovery", "wall": "x"},
+        {"type": "launch", "wall": 5, "launch": None},
+    ]
     first.progress += [{"wall": float("nan"), "launch": 0, "step": 5}, {"wall": 70, "launch": 0}, {"step": True}]
     assert seconds(accounted((*submitted(), running(10), *done(80)), first))["productive"] == 60
 
@@ -320,7 +324,7 @@ def test_a_person_holds_a_job_that_waits_and_stops_the_run_later() -> None:
 
 
 def test_a_launch_that_is_ended_for_a_finding_while_its_ranks_step_on() -> None:
-    """A GPU's fault is told at second 80; the ranks are ended at 84, and stepped until then."""
+    """A GPU's fault is reported at second 80; the ranks are ended at 84, and stepped until then."""
     first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61), (83, 64)).fault(81, "l1", "gpu_hardware")
     first.launch(90).steps((95, 61), (155, 121)).ended(155, "done")
     events = (*submitted(), running(10), ev.StepSeen(20, "7.0", 1), healed(81.1, "l1"), *done(155))
@@ -360,11 +364,11 @@ def test_an_operator_that_comes_back_takes_two_faults_for_one_and_pays_for_both(
 
 def test_of_steps_that_count_from_the_start_of_a_process_nothing_is_said_to_be_done_again() -> None:
     for counted in (True, False):
-        told = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61)).fault(90, "l1").launch(95)
-        told.steps((100, 2), (160, 42)).ended(160, "done", step=61)
+        result = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61)).fault(90, "l1").launch(95)
+        result.steps((100, 2), (160, 42)).ended(160, "done", step=61)
         if counted:
-            told.progress = [{**line, "since_start": True} for line in told.progress]
-            told.outcome["since_start"] = True
-        found = accounted((*submitted(), running(10), healed(90.1, "l1"), *done(160)), told)
+            result.progress = [{**line, "since_start": True} for line in result.progress]
+            result.outcome["since_start"] = True
+        found = accounted((*submitted(), running(10), healed(90.1, "l1"), *done(160)), result)
         assert ("redone" in seconds(found)) is not counted
         assert any(cause.lost > 0 for cause, _ in found.by_cause) is not counted

@@ -56,16 +56,16 @@ histories = st.builds(
 
 @QUICK
 @given(histories)
-def test_spans_follow_each_other_and_fill_the_run(told: History) -> None:
-    spans, causes = partition(told)
-    at = told.begin
+def test_spans_follow_each_other_and_fill_the_run(result: History) -> None:
+    spans, causes = partition(result)
+    at = result.begin
     for span in spans:
         assert span.begin == at < span.end
         at = span.end
-    assert at == max(told.until, told.begin)
+    assert at == max(result.until, result.begin)
     assert {span.cause for span in spans} - {""} <= {cause.key for cause in causes}
-    found = account(told)
-    assert found.whole.wall == told.until - told.begin
+    found = account(result)
+    assert found.whole.wall == result.until - result.begin
     lost = sum(sums.wall for _, sums in found.by_cause)
     assert lost == sum(one.sums.wall for one in found.by_category) <= found.whole.wall
     assert sum(one.causes for one in found.by_category) == len(found.by_cause)
@@ -73,7 +73,7 @@ def test_spans_follow_each_other_and_fill_the_run(told: History) -> None:
 
 wall = st.floats(0, 300) | st.sampled_from((float("nan"), -1.0, 1e300, "x", None))
 records = st.fixed_dictionaries(
-    {"type": st.sampled_from(("attempt", "launch", "heal", "outcome", "requeued", "signal")), "wall": wall},
+    {"type": st.sampled_from(("attempt", "launch", "recovery", "outcome", "requeued", "signal")), "wall": wall},
     optional={
         "launch": st.integers(-1, 3) | st.just("x"),
         "what": st.sampled_from(("seen", "checked", "diagnosed", 3)),
@@ -122,8 +122,8 @@ def test_what_is_lost_is_done_again_and_no_step_is_productive_twice(
         launcher.steps(first, last).fault(last[0] + 2, f"l{number + 1}")
         distinct += max(0, last[1] - max(best, first[1]))
         best, now = max(best, last[1]), last[0] + 5
-    told = attempt_of("7.0", launcher.journal, launcher.progress, {})
+    result = attempt_of("7.0", launcher.journal, launcher.progress, {})
     seen = [(ev.Started(0.0, 1), State())]
-    whole = account(history(seen, [told], now, alive=True)).whole
+    whole = account(history(seen, [result], now, alive=True)).whole
     assert abs(whole.ns[Kind.PRODUCTIVE] - distinct * NS) <= 2 * len(stretches)  # ns, for the rounding of each crossing
     assert abs(whole.ns[Kind.DETECTION] - 2 * NS * len(stretches)) <= 2 * len(stretches)

@@ -23,8 +23,8 @@ BEGUN = (
 KILLED = "rank 1 on n2 ended with signal 9"
 
 
-def seen(at: float, name: str, what: str, words: str = KILLED, cause: str = "") -> ev.HealSeen:
-    return ev.HealSeen(at, "7.0", name, what, words, cause, ("n2",) if cause else ())
+def seen(at: float, name: str, what: str, words: str = KILLED, cause: str = "") -> ev.RecoverySeen:
+    return ev.RecoverySeen(at, "7.0", name, what, words, cause, ("n2",) if cause else ())
 
 
 TWICE = (
@@ -55,9 +55,9 @@ def story(state: State) -> list[tuple[str, str, list[str]]]:
 
 @pytest.mark.parametrize("after", range(len(TWICE) + 1))
 def test_an_operator_that_takes_over_hears_the_launchers_journal_again_in_vain(after: int) -> None:
-    """Its follower begins at the top of the journal: everything up to now is told a second time."""
+    """Its follower begins at the top of the journal, so everything up to now is reported a second time."""
     before = play((*BEGUN, *TWICE[:after]))
-    again = [replace(e, at=70.0) for e in (*BEGUN, *TWICE[:after]) if isinstance(e, ev.LaunchSeen | ev.HealSeen)]
+    again = [replace(e, at=70.0) for e in (*BEGUN, *TWICE[:after]) if isinstance(e, ev.LaunchSeen | ev.RecoverySeen)]
     state = play((ev.Started(70.0, 2), *again), before)
     assert story(state) == story(before)
     state = play(TWICE[after:], state)
@@ -69,7 +69,7 @@ def test_the_next_attempts_launcher_counts_from_one_again() -> None:
     state = play((*BEGUN, *TWICE, ev.JobSeen(80.0, 7, 1, "RUNNING", nodes=NODES, batch_host="n1")))
     state = play((ev.LaunchSeen(82.0, "7.1", 0, NODES, 3), ev.StepSeen(83.0, "7.1", 61)), state)
     state = play((replace(seen(90.0, "l1", "seen"), attempt="7.1"),), state)
-    assert state.incident is not None and state.incident.stage is Stage.HEALING
+    assert state.incident is not None and state.incident.stage is Stage.RELAUNCHING
 
 
 def test_a_job_that_slurm_forgets_while_its_launcher_heals_is_restarted() -> None:
@@ -85,7 +85,7 @@ def test_a_restart_on_a_silence_alone_is_called_off_by_a_relaunch() -> None:
         for action in state.pending:
             if action.key.startswith("i1/probe"):
                 state = play((ev.Probed(21.0, action.key, "n2", "PASS", "up"),), state)
-    waiting = replace(state, budget=Budget(reached=5, no_progress=1))
+    waiting = replace(state, budget=Budget(no_progress=1))
     assert waiting.incident is not None
     waiting = replace(waiting, incident=replace(waiting.incident, stage=Stage.WAITING, not_before=60.0), pending=())
     state = play((ev.LaunchSeen(40.0, "7.0", 1, NODES, 3),), waiting)
@@ -110,9 +110,9 @@ def test_the_wait_for_slurmctld_is_part_of_the_story_and_of_what_comes_next() ->
     state = play((*BEGUN, *TWICE[:3], waits, ev.SlurmLost(35.0, "Socket timed out")))
     assert state.incident is not None and state.incident.stage is Stage.STARTING
     assert [m.what for m in state.incident.marks] == ["seen", "diagnosed", "launched", "waiting"]
-    (told,) = next_steps(state, None, warned=True)
-    assert told.message == "i1: waiting for slurmctld, which is needed to start ranks"
-    (told,) = next_steps(play((ev.SlurmBack(36.0),), state), None, warned=True)
-    assert told.message == "i1: waiting for Slurm to start the ranks"
+    (found,) = next_steps(state, None, warned=True)
+    assert found.message == "i1: waiting for slurmctld, which is needed to start ranks"
+    (found,) = next_steps(play((ev.SlurmBack(36.0),), state), None, warned=True)
+    assert found.message == "i1: waiting for Slurm to start the ranks"
     state = play((ev.StepSeen(38.0, "7.0", 41),), state)
     assert (state.phase, state.incidents[-1].result) == (Phase.TRAINING, "recovered")

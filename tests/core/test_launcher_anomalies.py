@@ -10,7 +10,7 @@ from core_policy import DEFAULT
 
 from transom_cli.core import launcher
 from transom_cli.core.diagnose import RunFacts, diagnose, judged
-from transom_cli.core.events import HealSeen, OutcomeSeen
+from transom_cli.core.events import OutcomeSeen, RecoverySeen
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.operator.decide import decide
 from transom_cli.core.operator.state import Job, Launch, State
@@ -71,12 +71,12 @@ def test_a_slow_node_is_left_with_nothing_lost_once_it_has_lasted() -> None:
 
 
 def test_without_a_spare_the_attempt_is_handed_up_and_the_slow_node_kept_out_of_the_next() -> None:
-    asked = (
+    requested = (
         launcher.CheckpointPlanned(11.0, 0, 30),
         launcher.CheckpointDurable(12.0, 30),
         launcher.LaunchEnded(13.0, 0, exits(-15, -15, -15)),
     )
-    _, actions = feed(ruled(training(), action="isolate", budget=1), SLOW, *asked)
+    _, actions = feed(ruled(training(), action="isolate", budget=1), SLOW, *requested)
     left = outcome(actions)
     assert (left.outcome.status, left.outcome.cause, left.again) == ("failed", "slow", "requeue")
     assert (left.outcome.blamed, left.outcome.missing) == (("n2",), ())
@@ -96,7 +96,7 @@ def test_a_swap_waits_for_a_spare() -> None:
     )
 
 
-def test_what_names_no_node_isolates_none_and_is_told_once() -> None:
+def test_what_names_no_node_isolates_none_and_is_reported_once() -> None:
     state = ruled(training(), action="isolate", budget=1)
     state, actions = feed(state, replace(SLOW, nodes=()), launcher.Tick(11.0), launcher.Tick(12.0))
     (tell,) = actions
@@ -189,11 +189,11 @@ def test_the_time_limit_and_somebodys_drain_come_before_what_is_slow() -> None:
         ruled(training(), action="relaunch", budget=1), SLOW, launcher.CheckpointPlanned(11.0, 0, -1, "nobody listens")
     )
     assert state.departure.reason is launcher.Reason.ANOMALY
-    for heard, why in (
+    for received, why in (
         (launcher.TimeLimitNear(20.0), launcher.Reason.TIME_LIMIT),
         (launcher.NodesDraining(20.0, ("n2",), "fan"), launcher.Reason.MAINTENANCE),
     ):
-        after, actions = feed(state, heard)
+        after, actions = feed(state, received)
         assert (after.departure.reason, after.launch.response, actions[-1]) == (
             why,
             None,
@@ -201,7 +201,7 @@ def test_the_time_limit_and_somebodys_drain_come_before_what_is_slow() -> None:
         )
 
 
-def test_told_to_stop_comes_first() -> None:
+def test_stop_request_comes_first() -> None:
     state, _ = feed(ruled(training(), action="rollback", budget=1), NAN, launcher.StopRequested(11.0, "SIGTERM"))
     left = outcome(feed(state, launcher.LaunchEnded(12.0, 0))[1])
     assert left.outcome.status == "stopped"
@@ -238,12 +238,12 @@ def judged_outcome(outcome: OutcomeSeen) -> Diagnosis:
 
 
 def test_the_operator_excludes_the_slow_node_and_starts_the_job_again() -> None:
-    asked = (
+    requested = (
         launcher.CheckpointPlanned(11.0, 0, 30),
         launcher.CheckpointDurable(12.0, 30),
         launcher.LaunchEnded(13.0, 0, exits(-15, -15, -15)),
     )
-    _, actions = feed(ruled(training(), action="isolate", budget=1), SLOW, *asked)
+    _, actions = feed(ruled(training(), action="isolate", budget=1), SLOW, *requested)
     told = judged_outcome(outcome(actions).outcome)
     assert (told.cause, told.restart, told.nodes, told.isolates("n2")) == ("slow", True, ("n2",), "exclude")
 
@@ -262,5 +262,5 @@ def test_the_operator_does_not_start_again_what_the_policy_has_stopped() -> None
 
 def test_the_operator_counts_on_no_step_beyond_a_rollback() -> None:
     state = State(job=Job(7, nodes=NODES), launch=Launch(started=True), progress=Progress(25, 25, durable=20))
-    told = HealSeen(10.0, "7.0", "l1", "rolled_back", "back to step 8 of 25", "diverged", durable=8)
+    told = RecoverySeen(10.0, "7.0", "l1", "rolled_back", "back to step 8 of 25", "diverged", durable=8)
     assert decide(state, told)[0].progress.durable == 8

@@ -97,13 +97,13 @@ def test_an_examination_that_never_ends_speaks_against_nobody() -> None:
     assert feed(state, launcher.NodesChecked(70.0, "preflight", (fault("n1"),)))[1] == [], "too late: the ranks run"
 
 
-def test_told_to_stop_it_is_left_at_once() -> None:
+def test_stop_request_ends_the_attempt_at_once() -> None:
     state, _ = preflight()
     state, actions = feed(state, launcher.StopRequested(1.0, "SIGTERM"))
     assert outcome(actions).outcome.status == "stopped" and state.phase is Phase.OVER
 
 
-def test_what_is_proven_against_a_node_ends_the_launch_and_the_spare_goes_on() -> None:
+def test_what_is_proven_against_a_node_ends_the_launch_and_the_spare_continues() -> None:
     state = training_with_spare()
     bad = fault("n2", check="kernel")
     state, actions = feed(state, launcher.FaultsFound(9.0, (bad,)))
@@ -127,7 +127,7 @@ def test_a_suspicion_ends_nothing_but_is_remembered_when_the_launch_fails() -> N
     doubt = fault("n1", "SUSPECT", "ib_counters")
     state, actions = feed(state, launcher.FaultsFound(9.0, (doubt,)))
     assert [type(o) for o in actions] == [launcher.Journal] and state.phase is Phase.TRAINING
-    assert feed(state, launcher.FaultsFound(10.0, (doubt,)))[1] == [], "told once"
+    assert feed(state, launcher.FaultsFound(10.0, (doubt,)))[1] == [], "reported once"
     state, _ = feed(
         state, launcher.RanksExited(20.0, 0, exits(None, None, -9)), launcher.Tick(22.0), launcher.LaunchEnded(23.0, 0)
     )
@@ -153,7 +153,7 @@ def test_a_suspicion_of_long_ago_explains_no_failure() -> None:
     assert started(failed_after(state, 5000.0)) == [NODES], "the same nodes: nothing speaks against n1 now"
     again, actions = feed(state, launcher.FaultsFound(4900.0, (doubt,)))
     assert [type(o) for o in actions] == [launcher.Journal] or actions == []
-    assert started(failed_after(again, 5000.0)) == [(SPARE, "n2", "n3")], "it was heard again"
+    assert started(failed_after(again, 5000.0)) == [(SPARE, "n2", "n3")], "it was received again"
 
 
 def test_a_suspicion_that_most_nodes_share_counts_against_none() -> None:

@@ -20,9 +20,9 @@ def test_before_the_time_limit_all_ranks_save_and_the_attempt_is_left() -> None:
     state, actions = feed(state, launcher.CheckpointDurable(11.0, 12))
     assert actions == [launcher.EndLaunch(0, "", evidence=False)]
     _, actions = feed(state, launcher.LaunchEnded(12.0, 0, exits(-9, -9, -9)))
-    left, told = outcome(actions), outcome(actions).outcome
-    assert (told.status, told.cause, left.exit_code, left.again) == ("left", "time_limit", 75, "requeue")
-    assert told.why == "the time limit is near; step 12 is durable" and told.exits == ()
+    left, found = outcome(actions), outcome(actions).outcome
+    assert (found.status, found.cause, left.exit_code, left.again) == ("left", "time_limit", 75, "requeue")
+    assert found.why == "the time limit is near; step 12 is durable" and found.exits == ()
 
 
 def test_a_trainer_that_cannot_be_asked_trains_on_to_the_limit() -> None:
@@ -39,7 +39,7 @@ def test_a_trainer_that_cannot_be_asked_trains_on_to_the_limit() -> None:
     assert outcome(actions).outcome.why.endswith("the newest durable step is 20 (no Checkpointer listens)")
 
 
-def test_told_to_stop_the_state_is_made_durable_or_it_is_said_that_it_was_not() -> None:
+def test_stop_request_makes_the_state_durable_or_says_that_it_is_not() -> None:
     state, actions = feed(training(), launcher.StopRequested(9.0, "SIGTERM"))
     assert actions == [launcher.RequestCheckpoint(0)]
     saved, _ = feed(state, launcher.CheckpointPlanned(9.5, 0, 12), launcher.CheckpointDurable(11.0, 12))
@@ -71,7 +71,7 @@ def test_ranks_that_could_not_be_asked_to_save_are_asked_again_where_that_may_he
     )
     still, actions = feed(state, launcher.CheckpointPlanned(15.0, 0, -1, "n2 gives no answer", again=True))
     assert actions == [] and feed(still, launcher.Tick(20.0))[1] == [launcher.RequestCheckpoint(0)], (
-        "told once, asked on"
+        "reported once, asked on"
     )
     saved, _ = feed(state, launcher.CheckpointPlanned(15.0, 0, 30), launcher.CheckpointDurable(16.0, 30))
     assert outcome(feed(saved, launcher.LaunchEnded(17.0, 0))[1]).outcome.status == "left"
@@ -88,8 +88,8 @@ def test_a_trainer_that_ends_in_order_on_the_warning_is_not_done() -> None:
     assert (left.outcome.status, left.outcome.cause, left.again) == ("left", "time_limit", "requeue")
     knows_nothing, _ = feed(state, launcher.CheckpointPlanned(9.1, 0, -1, "no rank has a Checkpointer"))
     assert outcome(feed(knows_nothing, launcher.RanksExited(20.0, 0, exits(0, 0, 0)))[1]).outcome.status == "done"
-    told, _ = feed(by_itself, launcher.StopRequested(15.0, "SIGTERM"))
-    stopped = outcome(feed(told, launcher.RanksExited(20.0, 0, exits(0, 0, 0)))[1])
+    found, _ = feed(by_itself, launcher.StopRequested(15.0, "SIGTERM"))
+    stopped = outcome(feed(found, launcher.RanksExited(20.0, 0, exits(0, 0, 0)))[1])
     assert (stopped.outcome.status, stopped.outcome.cause, stopped.again) == ("stopped", "time_limit", "uncancelled")
 
 
@@ -155,13 +155,13 @@ def test_a_node_that_somebody_drains_is_left_with_a_checkpoint() -> None:
         launcher.Journal("", "draining", "n2 is drained: fan", "maintenance", ("n2",)),
         launcher.RequestCheckpoint(0),
     ]
-    asked, actions = feed(
+    requested, actions = feed(
         state,
         launcher.NodesDraining(9.1, ("n2",), "again"),
         launcher.CheckpointPlanned(9.5, 0, 12),
         launcher.CheckpointDurable(10.0, 12),
     )
-    _, actions = feed(asked, launcher.LaunchEnded(12.0, 0))
+    _, actions = feed(requested, launcher.LaunchEnded(12.0, 0))
     left = outcome(actions).outcome
     assert (left.status, left.cause, left.why) == ("left", "maintenance", "n2 is being drained; step 12 is durable")
     by_itself, actions = feed(

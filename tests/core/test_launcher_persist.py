@@ -73,7 +73,7 @@ def test_it_is_not_waited_for_without_end() -> None:
     assert feed(left, launcher.MemoryPersisted(29.0, 0, 9, MADE))[1] == [], "the outcome stands"
 
 
-def test_told_to_end_with_ranks_that_hang_memory_is_written_in_time() -> None:
+def test_stop_request_with_hanging_ranks_writes_memory_in_time() -> None:
     state, actions = feed(
         training(),
         launcher.StopRequested(20.0, "SIGTERM"),
@@ -85,14 +85,16 @@ def test_told_to_end_with_ranks_that_hang_memory_is_written_in_time() -> None:
     assert actions == [launcher.PersistMemory(0)], "once"
     kept, _ = feed(state, launcher.MemoryPersisted(31.0, 0, 9, MADE))
     _, actions = feed(kept, launcher.Tick(40.0), launcher.GracePeriodOver(47.0))
-    told = outcome(actions).outcome
-    assert (told.status, told.durable) == ("stopped", 9) and told.why.endswith(f"the newest durable step is 9; {MADE}")
+    found = outcome(actions).outcome
+    assert (found.status, found.durable) == ("stopped", 9) and found.why.endswith(
+        f"the newest durable step is 9; {MADE}"
+    )
     _, actions = feed(state, launcher.GracePeriodOver(47.0))
-    told = outcome(actions).outcome
-    assert told.durable == 4 and "held in memory did not become durable in time" in told.why
+    found = outcome(actions).outcome
+    assert found.durable == 4 and "held in memory did not become durable in time" in found.why
 
 
-def test_told_to_end_with_ranks_that_save_memory_is_left_alone() -> None:
+def test_stop_request_with_saving_ranks_leaves_memory_alone() -> None:
     state, _ = feed(
         training(),
         launcher.StopRequested(20.0, "SIGTERM"),
@@ -104,13 +106,13 @@ def test_told_to_end_with_ranks_that_save_memory_is_left_alone() -> None:
     assert launcher.PersistMemory(0) not in actions
 
 
-def test_told_to_end_while_memory_is_being_written_the_end_comes_in_time() -> None:
+def test_stop_request_while_memory_is_written_ends_in_time() -> None:
     state, _ = died(training(relaunches=0, keeping=100))
     _, actions = feed(
         state, launcher.StopRequested(14.0, "SIGTERM"), launcher.Tick(30.0), launcher.GracePeriodOver(41.0)
     )
-    told = outcome(actions).outcome
-    assert told.status == "failed" and told.why.endswith("did not become durable in time")
+    found = outcome(actions).outcome
+    assert found.status == "failed" and found.why.endswith("did not become durable in time")
 
 
 def test_a_training_that_is_done_needs_no_memory() -> None:

@@ -93,25 +93,25 @@ def test_promises(
     state = replace(state, policy=replace(state.policy, rules=rules))
     by_reports = sum(rule.budget or 0 for rule in rules) * 2  # each rule's budget, for either thing that is reported
     clean: set[int] = set()  # launches of which nothing is left, by their agents' word
-    asked: set[int] = set()
+    requested: set[int] = set()
     started: list[int] = []
-    in_vain, best, swaps = 0, -1, 0
+    in_vain, best, swaps = 0, (-1, -1), 0  # best: checkpoint and step of the launches before
     abandoned: set[str] = set()
     left, keeping = False, None
-    for pause, heard in story:
+    for pause, received in story:
         now += pause
-        heard = replace(heard, at=now)
+        received = replace(received, at=now)
         before = state
-        state, actions = decide(state, heard)
+        state, actions = decide(state, received)
         assert not (left and (actions or state != before)), "nothing follows the outcome"
         counts = (
             before.phase is Phase.ENDING
-            and isinstance(heard, launcher.LaunchEnded)
-            and heard.launch == before.launch.number
+            and isinstance(received, launcher.LaunchEnded)
+            and received.launch == before.launch.number
         )
         if counts:
-            clean.add(heard.launch)
-            abandoned = {*heard.unheard, *(node for node, _ in heard.survivors)}
+            clean.add(received.launch)
+            abandoned = {*received.unheard, *(node for node, _ in received.survivors)}
         for order in actions:
             if isinstance(order, launcher.StartLaunch):
                 assert order.launch == len(started) and len(set(order.nodes)) == 3
@@ -122,32 +122,32 @@ def test_promises(
                     assert order.launch - 1 in clean, "beside what may still live"
                     assert not abandoned & set(order.nodes), "where something may still live"
                     swaps += order.nodes != before.nodes.training
-                    reached = state.progress.durable if state.progress.durable >= 0 else state.progress.max_step
-                    in_vain, best = (1, reached) if reached > best else (in_vain + 1, best)
+                    now_at = state.progress
+                    further = now_at.durable > best[0] if now_at.durable >= 0 else now_at.max_step > best[1]
+                    in_vain = 1 if further else in_vain + 1
                     assert in_vain <= 4 * relaunches * (1 + swaps) + swaps + by_reports, (
                         "each of the causes has its budget"
                     )
                     assert swaps <= len(allocated) - 3
-                else:
-                    best = state.budget.reached
+                best = max(best[0], state.progress.durable), max(best[1], state.progress.max_step)
                 started.append(order.launch)
             if isinstance(order, launcher.PersistMemory):
                 assert keeping is None, "once"
                 keeping = now
             if isinstance(order, launcher.EndLaunch):
-                assert order.launch == state.launch.number and order.launch not in asked
-                asked.add(order.launch)
+                assert order.launch == state.launch.number and order.launch not in requested
+                requested.add(order.launch)
             if isinstance(order, launcher.FinishAttempt):
                 left = True
-                told = order.outcome
-                assert set(told.missing) | set(told.suspects) | set(told.blamed) <= set(allocated)
+                found = order.outcome
+                assert set(found.missing) | set(found.suspects) | set(found.blamed) <= set(allocated)
                 assert order.again in ("", "requeue", "hold", "uncancelled")
-                at_once = told.status == "done" or state.saved or isinstance(heard, launcher.GracePeriodOver)
+                at_once = found.status == "done" or state.saved or isinstance(received, launcher.GracePeriodOver)
                 assert at_once or before.memory is Memory.NONE or keeping is not None
-                assert order.again not in ("requeue", "hold") or told.status in ("failed", "left")
-                assert order.again != "uncancelled" or state.stop or isinstance(heard, launcher.GracePeriodOver)
-                assert (told.status == "done") == (order.exit_code == 0)
-                if told.status == "done":
+                assert order.again not in ("requeue", "hold") or found.status in ("failed", "left")
+                assert order.again != "uncancelled" or state.stop or isinstance(received, launcher.GracePeriodOver)
+                assert (found.status == "done") == (order.exit_code == 0)
+                if found.status == "done":
                     assert len(state.launch.exits) == 3 or state.launch.srun_code == 0
                     assert not any(x.bad for x in state.launch.exits)
 

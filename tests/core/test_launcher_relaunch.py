@@ -28,7 +28,7 @@ def test_a_dead_rank_is_relaunched_on_the_same_nodes_once_nothing_is_left() -> N
     assert [(i.id, i.result) for i in state.history.incidents] == [("l1", "recovered")]
 
 
-def test_the_rank_that_died_first_may_be_heard_of_last() -> None:
+def test_rank_that_died_first_may_report_last() -> None:
     late = RankExit(2, "n3", None, 11, 5.0)
     state, _ = feed(training(), launcher.RanksExited(9.0, 0, exits(1, None, None)), launcher.Tick(9.5))
     state, actions = feed(state, launcher.LaunchEnded(11.0, 0, (*exits(1, -15, None), late)))
@@ -49,11 +49,11 @@ def test_the_silence_of_a_trainer_that_never_beats_is_no_sign_whatever_is_durabl
     assert feed(state, launcher.Stalled(1900.0, 0, Stall(-1, 1800.0, 1800.0)))[1] == []
 
 
-def test_of_many_ranks_evidence_some_are_told() -> None:
+def test_evidence_of_many_ranks_is_cut() -> None:
     state, _ = feed(training(), launcher.Stalled(9.0, 0, Stall(4, 8.0, 7.0, (1,), ("n2",))))
     state, actions = feed(state, launcher.LaunchEnded(11.0, 0, evidence=tuple(f"rank {n}: T" for n in range(1000))))
-    told = [o.words for o in actions if isinstance(o, launcher.Journal)]
-    assert len(told) == 65 and told[-1] == "... and 936 more, in the attempt's evidence folder"
+    found = [o.words for o in actions if isinstance(o, launcher.Journal)]
+    assert len(found) == 65 and found[-1] == "... and 936 more, in the attempt's evidence folder"
 
 
 def test_a_hang_is_relaunched_after_evidence() -> None:
@@ -118,7 +118,7 @@ def test_a_rank_that_is_stopped_before_the_runs_first_step_is_a_hang_all_the_sam
     assert actions[-1] == launcher.EndLaunch(0, "l1", evidence=True)
 
 
-def test_a_node_of_which_nothing_is_heard_while_no_rank_steps_is_given_up_for_a_spare() -> None:
+def test_silent_node_is_given_up_for_a_spare_if_no_rank_steps() -> None:
     """However few steps were seen: their usual time may not be known yet."""
     state, actions = feed(
         with_spare(),
@@ -130,7 +130,7 @@ def test_a_node_of_which_nothing_is_heard_while_no_rank_steps_is_given_up_for_a_
     stepping, _ = feed(state, launcher.Stepped(31.0, 0, 5))
     assert feed(stepping, launcher.NodeUnreachable(40.0, "n2", 25.0))[1] == [], "its agent is dead, not the node"
     state, actions = feed(state, launcher.NodeUnreachable(30.1, "n2", 15.0))
-    words = "nothing is heard of n2 for 15 s, its slurmd does not answer, and no rank has stepped since step 4"
+    words = "n2 has been silent for 15 s, its slurmd does not answer, and no rank has stepped since step 4"
     assert actions[0] == launcher.Journal("l1", "seen", words, "hang", ("n2",))
     state, _ = feed(state, launcher.LaunchEnded(40.0, 0, unheard=("n2",)))
     assert started(feed(state, launcher.LogsRead(41.0, 0, "unknown", ""))[1]) == [("n1", "n4", "n3")]
@@ -201,7 +201,7 @@ def test_no_relaunches_at_all() -> None:
     assert killed(training(relaunches=0), 9.0).phase is Phase.OVER
 
 
-def test_told_to_stop_nothing_is_started_again() -> None:
+def test_nothing_is_started_again_after_a_stop_request() -> None:
     state, _ = feed(
         training(),
         launcher.RanksExited(9.0, 0, exits(-9, -9, -9)),
@@ -221,14 +221,14 @@ def test_a_hang_that_is_handed_up_names_its_suspects() -> None:
         launcher.LaunchEnded(11.0, 0),
     )
     _, actions = feed(state, launcher.LogsRead(12.0, 0, "unknown", ""))
-    told = outcome(actions).outcome
-    assert (told.cause, told.suspects, told.exits, told.durable) == ("hang", ("n2",), (), 4)
+    found = outcome(actions).outcome
+    assert (found.cause, found.suspects, found.exits, found.durable) == ("hang", ("n2",), (), 4)
 
 
 def test_of_a_hang_the_evidence_names_its_suspects_better() -> None:
-    def suspects(*told: str) -> tuple[str, ...]:
+    def suspects(*found: str) -> tuple[str, ...]:
         quiet = launcher.Stalled(9.0, 0, Stall(4, 8.0, 7.0, (1,), ("n2",)))
-        state, _ = feed(training(relaunches=0), quiet, launcher.LaunchEnded(11.0, 0, suspects=told))
+        state, _ = feed(training(relaunches=0), quiet, launcher.LaunchEnded(11.0, 0, suspects=found))
         return outcome(feed(state, launcher.LogsRead(12.0, 0, "unknown", ""))[1]).outcome.suspects
 
     assert suspects() == ("n2",)
@@ -294,7 +294,7 @@ def test_a_relaunch_is_given_the_time_that_the_first_launch_took() -> None:
     assert any(isinstance(o, launcher.EndLaunch) for o in feed(state, launcher.Tick(504.0 + 900.0))[1])
 
 
-def test_a_launch_that_cannot_even_be_asked_for_is_handed_up() -> None:
+def test_a_launch_that_cannot_even_be_requested_is_handed_up() -> None:
     _, actions = feed(
         killed(training(), 9.0), launcher.StartFailed(20.0, 1, "launch 1 cannot be started: no space left")
     )
@@ -319,7 +319,7 @@ def test_out_of_time_the_outcome_is_written_whatever_is_under_way() -> None:
     assert (outcome(actions).outcome.status, outcome(actions).exit_code) == ("stopped", 128 + 15)
 
 
-def test_what_is_told_of_another_launch_changes_nothing() -> None:
+def test_what_is_reported_of_another_launch_changes_nothing() -> None:
     state = killed(training(), 9.0)
     for late in (
         launcher.TasksSeen(20.0, 0),

@@ -1,4 +1,4 @@
-"""A launch that cannot be asked for, since slurmctld gives no answer: it waits, and is no fault."""
+"""A launch that cannot be requested, since slurmctld gives no answer: it waits, and is no fault."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ WHY = "Unable to confirm allocation for job 7: Socket timed out on send/recv ope
 
 
 def away(launch: int, first: float, last: float) -> list[launcher.Event]:
-    """For as long as it is: the launcher tells it once a second, and time goes on."""
+    """Meanwhile the launcher reports it once a second."""
     looks = range(int(first), int(last) + 1)
-    return [heard for at in looks for heard in (launcher.SlurmAway(float(at), launch, WHY), launcher.Tick(float(at)))]
+    return [
+        received for at in looks for received in (launcher.SlurmAway(float(at), launch, WHY), launcher.Tick(float(at)))
+    ]
 
 
 def test_a_relaunch_waits_ten_minutes_for_slurmctld_and_says_so_once() -> None:
     state, actions = feed(killed(training(), 10.0), *away(1, 15, 615))
-    (told,) = actions
-    assert told == launcher.Journal("l1", "waiting", f"launch 1 waits for slurmctld, which does not answer ({WHY})")
+    (found,) = actions
+    assert found == launcher.Journal("l1", "waiting", f"launch 1 waits for slurmctld, which does not answer ({WHY})")
     state, actions = feed(state, launcher.TasksSeen(620.0, 1), launcher.Stepped(625.0, 1, 5))
     assert actions == [launcher.Journal("l1", "recovered", "step 5 done in launch 1")]
     assert dict(state.budget.relaunches) == {"rank_killed": 1}, "the wait costs nothing of the budget"
@@ -31,15 +33,15 @@ def test_once_slurmctld_answers_the_launch_has_three_times_as_long_to_come_up_as
     """22.05 refuses it its nodes for up to two minutes: the slurmstepds of the last one tell of its end late."""
     state, _ = feed(killed(training(), 10.0), *away(1, 15, 300))
     assert feed(state, launcher.Tick(659.0))[1] == []
-    (told, *_) = feed(state, launcher.Tick(660.0))[1]
-    assert isinstance(told, launcher.Journal) and "did not start a task within 360 s" in told.words
+    (found, *_) = feed(state, launcher.Tick(660.0))[1]
+    assert isinstance(found, launcher.Journal) and "did not start a task within 360 s" in found.words
 
 
 def test_the_first_launch_waits_too() -> None:
     state, actions = feed(fresh(), launcher.AttemptStarted(0.0), *away(0, 1, 400))
     assert started(actions) == [NODES]
     assert [o.what for o in actions if isinstance(o, launcher.Journal)] == ["waiting"]
-    assert feed(state, launcher.Stepped(410.0, 0, 0))[0].launch.step == 0
+    assert feed(state, launcher.Stepped(410.0, 0, 0))[0].progress.step == 0
 
 
 @pytest.mark.parametrize("launch", [0, 2])
@@ -53,7 +55,7 @@ def test_whose_tasks_have_been_seen_does_not_wait() -> None:
     assert feed(state, launcher.SlurmAway(8.0, 0, WHY)) == (state, [])
 
 
-def test_told_to_end_meanwhile_it_ends() -> None:
+def test_stop_request_meanwhile_ends_it() -> None:
     state, _ = feed(killed(training(), 10.0), *away(1, 15, 30))
     actions: list[Action] = feed(
         state,
@@ -65,7 +67,7 @@ def test_told_to_end_meanwhile_it_ends() -> None:
     assert left.outcome.status == "stopped" and "SIGTERM" in left.outcome.why
 
 
-def test_the_wait_of_one_launch_is_told_again_of_the_next() -> None:
+def test_wait_is_reported_again_for_the_next_launch() -> None:
     state, _ = feed(
         killed(training(), 10.0), *away(1, 15, 30), launcher.TasksSeen(31.0, 1), launcher.Stepped(32.0, 1, 9)
     )

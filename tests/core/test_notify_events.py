@@ -1,4 +1,4 @@
-"""What is told of a run: of whole stories by their words, and of random ones what must hold of any."""
+"""What is reported of a run: of whole stories by their words, and of random ones what must hold of any."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_lost_node_is_one_incident_with_its_cause_and_one_recovery() -> None:
     assert dict(recovered.facts)["steps_again"] == 6
 
 
-def test_an_incident_of_unknown_cause_is_told_after_a_minute_once() -> None:
+def test_an_incident_of_unknown_cause_is_reported_after_a_minute_once() -> None:
     quiet, _ = follow((*LOST[:7], ev.Tick(AT + 79.9)))
     assert [n.kind for n in quiet] == ["started"]
     late = [replace(event, at=event.at + 100) for event in LOST[7:10]]
@@ -83,7 +83,7 @@ def test_an_incident_of_unknown_cause_is_told_after_a_minute_once() -> None:
     assert news[1].at == AT + 80.1 and news[1].headline == "i1: rank 1 on n2 ended with exit code 1"
 
 
-def test_a_false_alarm_is_told_of_only_where_the_alarm_was() -> None:
+def test_false_alarm_is_reported_only_to_targets_of_the_alarm() -> None:
     silent = (ev.NodeSilent(AT + 15, "7.0", "n2", 11.0),)
     answers = (ev.Probed(AT + 16, "i1/probe/n2/1", "n2", "PASS", "answers"),)
     assert [n.kind for n in follow((*LOST[:6], *silent, *answers))[0]] == ["started"]
@@ -93,13 +93,13 @@ def test_a_false_alarm_is_told_of_only_where_the_alarm_was() -> None:
     assert news[-1].headline == "i1: no fault, closed after 84 s"
 
 
-def test_only_a_hold_that_lasts_is_told_and_so_is_its_end() -> None:
+def test_only_a_hold_that_lasts_is_reported_and_so_is_its_end() -> None:
     held = ev.JobSeen(AT + 40, 7, 1, "PENDING", held=True, reason="JobHeldAdmin")
     runs = ev.JobSeen(AT + 50, 7, 1, "RUNNING", nodes=NODES)
-    told = [n.key for n in follow(LOST)[0]]
-    assert [n.key for n in follow((*LOST, held, runs))[0]] == told
+    found = [n.key for n in follow(LOST)[0]]
+    assert [n.key for n in follow((*LOST, held, runs))[0]] == found
     news, _ = follow((*LOST, held, ev.Tick(AT + 56), ev.JobSeen(AT + 80, 7, 1, "RUNNING", nodes=NODES)))
-    assert [n.kind for n in news[len(told) :]] == ["held", "released"]
+    assert [n.kind for n in news[len(found) :]] == ["held", "released"]
     assert (
         news[-2].headline == "held: an administrator holds the job in Slurm (JobHeldAdmin)" and news[-2].at == AT + 56
     )
@@ -120,7 +120,7 @@ def test_a_hold_that_lasts_since_nobody_was_there_is_news_for_the_next_operator(
          "stopped", "the run was stopped by ann"),
     ],
 )  # fmt: skip
-def test_the_end_is_told_once(end: tuple[ev.Event, ...], kind: str, headline: str) -> None:
+def test_the_end_is_reported_once(end: tuple[ev.Event, ...], kind: str, headline: str) -> None:
     news, state = follow((*LOST, *end, ev.Tick(AT + 200)))
     assert state.phase.over
     assert [(n.kind, n.headline) for n in news if n.final] == [(kind, headline)]
@@ -155,7 +155,7 @@ def told_by(path: Path) -> tuple[list[ev.Event], State]:
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
-def test_every_story_of_the_core_is_told_in_order(path: Path) -> None:
+def test_every_story_of_the_core_is_reported_in_order(path: Path) -> None:
     events, state = told_by(path)
     news, end = follow([*events, ev.Tick(events[-1].at + 100)], state)
     promises(news, end)
@@ -168,12 +168,12 @@ def promises(news: list[Notification], end: State) -> None:
     assert {n.kind for n in news} <= set(KINDS)
     assert [n.kind for n in news if n.kind in FINAL] == ([end.phase.value] if end.phase.over else [])
     assert all(n.headline and "\n" not in n.headline for n in news)
-    told: set[str] = set()
+    found: set[str] = set()
     for one in news:
         incident, _, kind = one.key.partition("/")
         if kind == "recovered":
-            assert f"{incident}/incident" in told, "a recovery from what nobody was told of"
-        told.add(one.key)
+            assert f"{incident}/incident" in found, "a recovery from what nobody was reported of"
+        found.add(one.key)
 
 
 class Tape(Ledger):
@@ -193,7 +193,7 @@ class Tape(Ledger):
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(policies, stories(st.one_of(*EVENTS.values()), 40))
-def test_any_story_is_told_once_and_alike_from_its_journal(
+def test_any_story_is_reported_once_and_alike_from_its_journal(
     policy: Policy, story: list[tuple[float, ev.Event | Answer]]
 ) -> None:
     tape = Tape(State(policy=policy, request=Request(num_nodes=3)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from transom_cli.core import events as ev
-from transom_cli.core.operator.actions import Examine, Probe, Restart
+from transom_cli.core.operator.actions import Probe, ReadLogs, Restart
 from transom_cli.core.operator.decide import decide
 from transom_cli.core.operator.state import Phase, Request, State
 
@@ -26,7 +26,7 @@ def failed(after: float, category: str = "user_code", line: str = "ValueError: m
         state, actions = decide(state, todo.pop(0))
         for action in actions:
             at += 0.1
-            if isinstance(action, Examine):
+            if isinstance(action, ReadLogs):
                 todo.append(ev.Examined(at, action.key, category, line, "slurm-7.log"))
             if isinstance(action, Probe):
                 todo.append(ev.Probed(at, action.key, action.node, "PASS", "slurmd accepts connections"))

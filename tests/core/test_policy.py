@@ -35,7 +35,7 @@ def test_the_first_rule_that_fits_decides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "fits"),
+    ("requested", "fits"),
     [
         ({"category": ("user_code", "cuda_oom")}, True),
         ({"category": ("user_code",)}, False),
@@ -52,8 +52,8 @@ def test_the_first_rule_that_fits_decides() -> None:
         ({"category": ("cuda_oom",), "exit_code": (7,)}, False),
     ],
 )
-def test_all_that_a_rule_asks_must_hold(asked: dict[str, object], fits: bool) -> None:
-    assert (action(Rule("r", SWAP, **asked)) == SWAP) is fits  # type: ignore[arg-type]
+def test_all_that_a_rule_asks_must_hold(requested: dict[str, object], fits: bool) -> None:
+    assert (action(Rule("r", SWAP, **requested)) == SWAP) is fits  # type: ignore[arg-type]
 
 
 def test_a_budget_is_counted_by_fingerprint_within_its_time() -> None:
@@ -110,8 +110,8 @@ def test_every_failure_has_an_answer(rules: tuple[Rule, ...], category: str, cau
     (rule,) = [r for r in rules if r.name == verdict.rule]
     assert rule.name == verdict.rule and rule.name in verdict.evidence
     if verdict.action == STOP and category == "unknown" and not before:
-        asked = rule.exit_code or rule.signal or rule.slurm_state or rule.pattern
-        assert asked or (rule.cause and cause not in ("rank_failed", "job_failed"))
+        requested = rule.exit_code or rule.signal or rule.slurm_state or rule.pattern
+        assert requested or (rule.cause and cause not in ("rank_failed", "job_failed"))
 
 
 # --- what becomes of a diagnosis ---
@@ -133,9 +133,9 @@ RUN = RunFacts(nodes=("n1", "n2", "n3"), launched=True, max_step=4)
 
 def verdict(found: Incident, *rules: Rule, **about: object) -> Diagnosis:
     known = replace(RUN, rules=rules, **about)  # type: ignore[arg-type]
-    told = judged(diagnose(found, known), found, known, 100.0)
-    assert told is not None
-    return told
+    result = judged(diagnose(found, known), found, known, 100.0)
+    assert result is not None
+    return result
 
 
 NEVER = {"max_step": -1, "launched": False, "slurm_reason": "JobLaunchFailure", "batch_host": "n1"}
@@ -153,19 +153,19 @@ NEVER = {"max_step": -1, "launched": False, "slurm_reason": "JobLaunchFailure", 
         (incident(ended="FAILED"), NEVER, "never-started", True),
         (incident(ended="FAILED"), {**NEVER, "starts": 1}, "node-to-blame", False),
         (incident(ended="GONE"), {"launched": False}, "forgotten-by-slurm", True),
-        (incident(quiet=True), {}, "anything-else", False),
+        (incident(stalled=True), {}, "anything-else", False),
         (died(None, 9), {}, "anything-else", False),
         (died(1, faults=FAULT), {}, "node-to-blame", False),
     ],
 )
 def test_the_default_table(found: Incident, about: dict[str, object], rule: str, stops: bool) -> None:
-    told = verdict(found, *DEFAULT, **about)
+    result = verdict(found, *DEFAULT, **about)
     bare = verdict(found, **about)
-    assert told.decided.rule == rule and told.restart is bare.restart is not stops
-    assert (told.cause, told.nodes, told.exit_code) == (bare.cause, bare.nodes, bare.exit_code)
-    assert [told.isolates(n) for n in told.nodes] == [bare.isolates(n) for n in bare.nodes]
+    assert result.decided.rule == rule and result.restart is bare.restart is not stops
+    assert (result.cause, result.nodes, result.exit_code) == (bare.cause, bare.nodes, bare.exit_code)
+    assert [result.isolates(n) for n in result.nodes] == [bare.isolates(n) for n in bare.nodes]
     if stops:
-        assert told.words.startswith(f"{bare.words}; stopped by rule `{rule}` (default)")
+        assert result.words.startswith(f"{bare.words}; stopped by rule `{rule}` (default)")
 
 
 def test_a_command_that_no_rank_can_run_is_a_mistake_and_on_one_node_alone_is_none() -> None:
@@ -173,8 +173,8 @@ def test_a_command_that_no_rank_can_run_is_a_mistake_and_on_one_node_alone_is_no
         return incident(outcome=OutcomeSeen(1.0, "7.0", "failed", "why", ends))
 
     nowhere = ended(RankExit(0, "n1", 127, None, 5.0), RankExit(1, "n2", 127, None, 5.1))
-    told = verdict(nowhere, *DEFAULT, max_step=-1)
-    assert (told.cause, told.restart) == ("user_error", False) and "there is no such command" in told.words
+    result = verdict(nowhere, *DEFAULT, max_step=-1)
+    assert (result.cause, result.restart) == ("user_error", False) and "there is no such command" in result.words
     assert verdict(nowhere, *DEFAULT).restart, "it has run before"
     one_node = ended(RankExit(0, "n1", None, 15, 5.2), RankExit(1, "n2", 127, None, 5.1))
     assert verdict(one_node, *DEFAULT, max_step=-1).restart
@@ -184,8 +184,8 @@ def test_a_users_rule_may_start_again_what_would_be_a_stop() -> None:
     exits = (RankExit(0, "n1", 1, None, 4.0), RankExit(1, "n2", 93, None, 5.0))
     found = incident(outcome=OutcomeSeen(1.0, "7.0", "failed", "why", exits))
     assert not verdict(found, *DEFAULT).restart
-    told = verdict(found, Rule("try", RELAUNCH, exit_code=(93,), budget=1), *DEFAULT)
-    assert told.restart and told.decided.rule == "try" and told.cause == "do_not_restart"
+    result = verdict(found, Rule("try", RELAUNCH, exit_code=(93,), budget=1), *DEFAULT)
+    assert result.restart and result.decided.rule == "try" and result.cause == "do_not_restart"
 
 
 def test_less_than_the_evidence_allows_can_be_asked_and_more_not() -> None:
@@ -213,7 +213,7 @@ def test_less_than_the_evidence_allows_can_be_asked_and_more_not() -> None:
         (died(None, 11, log_category="unknown", log_line="step 3"), "process_crash"),
         (died(None, 9, log_category="oom", log_line="Cannot allocate memory"), "host_oom"),
         (incident(ended="TIMEOUT"), "slurm_time_limit"),
-        (incident(quiet=True), "nccl_hang"),
+        (incident(stalled=True), "nccl_hang"),
         (died(1, faults=FAULT), "gpu_hardware"),
         (incident(outcome=OutcomeSeen(1.0, "7.0", "left", "w", cause="maintenance")), ""),
     ],
@@ -225,8 +225,8 @@ def test_the_category_of_a_failure(found: Incident, category: str) -> None:
 def test_what_is_left_on_purpose_meets_no_rule_on_failures() -> None:
     left = incident(outcome=OutcomeSeen(1.0, "7.0", "left", "w", cause="maintenance"))
     every = Rule("r", STOP, category=tuple(c.value for c in Category))
-    told = verdict(left, every)
-    assert told.restart and told.decided.rule == ""
+    result = verdict(left, every)
+    assert result.restart and result.decided.rule == ""
 
 
 def test_the_same_failure_elsewhere_is_counted_as_the_same() -> None:

@@ -49,7 +49,7 @@ def plain_incident(incident: Incident | None) -> Incident | None:
 
 
 def plain(state: State) -> State:
-    """The state without the table, and without what tells of it."""
+    """The state without the table, and without what reports it."""
     return replace(
         state,
         policy=replace(state.policy, rules=()),
@@ -98,10 +98,10 @@ def test_the_default_table_is_what_the_launcher_does(
     bare = fresh((*NODES, SPARE), relaunches=relaunches)
     table = replace(bare, policy=replace(bare.policy, rules=DEFAULT))
     now = 0.0
-    for pause, heard in story:
+    for pause, received in story:
         now += pause
-        heard = replace(heard, at=now)
-        (bare, orders), (table, same) = launcher.decide(bare, heard), launcher.decide(table, heard)
+        received = replace(received, at=now)
+        (bare, orders), (table, same) = launcher.decide(bare, received), launcher.decide(table, received)
         assert [plain_order(o) for o in orders] == [plain_order(o) for o in same]
         assert (bare.phase, bare.nodes, bare.budget) == (table.phase, table.nodes, table.budget)
 
@@ -110,8 +110,8 @@ def test_the_default_table_is_what_the_launcher_does(
 def test_the_default_table_tells_the_same_stories(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the rule that a stop names."""
     monkeypatch.setattr("core_transcript.Policy", with_default_table)
-    told = play_transcript(path.read_text()).splitlines()
-    lines = [line.partition("; stopped by rule ")[0] for line in told]
+    found = play_transcript(path.read_text()).splitlines()
+    lines = [line.partition("; stopped by rule ")[0] for line in found]
     ours = [line for line in path.read_text().splitlines() if line.startswith("    ")]
     assert [line for line in lines if line.startswith("    ")] == ours
 
@@ -139,9 +139,9 @@ def test_no_table_isolates_more_than_the_evidence_allows(
     state = fresh((*NODES, SPARE))
     state = replace(state, policy=replace(state.policy, rules=rules))
     now = 0.0
-    for pause, heard in story:
+    for pause, received in story:
         now += pause
-        state, orders = launcher.decide(state, replace(heard, at=now))
+        state, orders = launcher.decide(state, replace(received, at=now))
         diagnosis = state.incident.diagnosis if state.incident else None
         if diagnosis is not None:
             ladder = ("none", "exclude", "drain")
@@ -156,7 +156,7 @@ def test_actions_that_are_compared_are_not_empty() -> None:
     ledger = begun(Policy(rules=DEFAULT))
     ended = ev.OutcomeSeen(30.0, "7.0", "failed", "why", (ev.RankExit(1, "n2", 1, None, 5.0),), durable=4)
     first = ledger.feed(ended)
-    assert [type(a) for a in first] == [act.Examine]
+    assert [type(a) for a in first] == [act.ReadLogs]
     (restart,) = ledger.feed(ev.Examined(31.0, first[0].key, "unknown", "boom", "rank-1.log"))
     assert isinstance(restart, act.Restart)
     assert ledger.state.incident is not None and ledger.state.incident.diagnosis is not None

@@ -52,7 +52,7 @@ def test_the_third_time_a_launcher_stops_with_the_evidence() -> None:
     assert [t.at for t in left.outcome.taken] == [10.0 + 2 - 54, 30.0 + 2 - 54, 50.0 + 2 - 54]
 
 
-def test_the_next_attempt_goes_on_counting() -> None:
+def test_the_next_attempt_continues_counting() -> None:
     state, actions = out_of_memory(ruled(training(), TWICE), 10.0)
     state, actions = out_of_memory(state, 30.0)
     state, actions = feed(state, launcher.StopRequested(40.0, "TERM"), launcher.GracePeriodOver(41.0))
@@ -69,7 +69,7 @@ def test_the_next_attempt_goes_on_counting() -> None:
     assert started(actions) == [] and "for the third time" in outcome(actions).outcome.why
 
 
-def test_a_swap_that_is_asked_for_comes_before_any_relaunch() -> None:
+def test_a_swap_that_is_requested_comes_before_any_relaunch() -> None:
     state = ruled(with_spare(), Rule("away", "swap", cause=("rank_killed",)))
     launch = state.launch.number
     state, _ = feed(
@@ -101,7 +101,7 @@ def quiet(at: float, launch: int = 0) -> launcher.Stalled:
     return launcher.Stalled(at, launch, ev.Stall(4, 9.0, 8.0, (1,), ("n2",)))
 
 
-def test_a_silence_that_is_ignored_ends_no_launch_and_is_told_once() -> None:
+def test_a_silence_that_is_ignored_ends_no_launch_and_is_reported_once() -> None:
     rule = Rule("patience", "ignore", cause=("hang",), budget=2)
     state, actions = feed(ruled(training(), rule), quiet(20.0), quiet(20.3), quiet(20.6))
     assert [(type(o), getattr(o, "what", "")) for o in actions] == [(launcher.Journal, "ignored")]
@@ -144,8 +144,8 @@ def told(state: State, *events: ev.Event) -> tuple[State, list[act.Action]]:
 
 
 def answered(state: State, at: float, verdict: str) -> tuple[State, list[act.Action]]:
-    asked = [a for a in state.pending if isinstance(a, act.Probe)]
-    return told(state, *(ev.Probed(at, a.key, a.node, verdict, "e") for a in asked))
+    requested = [a for a in state.pending if isinstance(a, act.Probe)]
+    return told(state, *(ev.Probed(at, a.key, a.node, verdict, "e") for a in requested))
 
 
 def test_the_operator_leaves_a_silence_alone_that_is_to_be_ignored() -> None:
@@ -174,15 +174,15 @@ def test_what_the_launcher_relaunched_counts_for_the_operator_too() -> None:
     run = operated(TWICE)
     for launch in (1, 2):
         name = f"l{launch}"
-        seen = ev.HealSeen(10.0 * launch, "7.0", name, "seen", "rank 1 ended")
+        seen = ev.RecoverySeen(10.0 * launch, "7.0", name, "seen", "rank 1 ended")
         run, _ = told(run, seen)
         for heal in heals:
             told_as = {"what": heal.what, "words": heal.words, "cause": heal.cause, "nodes": heal.nodes}
-            run, _ = told(run, ev.HealSeen(10.0 * launch, "7.0", name, **told_as, decided=heal.decided))
+            run, _ = told(run, ev.RecoverySeen(10.0 * launch, "7.0", name, **told_as, decided=heal.decided))
         run, _ = told(run, ev.LaunchSeen(10.0 * launch + 1, "7.0", launch, OPERATED[:3], 3))
         run, _ = told(run, ev.StepSeen(10.0 * launch + 2, "7.0", 5 + launch))
-    run, (asked,) = told(run, failed(40.0))
-    run, actions = told(run, ev.Examined(41.0, asked.key, "oom", OOM.format(80), "rank-1.log"))
+    run, (requested,) = told(run, failed(40.0))
+    run, actions = told(run, ev.Examined(41.0, requested.key, "oom", OOM.format(80), "rank-1.log"))
     assert [type(o) for o in actions] == [act.Cancel] and run.phase is Phase.STOPPING
     assert "stopped by rule `oom` (run.toml)" in run.verdict and "for the third time" in run.verdict
 
@@ -215,7 +215,7 @@ def test_what_a_launcher_has_stopped_for_no_operator_starts_again() -> None:
         assert ("for the third time" in run.verdict) is stops
 
 
-def test_a_swap_that_was_asked_for_excludes_nobody_who_answers() -> None:
+def test_a_swap_that_was_requested_excludes_nobody_who_answers() -> None:
     away, suspicion = Rule("away", "swap"), Rule("isolate", "isolate")
     for rule, kept_away in ((away, False), (suspicion, True)):
         state = ruled(with_spare(), rule)
@@ -225,7 +225,7 @@ def test_a_swap_that_was_asked_for_excludes_nobody_who_answers() -> None:
             fault = ev.NodeFault("n2", "xid", "SUSPECT", "Xid 63")
             _, actions = out_of_memory(feed(state, launcher.FaultsFound(9.0, (fault,)))[0], 10.0)
         (swap,) = [o for o in actions if isinstance(o, launcher.Journal) and o.what == "swapped"]
-        heal = ev.HealSeen(14.0, "7.0", swap.incident, "swapped", swap.words, swap.cause, swap.nodes, swap.faults)
+        heal = ev.RecoverySeen(14.0, "7.0", swap.incident, "swapped", swap.words, swap.cause, swap.nodes, swap.faults)
         _, ordered = told(operated(rule), replace(heal, decided=swap.decided))
         assert [a.node for a in ordered if isinstance(a, act.Isolate)] == (["n2"] if kept_away else [])
         assert [a.node for a in ordered if isinstance(a, act.Probe)] == ["n2"], "it is looked at in any case"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,7 +15,7 @@ from transom_cli.core import launcher
 from transom_cli.core.operator.actions import Action, Restart
 from transom_cli.core.operator.decide import decide
 from transom_cli.core.operator.state import Phase, Policy, Request, State
-from transom_cli.core.progress import FEW, made_progress
+from transom_cli.core.progress import FEW, Progress, made_progress
 
 NODES = ("n1", "n2", "n3")
 
@@ -48,9 +49,9 @@ def test_a_launch_that_always_dies_at_its_own_step_50_uses_up_its_relaunches() -
     state, orders = feed(fresh(relaunches=2), launcher.AttemptStarted(0.0))
     for made, rank in ((50, 0), (50, 1), (51, 2)):
         state, orders = dies(state, made, rank)
-    told = outcome(orders).outcome
-    assert "relaunched 2 times without progress (51 steps in the last start)" in told.why
-    assert (told.step, told.since_start) == (51, True)
+    found = outcome(orders).outcome
+    assert "relaunched 2 times without progress (51 steps in the last start)" in found.why
+    assert (found.step, found.since_start) == (51, True)
 
 
 def test_a_few_steps_after_each_relaunch_are_no_progress() -> None:
@@ -85,6 +86,22 @@ def test_what_counts_as_progress(made: int, before: int, progress: bool) -> None
     assert made_progress(made, before) is progress
 
 
+def test_first_checkpoint_is_progress_even_if_it_is_older_than_a_step_that_was_lost() -> None:
+    lost = Progress().stepped(500, False, 500).charged().new_start()
+    assert not lost.stepped(400, False, 400).further()
+    saved = replace(lost.stepped(120, False, 120), durable=100)
+    assert saved.further() and saved.charged().beyond == " beyond step 100"
+    again = saved.charged().new_start().stepped(700, False, 700)
+    assert not again.further(), "with checkpoints, only a newer one counts"
+
+
+def test_trainer_that_stepped_until_slurm_took_its_nodes_made_progress() -> None:
+    known = Progress().stepped(500, False, 500).charged().new_start()
+    assert known.stepped(40, False, 40).further("time_limit") and not known.stepped(40, False, 40).further("hang")
+    assert not known.further("time_limit"), "no step was seen, and others made some"
+    assert Progress().further("time_limit"), "no step of any start is known: a trainer without heartbeats"
+
+
 # --- the operator ---
 
 
@@ -109,10 +126,10 @@ def run(lengths: list[int], allowed: int = 2, *, since_start: bool = True) -> St
         if made >= 0:
             tell(ev.StepSeen(now + 1, attempt, made, since_start))
         died = ev.RankExit(restart, nodes[restart], None, 9, now, made, since_start)
-        asked = tell(ev.OutcomeSeen(now + 2, attempt, "failed", "killed", (died,), nodes=nodes))
-        for action in asked:
-            asked = tell(ev.Examined(now + 3, action.key, "unknown", "", ""))
-        restarts = [a for a in (*asked, *tell(ev.Tick(now + 50))) if isinstance(a, Restart)]
+        requested = tell(ev.OutcomeSeen(now + 2, attempt, "failed", "killed", (died,), nodes=nodes))
+        for action in requested:
+            requested = tell(ev.Examined(now + 3, action.key, "unknown", "", ""))
+        restarts = [a for a in (*requested, *tell(ev.Tick(now + 50))) if isinstance(a, Restart)]
         if not restarts:
             return state
         tell(ev.Restarted(now + 51, restarts[0].key, 7, restart + 1, "requeued"))
@@ -143,7 +160,7 @@ def test_steps_of_the_training_itself_are_compared_as_before() -> None:
     assert run([340, 400, 450, 500], since_start=False).budget.no_progress == 0
 
 
-def test_the_trainings_own_step_is_believed_once_it_is_told() -> None:
+def test_the_trainings_own_step_is_believed_once_it_is_reported() -> None:
     state = run([340])
     state, _ = decide(state, ev.JobSeen(500.0, 7, 1, "RUNNING", nodes=state.job.nodes))
     state, _ = decide(state, ev.StepSeen(501.0, "7.1", 12))

@@ -122,7 +122,7 @@ def test_a_doubled_event_orders_nothing(policy: Policy, story: list[tuple[float,
             continue
         if isinstance(event, ev.Submitted | ev.Isolated | ev.Restarted | ev.Acted | ev.ActionFailed | ev.Examined):
             assert ledger.feed(event) == ()
-        if isinstance(event, ev.Probed | ev.StopRequested | ev.JobGone | ev.LiftRequested):
+        if isinstance(event, ev.Probed | ev.StopRequested | ev.JobGone | ev.LiftRequested | ev.RequeueRequested):
             assert ledger.feed(event) == ()
 
 

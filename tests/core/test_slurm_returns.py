@@ -44,7 +44,7 @@ def answered(*events: ev.Event) -> tuple[State, list[Action]]:
     for at in range(702, 760):
         probes = [ev.Probed(at, a.key, a.node, "PASS", "answers") for a in ordered if type(a).__name__ == "Probe"]
         looks = [
-            ev.Examined(at, a.key, "unknown", "rank 0 goes on", "x") for a in ordered if type(a).__name__ == "Examine"
+            ev.Examined(at, a.key, "unknown", "rank 0 goes on", "x") for a in ordered if type(a).__name__ == "ReadLogs"
         ]
         for event in (*probes, *looks, ev.Tick(float(at))):
             state, actions = decide(state, event)
@@ -70,12 +70,12 @@ def test_cancelled_meanwhile_it_is_stopped() -> None:
 def test_cancelled_and_forgotten_it_is_stopped_on_the_word_of_its_own_log() -> None:
     state, ordered = play(stopped(), ev.JobGone(705.0, 7, "CANCELLED", source="the job's log"))
     assert (state.phase, state.exit_code) == (Phase.STOPPED, 130)
-    assert state.verdict == "the job was cancelled in Slurm (scancel), as the job's log tells"
+    assert state.verdict == "the job was cancelled in Slurm (scancel), according to the job's log"
     assert not [a for a in ordered if isinstance(a, Restart)]
 
 
 @pytest.mark.parametrize("events", [(), (stopped(),)], ids=["without a word", "told to stop, nobody knows why"])
-def test_forgotten_without_being_cancelled_it_goes_on(events: tuple[ev.Event, ...]) -> None:
+def test_forgotten_without_being_cancelled_it_continues(events: tuple[ev.Event, ...]) -> None:
     state, ordered = answered(*events, ev.JobGone(701.0, 7))
     (restart,) = [a for a in ordered if isinstance(a, Restart)]
     assert (restart.job_id, restart.exclude, restart.dead) == (7, (), ())
@@ -108,7 +108,7 @@ def test_what_a_jobs_log_says_of_its_end(text: str, cancelled: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "kept", "told"),
+    ("lost", "kept", "found"),
     [
         ((), (), ""),
         (("n2",), ("n2",), ""),
@@ -118,14 +118,16 @@ def test_what_a_jobs_log_says_of_its_end(text: str, cancelled: bool) -> None:
     ids=["none", "one", "two", "all"],
 )
 def test_requeued_with_nodes_down_the_job_keeps_off_some_and_never_off_all(
-    lost: tuple[str, ...], kept: tuple[str, ...], told: str
+    lost: tuple[str, ...], kept: tuple[str, ...], found: str
 ) -> None:
     state, ordered = play(requeued(lost))
     assert state.isolation.excluded == kept and state.phase is Phase.RECOVERING
     patches = [(a.exclude, a.start) for a in ordered if isinstance(a, Patch)]
-    assert patches == ([] if told else [(kept, True)]), "Slurm's two minutes, where old processes may live on its nodes"
+    assert patches == ([] if found else [(kept, True)]), (
+        "Slurm's two minutes, where old processes may live on its nodes"
+    )
     assert state.incident is not None
-    assert [m.words for m in state.incident.marks if m.what == "capped"] == ([told] if told else [])
+    assert [m.words for m in state.incident.marks if m.what == "capped"] == ([found] if found else [])
 
 
 def test_beyond_the_cap_none_is_kept_away_for_what_slurm_says_alone() -> None:
@@ -160,3 +162,17 @@ def test_suspects_are_let_in_again_where_slurm_has_no_others_that_are_up() -> No
     state, ordered = play(requeued(("n2",)), ev.Acted(703.0, "patch/1", "excluded: n2"), requeued((), reason=down))
     assert state.isolation.excluded == ()
     assert [a.drop for a in ordered if isinstance(a, Patch)][-1] == ("n2",)
+
+
+def test_replaced_job_does_not_become_ours_again() -> None:
+    """A late report that names the old job as the new one's successor changes nothing."""
+    state = State()
+    for event in (
+        ev.Started(0.0, 1),
+        ev.Submitted(0.0, "submit", 7),
+        ev.LaunchSeen(1.0, "7.0", 0, ("n1",), 1),
+        ev.LaunchSeen(2.0, "8.0", 0, ("n1",), 1, succeeds=7),
+        ev.LaunchSeen(3.0, "7.0", 0, ("n1",), 1, succeeds=8),
+    ):
+        state, _ = decide(state, event)
+    assert state.attempt == "8.0"

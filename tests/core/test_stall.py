@@ -470,3 +470,38 @@ def test_ranks_that_tell_the_trainings_step_are_believed_before_those_that_count
     job.set([0], since_start=False, step=2, count=9)
     job.pass_time(2.0)
     assert (job.state.step, job.state.since_start) == (2, False)
+
+
+class Passed(Job):
+    """Judged by what another observer passes on, every five seconds."""
+
+    def observe(self) -> None:
+        heard = stall.HeardBefore(dict.fromkeys(self.tables, 0.75), {})
+        if self.now % 5.0 < self.look:
+            self.state, found = stall.watch(self.state, dict(self.tables), self.now, self.limits, heard)
+            self.findings += [(self.now, f) for f in found]
+        else:
+            self.state = stall.listened(self.state, self.now, self.limits)
+
+
+def test_the_age_of_a_table_that_is_passed_on_counts() -> None:
+    job = Passed(ranks=4, look=0.25)
+    assert alarms(job.steps([1.0] * 134)) == []
+    began = job.now
+    job.dead.add("n1")
+    job.pass_time(60.0)
+    (silent,) = [(at, f) for at, f in job.findings if isinstance(f, NodeSilent)]
+    assert silent[1].node == "n1" and silent[1].silent_for >= 10.0 and silent[0] - began <= 15.0
+    job.dead.clear()
+    assert [f for f in job.pass_time(10.0) if isinstance(f, stall.NodeBack)] == [stall.NodeBack("n1")]
+
+
+def test_an_observer_who_vouches_for_nodes_renews_the_patience_with_them() -> None:
+    job = Job(ranks=4, look=0.25)
+    job.settle()
+    job.dead |= {"n0", "n1"}
+    job.pass_time(9.0)
+    job.state = stall.vouched(job.state, 4.0, ["n0", "unknown"])
+    silent = {f.node: job.now for f in job.pass_time(2.0) if isinstance(f, NodeSilent)}
+    assert set(silent) == {"n1"}
+    assert [f.node for f in job.pass_time(5.0) if isinstance(f, NodeSilent)] == ["n0"]

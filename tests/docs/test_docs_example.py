@@ -1,4 +1,4 @@
-"""The example of docs/checkpoints.md, as it stands there: it runs, and it goes on from its newest checkpoint."""
+"""The example of docs/checkpoints.md runs as it is, and continues from its newest checkpoint."""
 
 from __future__ import annotations
 

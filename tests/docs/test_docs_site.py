@@ -56,7 +56,7 @@ def test_every_page_is_built_and_fetches_nothing_from_elsewhere(site: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "found"),
     [
         ("# One\n\n[two](#nowhere)\n", "nowhere"),
         ("# One\n\n[two](two.md)\n", "two.md"),
@@ -64,13 +64,13 @@ def test_every_page_is_built_and_fetches_nothing_from_elsewhere(site: Path) -> N
     ],
     ids=["anchor", "page", "outside"],
 )
-def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path, text: str, told: str) -> None:
+def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path, text: str, found: str) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text(text)
     config = (ROOT / "mkdocs.yml").read_text()
     (tmp_path / "mkdocs.yml").write_text(config[: config.index("\nnav:")])
     done = build(tmp_path, tmp_path / "site")
-    assert done.returncode != 0 and told in done.stdout + done.stderr
+    assert done.returncode != 0 and found in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)

@@ -141,7 +141,7 @@ def test_a_cancelled_job_that_slurm_has_forgotten_stays_cancelled(somebody: Pers
     view = somebody.wait(run, over)
     assert (view["phase"], view["exit_code"], view["starts"], view["job_id"]) == ("stopped", 130, 0, job_id)
     assert view["verdict"].startswith("the job was cancelled in Slurm by ")
-    assert view["verdict"].endswith("(scancel), as accounting tells")
+    assert view["verdict"].endswith("(scancel), according to accounting")
     assert accounted.slurm("squeue", "-h", "--states=all", "-o", "%A") == ""
     (one,) = attempts(somebody, run)[1]
     assert (one["status"], one["slurm"]["state"], one["differences"]) == ("stopped", "CANCELLED", [])

@@ -119,7 +119,7 @@ def test_what_the_kernel_logs_of_a_gpu_ends_the_launch_at_once_and_the_spare_tak
     view = owner.wait(run, over)
     assert (view["phase"], view["step"], view["starts"]) == ("done", 200, 0)
     assert [r["nodes"] for r in records(run, job_id)] == [["node1", "node2"], ["node1", "node3"]]
-    heal = records(run, job_id, kind="heal")
+    heal = records(run, job_id, kind="recovery")
     seen = next(r for r in heal if r["what"] == "seen")
     assert "node2: gpu_xid: " in seen["words"] and "Xid (PCI:0000:18:00): 79" in seen["words"]
     said = drained(sandbox, "node2", lambda words: "transom: gpu_xid:" in words)

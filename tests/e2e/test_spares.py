@@ -141,7 +141,7 @@ def test_old_ranks_on_a_node_that_was_frozen_are_ended_when_it_comes_back(person
         return [r["words"] for r in map(json.loads, lines) if r["type"] == "leftovers"]
 
     person.wait(run, lambda v: bool(freed(v)))
-    assert freed(None) == ["node2 answers again: nothing of launch 0 is left there"]
+    assert freed(None) == ["node2 answers again: no process of launch 0 remains there"]
     told = json.loads((run.attempt(job_id, 0).exits(0) / "rank-1.json").read_text())
     assert told["node"] == "node2" and told["signal"] in (9, 15), "by us, or by Slurm where srun could still ask for it"
     view = person.wait(run, over)

@@ -94,7 +94,7 @@ def test_file_system_outage_is_reported_and_is_not_an_incident(
     for words in (("status", run.run_id), ("list",), ("explain", run.run_id), ("attach", "--detach", run.run_id)):
         done = shared.transom(*words, timeout=BOUND)
         assert done.returncode == 22, done
-        assert f"{shared.root} does not answer" in done.stderr and "since" in done.stderr
+        assert f"{shared.root} does not respond" in done.stderr and "since" in done.stderr
     told(heard, "the run directory has not responded for 60 s", 120)
     faults.cont_disk(sandbox, shared.root)
     told(heard, "the run directory responds again", BOUND)
@@ -161,7 +161,7 @@ def test_the_live_screen_says_it_and_can_be_left(shared: Person, sandbox: Sandbo
     try:
         shows(screen, run.run_id.encode())
         faults.stall_disk(sandbox, shared.root)
-        shows(screen, b"no answer from the run directory since")
+        shows(screen, b"the run directory has not responded since")
         os.write(screen, b"q")
         shows(screen, b"\x1b[?1049l")  # the terminal is given back
         deadline = time.monotonic() + BOUND

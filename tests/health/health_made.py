@@ -27,17 +27,17 @@ class MadeLimits:
 
 
 def read_made(about: About) -> Made:
-    told = os.environ.get(DO, "")
-    if told == "hang":
+    found = os.environ.get(DO, "")
+    if found == "hang":
         time.sleep(3600)
-    if told == "die":
+    if found == "die":
         os.kill(os.getpid(), signal.SIGSEGV)
         time.sleep(3600)  # another thread may be the one that it is delivered to, a moment later
-    if told == "raise":
+    if found == "raise":
         raise RuntimeError("the tool is broken")
-    if told == "long":
+    if found == "long":
         return Made(int("9" * 3000), os.getpid())
-    return Made(int(told or 1), os.getpid())
+    return Made(int(found or 1), os.getpid())
 
 
 def read_well(about: About) -> Made:

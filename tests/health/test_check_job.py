@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from health_made import PATH, well_check
 
-from transom_cli.health import registry
 from transom_cli.health.check import About, Tier
 from transom_cli.health.finding import Verdict
 from transom_cli.health.report import Report
@@ -43,7 +42,6 @@ def refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     srun = tmp_path / "srun"
     srun.write_text(SRUN.format(python=sys.executable))
     srun.chmod(0o755)
-    monkeypatch.setattr(registry, "CHECKS", (well_check(),))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", f"{PATH}:{REPO}")
     monkeypatch.setenv("REFUSALS", str(tmp_path / "refusals"))
@@ -51,7 +49,8 @@ def refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def checked() -> tuple[Report, dict[str, Verdict]]:
-    report = check_job(1, ("node1", "node2"), HealthRequest(About(tier=Tier.QUICK), probe=False, budget=30.0))
+    wish = HealthRequest(About(tier=Tier.QUICK), probe=False, budget=30.0, checks=(well_check(),))
+    report = check_job(1, ("node1", "node2"), wish)
     return report, {f.node: f.verdict for f in report.findings if f.check in ("well", "answer")}
 
 

@@ -86,10 +86,10 @@ def test_what_happened_since_the_former_reading() -> None:
 
 
 def test_hanging_file_system_blocks_only_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, answer, real = [], threading.Event(), os.statvfs
+    requested, answer, real = [], threading.Event(), os.statvfs
 
     def hang(path: str) -> os.statvfs_result:
-        asked.append(path)
+        requested.append(path)
         answer.wait(60)
         return real(path)
 
@@ -97,7 +97,7 @@ def test_hanging_file_system_blocks_only_one_call(monkeypatch: pytest.MonkeyPatc
     room = RoomReader("/tmp")
     first, second = room.read(0.05), room.read(0.05)
     assert 0 < first.waited < second.waited and first.used is None
-    assert asked == ["/tmp"]
+    assert requested == ["/tmp"]
     answer.set()
     assert room.read(10.0).used is not None
 
@@ -107,10 +107,10 @@ def finding(verdict: Verdict, check: str = "memory") -> Finding:
 
 
 def tell(looks: list[Verdict], events: frozenset[str] = frozenset()) -> list[Verdict]:
-    told: dict[str, Reported] = {}
+    result: dict[str, Reported] = {}
     out = []
     for verdict in looks:
-        told, news = changes(told, [finding(verdict)], events)
+        result, news = changes(result, [finding(verdict)], events)
         out += [f.verdict for f in news]
     return out
 

@@ -22,14 +22,14 @@ def test_messages_arrive_complete_in_any_order_of_nodes(said: list, random) -> N
     for number, (node, message) in enumerate(said):
         queues[node] += frames(node, number, message)
     assert all(len(line) < 1000 and line.isascii() and "\n" not in line for q in queues.values() for line in q)
-    assembler, heard = Assembler(), []
+    assembler, received = Assembler(), []
     while any(queues.values()):
         node = random.choice([n for n, q in queues.items() if q])
         message = assembler.feed(queues[node].pop(0) + "\n")
         if message is not None:
-            heard.append(message)
+            received.append(message)
     key = repr
-    assert sorted(heard, key=key) == sorted(({**m, "node": n} for n, m in said), key=key)
+    assert sorted(received, key=key) == sorted(({**m, "node": n} for n, m in said), key=key)
 
 
 def test_a_message_that_lost_a_line_is_lost_and_the_next_one_is_not() -> None:

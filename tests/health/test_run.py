@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,12 @@ import psutil
 import pytest
 from health_made import DO, PATH, made_check, well_check
 
-from transom_cli.health import node_worker, registry, run
+from transom_cli.health import registry
 from transom_cli.health.check import About, Tier
 from transom_cli.health.finding import Verdict
 from transom_cli.health.report import Report, record, replay
-from transom_cli.health.run import HealthRequest, check_nodes
+from transom_cli.health.run import HealthRequest, Waits, check_nodes
 from transom_cli.health.transport import LocalTransport, SrunTransport, by_ssh, here
-
-
-@pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "CHECKS", (made_check(), well_check()))
-    monkeypatch.setattr(node_worker, "STARTING", 1.0)
-    yield
 
 
 def crew(**told: str) -> LocalTransport:
@@ -36,7 +28,8 @@ def crew(**told: str) -> LocalTransport:
 
 
 def wishes(**changed: Any) -> HealthRequest:
-    return HealthRequest(About(tier=Tier.QUICK, gpus=3), probe=False, **changed)
+    checks = (made_check(), well_check())
+    return HealthRequest(About(tier=Tier.QUICK, gpus=3), probe=False, **{"checks": checks, **changed})
 
 
 def verdicts(report: Report, check: str = "made") -> dict[str, Verdict]:
@@ -70,8 +63,7 @@ def test_a_long_reading_comes_whole() -> None:
     assert report.readings["a"]["made"]["reading"]["value"] == int("9" * 3000)
 
 
-def test_a_node_that_gives_no_sign_is_found_and_not_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "ANSWER", 4.0)
+def test_a_node_that_gives_no_sign_is_found_and_not_waited_for_longer() -> None:
     mute = LocalTransport(("a", "b"), lambda node, argv: argv if node == "a" else ["sleep", "60"], _path())
     report = check_nodes(mute, wishes())
     assert report.silent == ("b",)
@@ -79,14 +71,13 @@ def test_a_node_that_gives_no_sign_is_found_and_not_waited_for_longer(monkeypatc
     assert verdicts(report) == {"a": Verdict.PASS}
 
 
-def test_late_worker_is_not_suspected_if_all_start_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_worker_is_not_suspected_if_all_start_slowly() -> None:
     """Python from a file server, on a thousand nodes at once."""
-    monkeypatch.setattr(run, "ARRIVAL", 0.5)
 
     def reach(node: str, argv: list[str]) -> list[str]:
         return ["sh", "-c", f'sleep {1 if node == "a" else 60}; exec "$@"', "sh", *argv]
 
-    report = check_nodes(LocalTransport(("a", "b"), reach, _path()), wishes())
+    report = check_nodes(LocalTransport(("a", "b"), reach, _path()), wishes(waits=Waits(arrival=0.5)))
     assert report.silent == ("b",) and verdicts(report, "answer") == {"b": Verdict.UNKNOWN}
     assert "this one had" in next(f.evidence for f in report.findings if f.check == "answer")
 
@@ -178,7 +169,7 @@ def test_clocks_are_compared_by_what_the_way_there_and_back_allows() -> None:
 def test_a_recording_is_judged_as_the_nodes_were() -> None:
     live = check_nodes(crew(a="1", b="11", c="hang"), wishes())
     text = record(live, wishes().about, "1.0")
-    again = replay(text, {}, frozenset(), "file")
+    again = replay(text, {}, frozenset(), "file", wishes().checks)
     assert verdicts(again) == verdicts(live)
     assert set(again.findings) == set(live.findings)
     assert json.loads(text)["about"]["gpus"] == 3
@@ -203,13 +194,10 @@ def test_programs_started_by_a_reader_end_with_the_health_run(tmp_path: Path, mo
     program.write_text(f"#!/bin/sh\necho $$ > {pid_file}\nexec sleep 600\n")
     program.chmod(0o755)
     tmp_path.chmod(0o755)
-    monkeypatch.undo()
-    (site,) = [c for c in registry.CHECKS if c.name == "site"]
-    monkeypatch.setattr(registry, "CHECKS", (site,))
+    checks = tuple(c for c in registry.CHECKS if c.name == "site")
     about = About(tier=Tier.QUICK, site_checks=str(program.parent))
-    report = check_nodes(
-        LocalTransport(("a",), env={"a": {"PYTHONPATH": str(Path.cwd())}}), HealthRequest(about, probe=False, budget=4)
-    )
+    wish = HealthRequest(about, probe=False, budget=4, checks=checks)
+    report = check_nodes(LocalTransport(("a",), env={"a": {"PYTHONPATH": str(Path.cwd())}}), wish)
     assert verdicts(report, "site") == {"a": Verdict.UNKNOWN}
     pid = int(pid_file.read_text())
     deadline = time.monotonic() + 5

@@ -5,19 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from transom_cli.health import registry, run
+from transom_cli.health import run
 from transom_cli.health.check import About, Tier
 from transom_cli.health.checks.run_dir import RUN_DIR, token
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.health.protocol import Message
 from transom_cli.health.registry import of_tier
 from transom_cli.health.report import Report, document
-from transom_cli.health.run import HealthRequest, HealthRun, check_nodes
+from transom_cli.health.run import HealthRequest, HealthRun, Waits, check_nodes
 
 
 class Spoken:
@@ -30,9 +30,9 @@ class Spoken:
         self._said: deque[Message] = deque({"re": "here", "node": node} for node in nodes)
 
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
-        told = tuple(to or self.nodes)
-        self.sent.append((message["do"], told))
-        for node in told:
+        result = tuple(to or self.nodes)
+        self.sent.append((message["do"], result))
+        for node in result:
             if message["do"] == "ping" and node != self._mute:
                 self._said.append({"re": "ping", "node": node, "n": message["n"], "wall": time.time()})
             if message["do"] == "read":
@@ -49,15 +49,13 @@ class Spoken:
         self.over = True
 
 
-@pytest.fixture(autouse=True)
-def one_check(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "CHECKS", tuple(c for c in of_tier(Tier.QUICK) if c.name == RUN_DIR))
-    monkeypatch.setattr(run, "TRANSFER", 0.1)
-    yield
+WAITS = Waits(transfer=0.1, visible=0.1, remove=0.1)
 
 
 def wishes(tier: Tier = Tier.QUICK, budget: float = 30.0, *, probe: bool = False, path: str = "") -> HealthRequest:
-    return HealthRequest(About(tier=tier, token=token(path, "words") if path else ""), probe=probe, budget=budget)
+    about = About(tier=tier, token=token(path, "words") if path else "")
+    checks = tuple(c for c in of_tier(Tier.QUICK) if c.name == RUN_DIR)
+    return HealthRequest(about, probe=probe, budget=budget, waits=WAITS, checks=checks)
 
 
 def test_node_that_misses_a_ping_gets_no_more_pings() -> None:
@@ -68,8 +66,6 @@ def test_node_that_misses_a_ping_gets_no_more_pings() -> None:
 
 def test_run_directory_that_hangs_here_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(run, "VISIBLE", 0.1)
-    monkeypatch.setattr(run, "REMOVE", 0.1)
     monkeypatch.setattr(run, "read_missing", lambda *_: go_on.wait(60.0) and ())
     monkeypatch.setattr(run, "remove_files", lambda *_: go_on.wait(60.0))
     done: list[Report] = []
@@ -79,8 +75,8 @@ def test_run_directory_that_hangs_here_delays_nothing(tmp_path: Path, monkeypatc
     thread.join(30.0)
     go_on.set()
     assert done, "it waits for the file system"
-    told = {f.node: f for f in done[0].findings if "this host cannot see" in f.evidence}
-    assert {node: f.verdict for node, f in told.items()} == {"a": Verdict.MONITOR, "b": Verdict.MONITOR}
+    result = {f.node: f for f in done[0].findings if "this host cannot see" in f.evidence}
+    assert {node: f.verdict for node, f in result.items()} == {"a": Verdict.MONITOR, "b": Verdict.MONITOR}
 
 
 @pytest.mark.parametrize(("tier", "budget", "probe", "seconds"), [

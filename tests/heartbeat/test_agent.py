@@ -215,7 +215,7 @@ def test_an_attempt_directory_that_the_node_cannot_see(node: Node, capfd: pytest
 def test_shared_heartbeat_directory_is_refused(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
     node.beats.mkdir(mode=0o755)
     assert node.agent().wait() == 1
-    message = f"transom: no beats from node nodeX: {node.beats} is not a private folder of this user\n"
+    message = f"transom: no heartbeats from node nodeX: {node.beats} is not a private folder of this user\n"
     assert capfd.readouterr().err == message
 
 

@@ -41,5 +41,14 @@ def test_directory_missing_for_a_moment_is_not_gone(attempt: AttemptDir, monkeyp
         patch.setattr(Path, "exists", lambda *_, **__: False)
         assert end.look(50.0) is End.NOT_YET, "that says nothing"
     attempt.path.rmdir()
-    assert end.look(50.0 + VANISHED) is End.NOT_YET
-    assert end.look(50.0 + VANISHED + EVERY) is End.VANISHED
+    assert end.look(70.0, every=15.0) is End.NOT_YET
+    assert end.look(70.0 + VANISHED, every=15.0) is End.NOT_YET, "looked at more often since"
+    assert end.look(70.0 + VANISHED + EVERY, every=15.0) is End.VANISHED
+
+
+def test_outcome_is_seen_at_once_when_the_launcher_announces_it(attempt: AttemptDir) -> None:
+    end = AttemptEnd(attempt, 0.0)
+    assert end.look(0.0, every=15.0) is End.NOT_YET
+    attempt.outcome.write_text("{}")
+    assert end.look(14.0, every=15.0) is End.NOT_YET
+    assert end.look(14.0, every=15.0, at_once=True) is End.OUTCOME

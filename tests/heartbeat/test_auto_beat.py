@@ -44,8 +44,9 @@ def test_every_step_of_the_first_optimizer_beats_after_its_first(tmp_path: Path)
     pytest.importorskip("torch")
     code = """
 train(first, model, 4); train(second, other, 3); train(first, model, 1)
+import os; print(os.environ["TRANSOM_RANK_PID"].endswith(f":{os.getpid()}"))
 """
-    trainer(TRAIN + code, tmp_path)
+    assert trainer(TRAIN + code, tmp_path) == "True\n", "Pythons that it starts are no ranks"
     assert (last(tmp_path).step, last(tmp_path).count, rec.PHASES[last(tmp_path).phase]) == (5, 4, "done")
     assert last(tmp_path).since_start, "they are no steps of the training"
 

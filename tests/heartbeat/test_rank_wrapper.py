@@ -46,6 +46,13 @@ def test_inherited_node_rank_never_reaches_torchrun(place: Place) -> None:
     assert out == "1 False\n"
 
 
+def test_torchrun_gets_the_launchs_port_in_its_environment(place: Place) -> None:
+    code = "import os; print(os.environ['PET_MASTER_PORT'])"
+    theirs = {"PET_MASTER_PORT": "29500", "MASTER_PORT": "12345"}
+    out, _ = place.python(code, flags=("--torchrun",), **theirs).communicate()
+    assert out == "12345\n"
+
+
 @pytest.mark.parametrize(
     ("layout", "tasks"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("1,3(x2)", [1, 3, 3]), ("8(x2)", [8, 8])]
 )
@@ -137,7 +144,10 @@ def test_rank_runs_without_heartbeats_if_the_directory_is_not_private(place: Pla
     rank = place.python("import os; print('TRANSOM_BEAT_DIR' in os.environ, 'TRANSOM_MEMORY' in os.environ)")
     out, err = rank.communicate()
     assert (rank.returncode, out) == (0, "False False\n")
-    assert err.startswith("transom: no beats from this rank on nodeX: ") and err.count("\n") == 1
+    assert (
+        err.startswith("transom: no heartbeats from rank 3 on nodeX, so a hang is not detected: ")
+        and err.count("\n") == 1
+    )
 
 
 def test_wrong_arguments(place: Place) -> None:

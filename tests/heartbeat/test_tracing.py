@@ -33,6 +33,9 @@ builtins.open, ctypes.CDLL = opened, Library
 ASKED = "0x59616d61 True (0, 0, 0)\n"
 CLIENT = "from transom_cli import beat; beat(1); beat(2)"
 START = f"runpy.run_path({str(ROOT / 'transom_cli/heartbeat/auto/sitecustomize.py')!r}, run_name='sitecustomize')"
+START += (
+    "\n[one.find_spec('torch.optim.optimizer') for one in sys.meta_path if type(one).__name__ == '_OptimizerImport']"
+)
 
 
 def said(code: str, scope: str, **env: str) -> str:
@@ -44,17 +47,17 @@ def said(code: str, scope: str, **env: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("code", [CLIENT, START], ids=["first beat", "start of Python"])
+@pytest.mark.parametrize("code", [CLIENT, START], ids=["first beat", "import of torch"])
 @pytest.mark.parametrize(("scope", "asked"), [("none", ""), ("0", ""), ("1", ASKED), ("2", "")])
 def test_tracing_is_permitted_only_where_needed(tmp_path: Path, code: str, scope: str, asked: str) -> None:
     assert said(code, scope, TRANSOM_BEAT_DIR=str(tmp_path)) == asked
 
 
-@pytest.mark.parametrize("code", [CLIENT, START], ids=["first beat", "start of Python"])
+@pytest.mark.parametrize("code", [CLIENT, START], ids=["first beat", "import of torch"])
 def test_tracing_stays_forbidden_outside_transom(code: str) -> None:
     assert said(code, "1") == ""
 
 
-@pytest.mark.parametrize("code", [CLIENT, START], ids=["first beat", "start of Python"])
+@pytest.mark.parametrize("code", [CLIENT, START], ids=["first beat", "import of torch"])
 def test_failures_never_raise_into_the_trainer(tmp_path: Path, code: str) -> None:
     assert said(code + "\nprint('trained')", "1", TRANSOM_BEAT_DIR=str(tmp_path), REFUSED="1") == ASKED + "trained\n"

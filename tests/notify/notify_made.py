@@ -41,7 +41,7 @@ class Heard:
 
 
 class Receiver:
-    """A web server that answers as it is told: the next of `answers`, the last of them for ever."""
+    """A web server that gives the next of `answers`, and the last one forever."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers) or [Answer()]

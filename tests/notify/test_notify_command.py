@@ -18,7 +18,7 @@ from transom_cli.core.operator.state import Policy
 from transom_cli.submit.rundir import new_run
 from transom_cli.submit.submission import SubmissionRecord
 from transom_cli.supervise.journal import write_header
-from transom_cli.supervise.operator.background import JsonLines
+from transom_cli.supervise.operator.run_logs import JsonLines
 
 
 def transom(home: Path, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -27,21 +27,21 @@ class Outside:
         self.open = threading.Event()
         self.open.set()
 
-    def __call__(self, told: Message, end: threading.Event) -> None:
+    def __call__(self, found: Message, end: threading.Event) -> None:
         self.tries += 1
         self.open.wait()
         if self.trouble:
             raise self.trouble.pop(0)
-        self.heard.append(told)
+        self.heard.append(found)
 
     @property
     def keys(self) -> list[str]:
-        return [key for told in self.heard for key in told.keys]
+        return [key for found in self.heard for key in found.keys]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return tmp_path / "told"
+    return tmp_path / "found"
 
 
 def courier(
@@ -62,19 +62,19 @@ def finish(one: DeliveryWorker) -> None:
     one.wait(20)
 
 
-def test_what_fails_is_tried_again_until_it_is_told_once(folder: Path) -> None:
-    asked: list[tuple[int, float]] = []
+def test_what_fails_is_tried_again_until_it_is_reported_once(folder: Path) -> None:
+    requested: list[tuple[int, float]] = []
     outside = Outside(DeliveryError("a"), DeliveryError("b", after=7.0), DeliveryError("c"))
-    one = courier(folder, outside, wait=lambda n, after: asked.append((n, after)) or 0.0)  # type: ignore[func-returns-value]
+    one = courier(folder, outside, wait=lambda n, after: requested.append((n, after)) or 0.0)  # type: ignore[func-returns-value]
     one.submit(news("i1/incident"))
     until(lambda: outside.heard)
     one.submit(news("i1/recovered", "recovered"))
     finish(one)
     assert outside.keys == ["i1/incident", "i1/recovered"] and outside.tries == 5
-    assert asked == [(1, 0.0), (2, 7.0), (3, 0.0)]
+    assert requested == [(1, 0.0), (2, 7.0), (3, 0.0)]
 
 
-def test_what_will_never_do_is_given_up_and_the_next_is_told(folder: Path) -> None:
+def test_what_will_never_do_is_given_up_and_the_next_is_reported(folder: Path) -> None:
     outside = Outside(DeliveryError("404", again=False))
     one = courier(folder, outside)
     one.submit(news("a"))
@@ -104,7 +104,7 @@ def test_an_error_that_nobody_thought_of_costs_one_message(folder: Path, caplog:
     assert outside.keys == ["b"] and "cannot notify ops of a" in caplog.text
 
 
-def test_nothing_is_told_twice_also_by_the_next_operator(folder: Path) -> None:
+def test_nothing_is_reported_twice_also_by_the_next_operator(folder: Path) -> None:
     for epoch in (1, 2, 3):
         outside = Outside()
         one = courier(folder, outside, epoch=epoch)
@@ -133,9 +133,9 @@ def test_what_one_operator_could_not_tell_the_next_one_does(folder: Path) -> Non
 
 def test_a_torn_or_foreign_record_is_passed_over(folder: Path) -> None:
     folder.mkdir()
-    told = json.dumps({"at": 1.0, "target": "ops", "how": "delivered", "keys": ["a"]})
+    found = json.dumps({"at": 1.0, "target": "ops", "how": "delivered", "keys": ["a"]})
     (folder / "1.jsonl").write_text(
-        f'{told}\n[1]\n{{"target": 5}}\n{{"target": "ops", "keys": "a", "at": 1}}\n{told[:20]}'
+        f'{found}\n[1]\n{{"target": 5}}\n{{"target": "ops", "keys": "a", "at": 1}}\n{found[:20]}'
     )
     ledger = DeliveryLog(folder, 2)
     assert ledger.known("ops", "a") and ledger.counts() == {("ops", DELIVERED): 1} and ledger.sent("ops") == (1.0,)
@@ -165,7 +165,7 @@ def test_beyond_its_share_of_an_hour_news_wait_and_become_one(folder: Path) -> N
     now[0] += 3601
     one.submit(news("f", at=now[0]))
     finish(one)
-    assert [told.keys for told in outside.heard] == [("a",), ("b",), ("c", "d", "e", "f")]
+    assert [found.keys for found in outside.heard] == [("a",), ("b",), ("c", "d", "e", "f")]
     assert "(and 3 more)" in outside.heard[-1].subject
 
 
@@ -180,7 +180,7 @@ def test_the_share_of_an_hour_holds_over_a_restart_of_the_operator(folder: Path)
     assert outside.keys == ["a"]
     second.submit(news("over", "done", at=1e9))
     finish(second)
-    assert outside.heard[-1].keys == ("b", "over"), "the end is told at once, with what waited"
+    assert outside.heard[-1].keys == ("b", "over"), "the end is reported at once, with what waited"
 
 
 def test_while_a_target_hangs_news_cost_no_time_and_a_bounded_room(folder: Path) -> None:

@@ -14,14 +14,14 @@ arrivals = st.lists(st.tuples(st.sampled_from((0.0, 0.0, 1.0, 60.0, 900.0, 4000.
 
 @given(arrivals, st.integers(1, 5))
 def test_no_hour_has_more_than_its_share_and_nothing_is_lost(story: list[tuple[float, int]], per_hour: int) -> None:
-    now, waiting, sent, told = 0.0, (), (), []  # type: ignore[var-annotated]
+    now, waiting, sent, found = 0.0, (), (), []  # type: ignore[var-annotated]
     came: list[Notification] = []
     for wait, how_many in [*story, (2 * HOUR, 0)]:
         until = now + wait
         while True:
             count, later = due(waiting, sent, now, per_hour)
             if count:
-                told += waiting[:count]
+                found += waiting[:count]
                 waiting, sent = waiting[count:], (*sent, now)
             elif now + later > until:
                 break
@@ -31,12 +31,12 @@ def test_no_hour_has_more_than_its_share_and_nothing_is_lost(story: list[tuple[f
         new = tuple(news(f"k{len(came) + i}", at=now) for i in range(how_many))
         came += new
         waiting += new
-    assert told == came
+    assert found == came
     for at in sent:
         assert sum(at - HOUR < other <= at for other in sent) <= per_hour
 
 
-def test_a_few_are_told_apart_and_more_as_one() -> None:
+def test_a_few_are_reported_apart_and_more_as_one() -> None:
     few = tuple(news(f"k{i}") for i in range(3))
     assert due(few, (), 0.0, 20) == (1, 0.0)
     assert due((*few, news("k3")), (), 0.0, 20) == (4, 0.0)
@@ -44,7 +44,7 @@ def test_a_few_are_told_apart_and_more_as_one() -> None:
     assert due((), (), 0.0, 20)[0] == 0
 
 
-def test_what_ends_a_run_is_told_at_once_with_all_that_waits() -> None:
+def test_what_ends_a_run_is_reported_at_once_with_all_that_waits() -> None:
     sent, waiting = (100.0, 200.0), (news("a"), news("b"))
     assert due(waiting, sent, 300.0, 2) == (0, 100.0 + HOUR - 300.0)
     assert due((*waiting, news("over", "failed")), sent, 300.0, 2) == (3, 0.0)
@@ -56,7 +56,7 @@ def test_messages_from_the_future_do_not_count() -> None:
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1e9))
-def test_the_pause_grows_and_has_an_end(failures: int, asked: float) -> None:
-    assert 1.0 <= pause(failures, asked) <= 2 * CAP
+def test_the_pause_grows_and_has_an_end(failures: int, requested: float) -> None:
+    assert 1.0 <= pause(failures, requested) <= 2 * CAP
     assert pause(failures) <= pause(failures + 1) <= CAP
-    assert pause(failures, asked) >= min(asked, 2 * CAP)
+    assert pause(failures, requested) >= min(requested, 2 * CAP)

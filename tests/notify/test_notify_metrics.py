@@ -53,10 +53,10 @@ def diagnosed(category: str) -> Diagnosis:
 
 
 def some_state(**more: object) -> State:
-    told = (("nccl_hang", "recovered"), ("cuda_oom", "recovered"), ("", "nothing"))
+    reported = (("nccl_hang", "recovered"), ("cuda_oom", "recovered"), ("", "nothing"))
     closed = tuple(
         Incident(f"i{i}", 7, 0, 100.0, 5, Stage.CLOSED, diagnosis=diagnosed(name), result=result, ended_at=100.0 + i)
-        for i, (name, result) in enumerate(told, 1)
+        for i, (name, result) in enumerate(reported, 1)
     )
     kept = (Exclusion("n8", 1.0, None, "drained", "i1", "r"), Exclusion("n9", 1.0, 2.0, "excluded", "i1", "r"))
     state = State(
@@ -80,49 +80,53 @@ def sight(state: State, **more: object) -> RunSnapshot:
         NodeTable("n2", "7.0", 3, (beat(2, 3),)),
     )
     saved = {"disk": (40, 990.0), "memory": (44, None)}
-    told = {("ops", "delivered"): 3, ("ops", "given up"): 1}
+    reported = {("ops", "delivered"): 3, ("ops", "given up"): 1}
     spent = Sums({kind: (900 if kind is Kind.PRODUCTIVE else 10) * NS for kind in Kind})
-    return RunSnapshot("demo-1", "demo", "0.1.0", 1000.0, state, tables, saved, told, **{"spent": spent, **more})  # type: ignore[arg-type]
+    return RunSnapshot("demo-1", "demo", "0.1.0", 1000.0, state, tables, saved, reported, **{"spent": spent, **more})  # type: ignore[arg-type]
 
 
-def read(told: RunSnapshot) -> dict[tuple[str, ...], float]:
-    text = exposition.generate_latest(registry(told.run_id, lambda: families(told))).decode()
+def read(reported: RunSnapshot) -> dict[tuple[str, ...], float]:
+    text = exposition.generate_latest(registry(reported.run_id, lambda: families(reported))).decode()
     found = {}
     for family in prometheus(text):
         for sample in family.samples:
-            assert set(sample.labels) <= LABELS and sample.labels["run"] == told.run_id
+            assert set(sample.labels) <= LABELS and sample.labels["run"] == reported.run_id
             rest = tuple(value for name, value in sorted(sample.labels.items()) if name != "run")
             found[(sample.name, *rest)] = sample.value
     return found
 
 
-def test_what_is_told_of_a_run() -> None:
-    told = read(sight(some_state()))
-    assert told["transom_run_info", "demo", "0.1.0"] == 1
-    assert told["transom_run_phase", "training"] == 1 and told["transom_run_phase", "held"] == 0
-    assert sum(value for name, value in told.items() if name[0] == "transom_run_phase") == 1
-    assert told["transom_run_phase_start_timestamp_seconds",] == 50
-    assert told["transom_run_starts_total",] == 2 and told["transom_operator_starts_total",] == 2
-    assert told["transom_run_step",] == 44 and told["transom_run_loss",] == 2.5
-    assert told["transom_ranks",] == 2 and told["transom_step_age_seconds",] == 3
-    assert told["transom_slurm_up",] == 1 and told["transom_incident_open",] == 1
-    assert told["transom_incidents_total", "nccl_hang"] == 1 and told["transom_incidents_total", "host_oom"] == 0
-    assert told["transom_incidents_total", "unknown"] == 1 and told["transom_incidents_total", "undiagnosed"] == 1
-    assert told["transom_recovery_seconds_sum",] == 3 and told["transom_recovery_seconds_count",] == 2
-    nodes = {name[1]: value for name, value in told.items() if name[0] == "transom_nodes"}
+def test_what_is_reported_of_a_run() -> None:
+    reported = read(sight(some_state()))
+    assert reported["transom_run_info", "demo", "0.1.0"] == 1
+    assert reported["transom_run_phase", "training"] == 1 and reported["transom_run_phase", "held"] == 0
+    assert sum(value for name, value in reported.items() if name[0] == "transom_run_phase") == 1
+    assert reported["transom_run_phase_start_timestamp_seconds",] == 50
+    assert reported["transom_run_starts_total",] == 2 and reported["transom_operator_starts_total",] == 2
+    assert reported["transom_run_step",] == 44 and reported["transom_run_loss",] == 2.5
+    assert reported["transom_ranks",] == 2 and reported["transom_step_age_seconds",] == 3
+    assert reported["transom_slurm_up",] == 1 and reported["transom_incident_open",] == 1
+    assert (
+        reported["transom_incidents_total", "nccl_hang"] == 1 and reported["transom_incidents_total", "host_oom"] == 0
+    )
+    assert (
+        reported["transom_incidents_total", "unknown"] == 1 and reported["transom_incidents_total", "undiagnosed"] == 1
+    )
+    assert reported["transom_recovery_seconds_sum",] == 3 and reported["transom_recovery_seconds_count",] == 2
+    nodes = {name[1]: value for name, value in reported.items() if name[0] == "transom_nodes"}
     assert nodes == {"training": 2, "spare": 1, "given_up": 1, "drained": 1, "excluded": 1}
-    assert told["transom_checkpoint_step", "disk"] == 40 and told["transom_checkpoint_step", "memory"] == 44
-    assert told["transom_checkpoint_age_seconds", "disk"] == 10
-    assert ("transom_checkpoint_age_seconds", "memory") not in told
-    assert told["transom_notifications_total", "delivered", "ops"] == 3
-    assert told["transom_last_update_timestamp_seconds",] == 1000
-    assert ("transom_run_exit_code",) not in told
+    assert reported["transom_checkpoint_step", "disk"] == 40 and reported["transom_checkpoint_step", "memory"] == 44
+    assert reported["transom_checkpoint_age_seconds", "disk"] == 10
+    assert ("transom_checkpoint_age_seconds", "memory") not in reported
+    assert reported["transom_notifications_total", "delivered", "ops"] == 3
+    assert reported["transom_last_update_timestamp_seconds",] == 1000
+    assert ("transom_run_exit_code",) not in reported
 
 
 def test_where_the_time_went() -> None:
-    told = read(sight(some_state()))
-    assert told["transom_run_goodput_ratio",] == pytest.approx(900 / 990)
-    kinds = {key[1]: value for key, value in told.items() if key[0] == "transom_run_time_seconds"}
+    reported = read(sight(some_state()))
+    assert reported["transom_run_goodput_ratio",] == pytest.approx(900 / 990)
+    kinds = {key[1]: value for key, value in reported.items() if key[0] == "transom_run_time_seconds"}
     assert kinds == {kind.value: 900.0 if kind is Kind.PRODUCTIVE else 10.0 for kind in Kind}
     assert not [key for key in read(sight(some_state(), spent=None)) if "time_seconds" in key[0]]
 
@@ -136,7 +140,7 @@ def test_a_meter_accounts_for_a_real_runs_time_and_for_none_that_cannot_be_read(
 
 
 def test_what_is_not_known_has_no_sample() -> None:
-    told = read(RunSnapshot("r", "n", "v", 5.0, State()))
+    reported = read(RunSnapshot("r", "n", "v", 5.0, State()))
     for name in (
         "run_step",
         "run_loss",
@@ -145,28 +149,28 @@ def test_what_is_not_known_has_no_sample() -> None:
         "run_exit_code",
         "run_phase_start_timestamp_seconds",
     ):
-        assert not [key for key in told if key[0] == f"transom_{name}"], name
-    assert told["transom_run_phase", "submitting"] == 1 and told["transom_run_starts_total",] == 0
+        assert not [key for key in reported if key[0] == f"transom_{name}"], name
+    assert reported["transom_run_phase", "submitting"] == 1 and reported["transom_run_starts_total",] == 0
 
 
 def test_nodes_of_a_job_that_waits_are_none_of_its_own() -> None:
     state = some_state(phase=Phase.HELD)
-    told = read(sight(replace(state, job=replace(state.job, state="PENDING"))))
-    assert told["transom_nodes", "training"] == 0 and told["transom_nodes", "drained"] == 1
+    reported = read(sight(replace(state, job=replace(state.job, state="PENDING"))))
+    assert reported["transom_nodes", "training"] == 0 and reported["transom_nodes", "drained"] == 1
 
 
 def test_every_category_is_there_from_the_beginning() -> None:
     """Else a first incident would be no increase."""
-    told = read(RunSnapshot("r", "n", "v", 5.0, State()))
-    assert {key[1] for key in told if key[0] == "transom_incidents_total"} == {c.value for c in Category} | {
+    reported = read(RunSnapshot("r", "n", "v", 5.0, State()))
+    assert {key[1] for key in reported if key[0] == "transom_incidents_total"} == {c.value for c in Category} | {
         "undiagnosed"
     }
 
 
 @given(st.text(max_size=30), st.text(max_size=30), st.lists(st.text(max_size=9), max_size=3))
 def test_names_of_any_kind_are_read_back(run: str, name: str, targets: list[str]) -> None:
-    told = RunSnapshot(run, name, "v", 1.0, some_state(), sent={(target, "delivered"): 1 for target in targets})
-    texts = [exposition.generate_latest(registry(run, lambda: families(told))).decode()]
+    reported = RunSnapshot(run, name, "v", 1.0, some_state(), sent={(target, "delivered"): 1 for target in targets})
+    texts = [exposition.generate_latest(registry(run, lambda: families(reported))).decode()]
     for family in prometheus(texts[0]):
         for sample in family.samples:
             assert sample.labels["run"] == run
@@ -176,11 +180,11 @@ def test_openmetrics_take_it_with_units_and_helps() -> None:
     from prometheus_client.openmetrics.exposition import generate_latest
 
     made = registry("demo-1", lambda: families(sight(some_state())))
-    told = {family.name: family for family in open_metrics(generate_latest(made).decode())}
-    assert told["transom_checkpoint_age_seconds"].unit == "seconds"
-    assert told["transom_incidents"].type == "counter" and told["transom_recovery_seconds"].type == "summary"
-    assert all(family.documentation.endswith(".") for family in told.values())
-    assert all(re.fullmatch(r"transom_[a-z_]+", name) for name in told)
+    reported = {family.name: family for family in open_metrics(generate_latest(made).decode())}
+    assert reported["transom_checkpoint_age_seconds"].unit == "seconds"
+    assert reported["transom_incidents"].type == "counter" and reported["transom_recovery_seconds"].type == "summary"
+    assert all(family.documentation.endswith(".") for family in reported.values())
+    assert all(re.fullmatch(r"transom_[a-z_]+", name) for name in reported)
 
 
 def test_the_file_is_whole_at_every_moment_and_readable_by_all(tmp_path: Path) -> None:
@@ -291,14 +295,14 @@ def follow(meter: MetricsExporter, at: float) -> None:
 def test_a_meter_shows_a_run_while_it_lives_and_at_its_end(tmp_path: Path) -> None:
     port, files = free_port(), tmp_path / "textfile"
     files.mkdir()
-    meter = MetricsExporter(gauging(tmp_path, port, files), lambda: {("ops", "told"): 2})
+    meter = MetricsExporter(gauging(tmp_path, port, files), lambda: {("ops", "delivered"): 2})
     hold(RunDir(tmp_path / "demo-1"), "n1", 1, (43, ("a",)))
     meter.watch(lambda: (NodeTable("n1", "7.0", 1, (beat(0, 7, launch=0),)),))
     follow(meter, time.time() + 1)
     until(lambda: (files / "transom-demo-1.prom").exists())
     until(lambda: "transom_run_step" in (files / "transom-demo-1.prom").read_text())
     until(lambda: listens(port))
-    until(lambda: 'transom_notifications_total{result="told"' in fetch(port)[0])
+    until(lambda: 'transom_notifications_total{result="delivered"' in fetch(port)[0])
     meter.close()
     text = (files / "transom-demo-1.prom").read_text()
     age = re.search(r'transom_checkpoint_age_seconds\{place="disk",run="demo-1"\} ([0-9.]+)', text)
@@ -318,7 +322,7 @@ def hold(run: RunDir, node: str, of: int, *steps: tuple[int, tuple[str, ...]]) -
     (folder / f"{node}.memory").write_text(json.dumps({"schema": 1, "trainings": [plain(account)]}))
 
 
-def test_snapshots_in_memory_are_told_where_all_shares_are_there(tmp_path: Path) -> None:
+def test_snapshots_in_memory_are_reported_where_all_shares_are_there(tmp_path: Path) -> None:
     run, now = RunDir(tmp_path), time.time()
     hold(run, "n1", 2, (45, ("a",)), (44, ("a",)))
     hold(run, "n2", 2, (44, ("b",)))
@@ -348,7 +352,7 @@ def test_trouble_ends_nothing_and_is_said_once(tmp_path: Path, caplog: pytest.Lo
         meter.close()
 
 
-def test_without_the_library_an_operator_says_so_and_goes_on(
+def test_without_the_library_an_operator_says_so_and_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "transom_cli.notify.prometheus", None)
@@ -367,5 +371,5 @@ def test_nothing_else_loads_the_library() -> None:
 
 def test_every_number_is_in_the_docs() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "notifications.md").read_text()
-    told = {name.removesuffix("_sum").removesuffix("_count") for name, *_ in read(sight(some_state(exit_code=1)))}
-    assert len(told) >= 20 and [name for name in sorted(told) if f"`{name}" not in text] == []
+    reported = {name.removesuffix("_sum").removesuffix("_count") for name, *_ in read(sight(some_state(exit_code=1)))}
+    assert len(reported) >= 20 and [name for name in sorted(reported) if f"`{name}" not in text] == []

@@ -20,10 +20,10 @@ from transom_cli.config.load import load
 from transom_cli.config.model import Settings
 from transom_cli.core import events as ev
 from transom_cli.core.operator.actions import Action
+from transom_cli.core.operator.cadence import Cadence
 from transom_cli.core.operator.state import Phase, Policy, State
 from transom_cli.layout import RunDir
-from transom_cli.notify import delivery as notifier_module
-from transom_cli.notify.delivery import DeliveryLog
+from transom_cli.notify.delivery import DeliveryLog, EndWaits, Notifier
 from transom_cli.supervise.journal import write_header
 from transom_cli.supervise.lease import Lease
 from transom_cli.supervise.operator import loop as operator_module
@@ -61,6 +61,8 @@ class Story:
         self.leave = lambda: None
         self.played = threading.Event()
 
+    launcher_lives = False
+
     def poll(self, state: State, now: float) -> Iterator[ev.Event]:
         if self.events:
             yield self.events.pop(0)
@@ -95,7 +97,7 @@ def asked(tmp_path: Path, *targets: str, **notify: object) -> Settings:
     return load(file, {"name": "demo", **flags}, {}, site=None, user=tmp_path / "none")
 
 
-def operate(run: RunDir, settings: Settings, *story: ev.Event) -> State:
+def operate(run: RunDir, settings: Settings, *story: ev.Event, waits: EndWaits = EndWaits()) -> State:
     """One operator's life."""
     told = Story(story)
 
@@ -103,8 +105,8 @@ def operate(run: RunDir, settings: Settings, *story: ev.Event) -> State:
         return told, told, told
 
     lease = Lease.take(run)
-    observer = notifier_for(run, settings, DeliveryLog(run.told, lease.epoch))
-    operator = Operator(run, lease, Clock, parts, Pace(1.0, 1.0), [observer])  # type: ignore[arg-type]
+    observer = notifier_for(run, settings, DeliveryLog(run.notified, lease.epoch), waits)
+    operator = Operator(run, lease, Clock, parts, Pace(Cadence()), [observer])  # type: ignore[arg-type]
     told.leave = operator.leave
     return operator.run()
 
@@ -144,9 +146,7 @@ def silent(connection: socket.socket) -> None:
     time.sleep(1000)  # beyond the test's own limit
 
 
-def test_the_run_goes_on_while_every_target_hangs(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FINAL_WAIT", "LEAVING", "CUT"):
-        monkeypatch.setattr(notifier_module, name, 0.3)
+def test_the_run_goes_on_while_every_target_hangs(run: RunDir, tmp_path: Path) -> None:
     hangs = program(tmp_path / "hang", "sleep 1000")
     with speaking(silent) as port:
         url = f"http://127.0.0.1:{port}/x"
@@ -160,27 +160,23 @@ def test_the_run_goes_on_while_every_target_hangs(run: RunDir, tmp_path: Path, m
             timeout=60,
         )
         many = [replace(STORY[3], step=step) for step in range(47, 147)]  # type: ignore[type-var]
-        state = operate(
-            run, settings, *STORY[:-2], *STORY[-2:-1], *(replace(e, attempt="7.1") for e in many), STORY[-1]
-        )
+        story = (*STORY[:-1], *(replace(e, attempt="7.1") for e in many), STORY[-1])
+        state = operate(run, settings, *story, waits=EndWaits(0.3, 0.3, 0.3))
         assert state.phase is Phase.DONE and state.progress.max_step == 146
-    assert not run.told.exists()
+    assert not run.notified.exists()
 
 
-def test_what_nobody_will_tell_any_more_is_said(
-    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_undelivered_notifications_are_logged_at_the_end(
+    run: RunDir, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(notifier_module, "FINAL_WAIT", 0.3)
-    operate(run, asked(tmp_path, 'name = "rec"\nkind = "command"\nargv = "false"'), *STORY)
+    settings = asked(tmp_path, 'name = "rec"\nkind = "command"\nargv = "false"')
+    operate(run, settings, *STORY, waits=EndWaits(final=0.3))
     assert "rec was not notified of i1/incident, i1/recovered, over" in caplog.text
 
 
-def test_a_broken_message_ends_no_run(
-    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(notifier_module, "notifications_for", lambda *_: 1 / 0)
-    assert operate(run, asked(tmp_path, recorder(tmp_path)), *STORY).phase is Phase.DONE
-    assert "cannot notify of" in caplog.text
+def test_notification_that_cannot_be_made_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    Notifier([]).seen(None, ev.Tick(1.0), State())  # type: ignore[arg-type]  # any error will do
+    assert "cannot notify of Tick" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -194,10 +190,9 @@ def test_a_broken_message_ends_no_run(
     ids=["told", "refused", "redirected", "broken"],
 )
 def test_no_secret_is_written_or_logged(
-    run: RunDir, tmp_path: Path, answer: Answer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: RunDir, tmp_path: Path, answer: Answer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr(notifier_module, "FINAL_WAIT", 0.5)
     place = tmp_path / "kept apart"
     place.mkdir()
     with receiving(answer) as server:
@@ -206,7 +201,7 @@ def test_no_secret_is_written_or_logged(
         settings = settings.model_copy(
             update={"notify": settings.notify.model_copy(update={"secrets": place / "secrets.toml"})}
         )
-        assert operate(run, settings, *STORY).phase is Phase.DONE
+        assert operate(run, settings, *STORY, waits=EndWaits(final=0.5)).phase is Phase.DONE
         assert server.heard and server.heard[0].headers["Authorization"] == "Bearer T0KEN-SECRET"
     files = [path for path in tmp_path.rglob("*") if path.is_file() and place not in path.parents]
     assert run.journal in files

@@ -87,13 +87,13 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, file: Path) -> None:
         ('SECRET', "an error at"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_told_without_a_word_of_it(file: Path, text: str, why: str) -> None:
+def test_what_cannot_be_used_is_reported_without_a_word_of_it(file: Path, text: str, why: str) -> None:
     write(file, text)
     with pytest.raises(TransomError) as caught:
         read_secret(file, "a")
-    told = f"{caught.value}{caught.value.__cause__}"
-    assert any(words in told for words in why.split("|")), told
-    assert "SECRET" not in told and "SEC" not in told.replace("SECRETS", "")
+    found = f"{caught.value}{caught.value.__cause__}"
+    assert any(words in found for words in why.split("|")), found
+    assert "SECRET" not in found and "SEC" not in found.replace("SECRETS", "")
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

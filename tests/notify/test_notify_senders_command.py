@@ -45,7 +45,7 @@ def test_a_command_gets_the_facts_on_stdin_and_in_its_environment(tmp_path: Path
     assert not Path("/tmp/owned").exists()
 
 
-def test_how_it_ended_is_told(tmp_path: Path) -> None:
+def test_how_it_ended_is_reported(tmp_path: Path) -> None:
     assert failed(program(tmp_path / "a", "echo 'no such \033[31mpager' >&2; echo more >&2; exit 3")) == (
         r"a ended with exit code 3: no such \x1b[31mpager"
     )

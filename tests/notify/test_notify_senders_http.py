@@ -34,8 +34,8 @@ def test_slack_gets_its_json_and_others_ours() -> None:
     one = news("i1/incident", headline="n3 lost")
     with receiving() as server:
         for kind in (SLACK, WEBHOOK):
-            told = message((one,), ABOUT, Target("t", kind))
-            post(Secret(server.url(), SECRET), body(told, Target("t", kind)), told.id, 5.0)
+            found = message((one,), ABOUT, Target("t", kind))
+            post(Secret(server.url(), SECRET), body(found, Target("t", kind)), found.id, 5.0)
     slack, ours = server.heard
     assert json.loads(slack.body)["text"].startswith("demo: n3 lost\n")
     document = json.loads(ours.body)
@@ -55,7 +55,7 @@ def test_slack_gets_its_json_and_others_ours() -> None:
         (Answer(799), "answered 799", True),
     ],
 )
-def test_what_is_not_success_is_told_and_only_tried_again_where_it_may_help(
+def test_what_is_not_success_is_reported_and_only_tried_again_where_it_may_help(
     answer: Answer, words: str, again: bool
 ) -> None:
     with receiving(answer) as server:
@@ -126,7 +126,7 @@ def test_a_tls_handshake_that_hangs_ends_with_the_deadline() -> None:
     assert "no answer within 0.5 s" in str(error)
 
 
-def test_no_tls_where_it_is_asked_for() -> None:
+def test_no_tls_where_it_is_requested() -> None:
     with receiving() as server:
         error = failed(server.url().replace("http:", "https:"))
     assert "TLS" in str(error) or "invalid response" in str(error)
@@ -202,9 +202,9 @@ def tls(certificate: tuple[Path, Path]) -> Iterator[tuple[int, Path]]:
 
     def talk(connection: socket.socket) -> None:
         with context.wrap_socket(connection, server_side=True) as secured:
-            heard = b""
-            while not heard.endswith(b"{}"):
-                heard += secured.recv(65536)
+            received = b""
+            while not received.endswith(b"{}"):
+                received += secured.recv(65536)
             secured.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
     with speaking(talk) as port:
@@ -231,7 +231,7 @@ def test_a_server_that_drips_behind_tls_costs_the_deadline_and_no_more(
         assert "no answer within 1 s" in str(failed(f"https://127.0.0.1:{port}/SECRET", timeout=1.0))
 
 
-def test_a_sites_own_authority_is_accepted_where_openssl_is_told_of_it(
+def test_own_authority_of_a_site_is_accepted_through_openssl(
     tls: tuple[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "certificate was rejected" in str(failed(f"https://127.0.0.1:{tls[0]}/x"))

@@ -25,8 +25,8 @@ def test_sacct_shows_how_a_job_ended(short_dir: Path) -> None:
         assert client(sb, "srun", "-N2", "--gres=gpu:1", "bash", "-c", "exit 3").returncode == 3
         ask = ("sacct", "-a", "-D", "-X", "-n", "-P", "-o", "JobIDRaw,State,NodeList,ExitCode")
         deadline = time.monotonic() + 30
-        while not (told := sb.slurm(*ask).strip()).endswith("FAILED|node[1-2]|3:0"):
-            assert time.monotonic() < deadline, told
+        while not (found := sb.slurm(*ask).strip()).endswith("FAILED|node[1-2]|3:0"):
+            assert time.monotonic() < deadline, found
             time.sleep(0.5)
         by_name = CliSlurm(
             Runner(env={**os.environ, **sb.env()}, cluster=sb.cluster)

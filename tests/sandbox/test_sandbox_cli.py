@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from transom_cli.cli.sandbox_fault import fault_app
 from transom_cli.errors import SlurmUnreachable, TransomError, UsageError
-from transom_cli.sandbox import state
+from transom_cli.sandbox import faults, state
 from transom_cli.sandbox import state as sandbox_spec
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
 from transom_cli.sandbox.conf import Ports, cgroup_conf, gres_conf, slurm_conf, topology_conf
@@ -62,6 +63,11 @@ def test_a_cluster_by_the_command_line(short_dir: Path, sandbox: Sandbox) -> Non
     refused = transom("exec", "--dir", folder, "--", "true")
     assert refused.returncode == 12 and "is not up" in refused.stderr and "transom sandbox up" in refused.stderr
     assert sandbox.is_up
+
+
+def test_every_fault_command_names_a_function_of_faults() -> None:
+    names = {c.name or c.callback.__name__ for c in fault_app.registered_commands if c.callback} - {"list"}
+    assert len(names) > 30 and [name for name in names if not hasattr(faults, name.replace("-", "_"))] == []
 
 
 @pytest.mark.parametrize("command", ["down", "status", "env", "exec true", "fault list"])
@@ -153,16 +159,16 @@ def test_switches_form_a_tree_on_request() -> None:
         "SwitchName=leaf2 Nodes=node[3-5]",
         "SwitchName=spine Switches=leaf[1-2]",
     ]
-    told = slurm_conf(spec, cluster="c", user="u", ports=Ports(1, 2, 3, 40), first_job=7)
+    found = slurm_conf(spec, cluster="c", user="u", ports=Ports(1, 2, 3, 40), first_job=7)
     plain = slurm_conf(SandboxSpec(Path("/x")), cluster="c", user="u", ports=Ports(1, 2, 3, 40), first_job=7)
-    assert "TopologyPlugin=topology/tree" in told.splitlines() and "Topology" not in plain
+    assert "TopologyPlugin=topology/tree" in found.splitlines() and "Topology" not in plain
     assert str(spec) == "5 nodes with 2 GPUs each on 2 switches"
     with pytest.raises(UsageError, match="0 to 2 switches, not 3"):
         sandbox_spec.check_spec(SandboxSpec(Path("/tmp/x"), nodes=2, switches=3))
 
 
 @pytest.mark.parametrize(
-    ("told", "release", "plugin"),
+    ("found", "release", "plugin"),
     [
         ("slurm-wlm 22.05.8", (22, 5), "cgroup/v1"),
         ("slurm-wlm 23.11.4", (23, 11), "cgroup/v1"),
@@ -170,9 +176,9 @@ def test_switches_form_a_tree_on_request() -> None:
         ("slurm 26.05.5", (26, 5), "disabled"),
     ],
 )
-def test_slurmd_is_kept_away_from_cgroup_v2(tmp_path: Path, told: str, release: tuple[int, int], plugin: str) -> None:
+def test_slurmd_is_kept_away_from_cgroup_v2(tmp_path: Path, found: str, release: tuple[int, int], plugin: str) -> None:
     program = tmp_path / "slurmctld"
-    program.write_text(f"#!/bin/sh\necho {told}\n")
+    program.write_text(f"#!/bin/sh\necho {found}\n")
     program.chmod(0o755)
     assert slurm_release(program) == release
     assert cgroup_conf(release) == f"CgroupPlugin={plugin}\n"

@@ -48,8 +48,8 @@ class Asked:
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        told = json.loads(self.process.stdout.readline())
-        return [told[0] - time.time(), told[1] - time.time(), told[2] - time.monotonic()]
+        result = json.loads(self.process.stdout.readline())
+        return [result[0] - time.time(), result[1] - time.time(), result[2] - time.monotonic()]
 
 
 def test_the_clock_of_a_running_process_jumps_and_comes_back(sandbox: Sandbox, clocks: dict[str, str]) -> None:
@@ -60,8 +60,8 @@ def test_the_clock_of_a_running_process_jumps_and_comes_back(sandbox: Sandbox, c
             faults.jump_clock(sandbox, seconds, "node2")
             assert node.wrong_by() == pytest.approx([seconds, seconds, 0.0], abs=20.0)
             assert login.wrong_by() == pytest.approx([0.0, 0.0, 0.0], abs=20.0)
-            told = [(fault.what, fault.undo) for fault in faults.active(sandbox)]
-            assert told == [(f"the clock of node2 is wrong by {seconds:+g} s", "reset-clock --host node2")]
+            result = [(fault.what, fault.undo) for fault in faults.active(sandbox)]
+            assert result == [(f"the clock of node2 is wrong by {seconds:+g} s", "reset-clock --host node2")]
             faults.reset_clock(sandbox, "node2")
             assert node.wrong_by() == pytest.approx([0.0, 0.0, 0.0], abs=20.0)
         faults.jump_clock(sandbox, 100.0)
@@ -71,14 +71,14 @@ def test_the_clock_of_a_running_process_jumps_and_comes_back(sandbox: Sandbox, c
         faults.reset_clock(sandbox)
         assert faults.active(sandbox) == []
     finally:
-        for asked in (login, node):
-            asked.process.communicate()
+        for requested in (login, node):
+            requested.process.communicate()
 
 
 def test_slurms_own_programs_keep_the_machines_clock(sandbox: Sandbox, clocks: dict[str, str]) -> None:
     faults.jump_clock(sandbox, 86400.0)
-    told = subprocess.run(["date", "+%s"], env=clocks, capture_output=True, text=True, check=True).stdout
-    assert abs(int(told) - time.time()) < 20
+    result = subprocess.run(["date", "+%s"], env=clocks, capture_output=True, text=True, check=True).stdout
+    assert abs(int(result) - time.time()) < 20
 
 
 def test_what_cannot_be_is_refused(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_a_node_that_comes_back_has_its_view_again_until_all_is_healed(own: Sand
     assert [on(own, node, where) for node in own.node_names] == ["0", "0"]
 
 
-def test_what_is_missing_is_told(own: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_reported(own: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(NotPermitted, match="it needs root"):
         fault_disks.late_files(own, tmp_path / "never", LATE)

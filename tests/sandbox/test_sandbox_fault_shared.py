@@ -1,4 +1,4 @@
-"""A shared disk that hangs, or is read-only, for files that are open as well; and what is told where it cannot be."""
+"""A shared disk that hangs or is read-only, also for open files; and the message if it cannot be shared."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_small_disk_below_a_shared_one_fills_up(sandbox: Sandbox, tmp_path: Pa
     faults.free_disk(sandbox, both, unmount=True)
 
 
-def test_what_is_missing_is_told(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_reported(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fault_disks.importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(NotPermitted, match="Cannot mount a file system") as refused:
         faults.stall_disk(sandbox, tmp_path / "never")

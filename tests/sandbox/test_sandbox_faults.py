@@ -141,9 +141,9 @@ def test_the_rank_is_the_trainer_not_what_launched_it() -> None:
 
 def wait_saved(sb: Sandbox) -> None:
     """slurmctld writes its jobs down a few seconds after they change; a kill before that loses them, as anywhere."""
-    saved, asked = sb.dir / "state" / "job_state", time.time()
+    saved, requested = sb.dir / "state" / "job_state", time.time()
     deadline = time.monotonic() + 30
-    while not saved.exists() or saved.stat().st_mtime < asked:
+    while not saved.exists() or saved.stat().st_mtime < requested:
         assert time.monotonic() < deadline
         time.sleep(0.2)
 

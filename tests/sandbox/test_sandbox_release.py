@@ -242,13 +242,13 @@ def test_folder_unfit_for_slurm_conf_is_refused_before_the_build(tmp_path: Path,
 
 
 def test_the_machines_own_debian_mirror_is_found_among_others() -> None:
-    told = (
+    found = (
         "Google|cloud-sdk|main|https://packages.example/apt/\n"
         "Debian|Debian-Security|main|http://deb.example/debian-security/\n"
         "Debian|Debian|contrib|http://other.example/debian/\n"
         "Debian|Debian|main|http://deb.example/debian/\nodd line\n"
     )
-    assert mirror.debian_archive(told) == "http://deb.example/debian/"
+    assert mirror.debian_archive(found) == "http://deb.example/debian/"
     assert mirror.debian_archive("Ubuntu|Ubuntu|main|http://u.example/\n") == mirror.debian_archive("") == ""
 
 

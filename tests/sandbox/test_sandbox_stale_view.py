@@ -51,16 +51,16 @@ def ask(tmp_path: Path, how: str) -> Iterator[Ask]:
     command = [sys.executable, *words, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
-        asked, answers = process.stdin, process.stdout
+        requested, answers = process.stdin, process.stdout
         assert answers.readline() == "here\n"
 
         def answer(line: str) -> str:
-            asked.write(f"{line}\n")
-            asked.flush()
+            requested.write(f"{line}\n")
+            requested.flush()
             return answers.readline().strip()
 
         yield answer
-        asked.close()
+        requested.close()
         assert process.wait(10) == 0
     assert str(tmp_path) not in Path("/proc/mounts").read_text(), "nobody else ever saw a mount"
 

@@ -41,9 +41,9 @@ def truths(draw: st.DrawFn, least: float = 1.0) -> Truth:
 def pairs(attempts: tuple[Attempt, ...], starts: tuple[Start, ...]) -> list[tuple[Attempt, Start]]:
     found = match_attempts(attempts, starts)
     assert len(found.starts) == len(attempts)
-    told = [start for start in found.starts if start is not None]
-    assert len({id(one) for one in told}) == len(told), "no start is two attempts'"
-    assert sorted(map(repr, (*told, *found.alone))) == sorted(map(repr, starts)), "each start is told once"
+    result = [start for start in found.starts if start is not None]
+    assert len({id(one) for one in result}) == len(result), "no start is two attempts'"
+    assert sorted(map(repr, (*result, *found.alone))) == sorted(map(repr, starts)), "each start is reported once"
     return [(a, s) for a, s in zip(attempts, found.starts, strict=True) if s is not None]
 
 
@@ -67,8 +67,8 @@ def test_pairs_are_of_one_job_and_in_order(one: Truth, other: Truth) -> None:
     found = pairs(one.attempts, other.starts)
     assert all(a.job_id == s.job_id for a, s in found)
     for job in (7, 8):
-        told = [(a.restarts, s.began) for a, s in found if a.job_id == job]
-        assert told == sorted(told)
+        result = [(a.restarts, s.began) for a, s in found if a.job_id == job]
+        assert result == sorted(result)
 
 
 def test_starts_that_slurm_wrote_over_each_other_are_known_apart() -> None:
@@ -81,8 +81,8 @@ def test_starts_that_slurm_wrote_over_each_other_are_known_apart() -> None:
     attempts = (Attempt(7, 0, 101.0, NODES), Attempt(7, 1, 160.0, ("n1", "n4")), Attempt(7, 2, 210.0, ("n5",)))
     found = match_attempts(attempts, (start,))
     assert found.alone == ()
-    told = [(one.state.value, one.began, one.ended, one.nodes) for one in found.starts if one is not None]
-    assert told == [
+    result = [(one.state.value, one.began, one.ended, one.nodes) for one in found.starts if one is not None]
+    assert result == [
         ("UNKNOWN", 100.0, 150.0, NODES),
         ("UNKNOWN", 150.0, 200.0, ()),
         ("COMPLETED", 200.0, 300.0, ()),
@@ -150,7 +150,7 @@ def test_a_job_id_that_came_round_again() -> None:
 
 
 def test_a_job_id_that_was_given_again_while_the_run_lasts() -> None:
-    """A slurmctld that has lost its state counts anew; a site may take comments away."""
+    """A slurmctld that has lost its state reuses job IDs; a site may take comments away."""
     ours = Start(7, JobState.NODE_FAIL, 0, 0, ("n1",), 100.0, 200.0, comment="transom:demo:after-6.0")
     theirs = Start(7, JobState.CANCELLED, 0, 15, ("n1",), 300.0, 400.0, 1000, comment="transom:demo2")
     anybodys = replace(theirs, comment="")

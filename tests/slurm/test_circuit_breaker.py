@@ -101,7 +101,7 @@ def test_any_answer_lets_all_through_again() -> None:
     sick.time += 0.5
     with pytest.raises(SlurmUnknown) as again:
         slurm.job(7)
-    assert not isinstance(again.value, CircuitOpen), "the back-off begins anew"
+    assert not isinstance(again.value, CircuitOpen), "the back-off begins again"
 
 
 def test_accounting_that_does_not_answer_says_nothing_of_slurmctld() -> None:

@@ -1,4 +1,4 @@
-"""Commands that a person is told to type: they name the cluster that has the job, wherever they are told."""
+"""Commands that a person is told to type: they name the cluster that has the job, wherever they are shown."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def test_cluster_option_follows_the_command() -> None:
 
 
 def test_a_job_that_only_lacks_nodes_is_not_just_released() -> None:
-    assert release_commands(7, "JobHeldUser", ("n1",)) == {"go on": "scontrol release 7"}
-    assert release_commands(7, "BadConstraints", ()) == {"go on": "scontrol release 7"}
+    assert release_commands(7, "JobHeldUser", ("n1",)) == {"continue": "scontrol release 7"}
+    assert release_commands(7, "BadConstraints", ()) == {"continue": "scontrol release 7"}
     assert release_commands(7, "BadConstraints", ("n1", "n2"), "alps") == {
-        "go on": "transom nodes --lift n1,n2",
+        "continue": "transom nodes --lift n1,n2",
         "new nodes": "scontrol -M alps release 7",
     }
 
@@ -45,8 +45,8 @@ def test_screens_name_it() -> None:
     assert dict(next_commands(view(HELD)))["release"] == "scontrol -M alps release 7"
     assert dict(next_commands(view(waits)))["check"] == "squeue -M alps --start -j 7"
     assert dict(next_commands(lost))["ask Slurm"] == "scontrol -M alps show job 7"
-    asked = replace(view(replace(waits, phase=Phase.RECOVERING)), switches="1@00:05:00")
-    assert dict(next_commands(asked))["any switch"] == "scontrol -M alps update jobid=7 switches=999"
+    requested = replace(view(replace(waits, phase=Phase.RECOVERING)), switches="1@00:05:00")
+    assert dict(next_commands(requested))["any switch"] == "scontrol -M alps update jobid=7 switches=999"
     assert "-M" not in " ".join(command for _, command in next_commands(view(HELD, "")))
 
 
@@ -92,7 +92,7 @@ def test_every_suggested_command_names_the_cluster() -> None:
             n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "cluster_command"
         ]
         inside = {id(n) for call in calls for n in ast.walk(call)}
-        told = [n for n in ast.walk(tree) if _tells_a_command(n)]
-        seen += len(told)
-        without += [f"{path.name}: {ast.unparse(n)}" for n in told if id(n) not in inside]
+        found = [n for n in ast.walk(tree) if _tells_a_command(n)]
+        seen += len(found)
+        without += [f"{path.name}: {ast.unparse(n)}" for n in found if id(n) not in inside]
     assert without == [] and seen >= 6

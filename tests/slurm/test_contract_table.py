@@ -24,8 +24,8 @@ def written(*cases: str) -> str:
 
 
 def case(name: str, slurm: str, by: str, end: str = "") -> str:
-    told = {"slurm": slurm, "by": by, "case": name}
-    properties = "".join(f'<property name="{key}" value="{value}"/>' for key, value in told.items())
+    found = {"slurm": slurm, "by": by, "case": name}
+    properties = "".join(f'<property name="{key}" value="{value}"/>' for key, value in found.items())
     return f'<testcase name="{name}[{by}]"><properties>{properties}</properties>{end}</testcase>'
 
 

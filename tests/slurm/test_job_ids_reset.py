@@ -41,9 +41,9 @@ def test_successor_with_a_lower_id_is_cancelled_with_a_reason(
 ) -> None:
     world, request = lost
     for _ in range(2):  # also after a crash
-        with pytest.raises(SlurmRefused, match="Slurm's job ID counter was reset") as told:
+        with pytest.raises(SlurmRefused, match="Slurm's job ID counter was reset") as found:
             run(world, request)
-        assert "was to succeed job 5" in told.value.why
+        assert "was to succeed job 5" in found.value.why
     assert states(world) == []
 
 

@@ -35,15 +35,15 @@ def test_cli_backend_uses_the_commands(installed: bool) -> None:
 
 
 def test_pyslurm_backend_accepts_any_release_and_refuses_without_pyslurm(installed: bool) -> None:
-    asked = SlurmCalls(backend="pyslurm", timeout=7)
+    requested = SlurmCalls(backend="pyslurm", timeout=7)
     if installed:
-        chosen = bootstrap.long_lived_slurm(asked)
+        chosen = bootstrap.long_lived_slurm(requested)
         assert isinstance(chosen, PySlurm) and chosen._fits and chosen._runner.timeout == 7
         return
-    assert type(bootstrap.long_lived_slurm(asked)) is CliSlurm, "an operator that lives on does not fail over it"
-    assert "not installed for this Python" in bootstrap.try_pyslurm(asked).why_not
+    assert type(bootstrap.long_lived_slurm(requested)) is CliSlurm, "an operator that lives on does not fail over it"
+    assert "not installed for this Python" in bootstrap.try_pyslurm(requested).why_not
     with pytest.raises(UsageError, match="pyslurm does not work here") as raised:
-        bootstrap.require_backend(asked)
+        bootstrap.require_backend(requested)
     assert "slurm.pyslurm_python" in raised.value.hint
 
 

@@ -106,8 +106,8 @@ def test_on_a_crowded_cluster_squeue_lists_our_jobs(make: Make) -> None:
 @pytest.mark.parametrize("act", BAD, ids=NAMES)
 def test_a_worker_that_fails_costs_a_detour_and_after_three_in_a_row_pyslurm_is_left(make: Make, act: str) -> None:
     client = make(act)
-    for asked in range(3):
-        assert client.given_up == "", asked
+    for requested in range(3):
+        assert client.given_up == "", requested
         assert [job.job_id for job in client.jobs()] == [1]
     assert "(3 times in a row)" in client.given_up
     assert "\x1b" not in client.given_up
@@ -116,7 +116,7 @@ def test_a_worker_that_fails_costs_a_detour_and_after_three_in_a_row_pyslurm_is_
 
 
 def test_worker_that_hangs_at_start_is_not_tried_again(make: Make) -> None:
-    """No controller is asked for its first answer: whoever does not give that one never will."""
+    """A controller that does not give the first answer is not asked for more."""
     client = make(HANGS)
     assert [job.job_id for job in client.jobs()] == [1]
     assert "within 0.3 s, at its start" in client.given_up

@@ -121,8 +121,8 @@ def test_stray_output_does_not_disturb_answers(client: PySlurm) -> None:
 
 
 def test_times_and_texts_match_the_commands_output(ask: Ask, client: PySlurm) -> None:
-    told = ask("job", job_id=1)["value"]
-    assert isinstance(told, dict) and told["Used"] == "1-01:01:01" and told["End"] == "Unknown"
+    found = ask("job", job_id=1)["value"]
+    assert isinstance(found, dict) and found["Used"] == "1-01:01:01" and found["End"] == "Unknown"
     held = client.job(6)
     assert held.held and held.reason == "job_requeued_in_held_state" and held.nodes == ()
     assert held.name == "b\x1f\nc" and held.comment == "x" and held.start == ""

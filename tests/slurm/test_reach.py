@@ -127,8 +127,8 @@ def test_unreachable_nodes_are_unknown_while_no_node_can_be_reached(closed: int)
 def test_an_unreachable_node_is_suspected_where_another_one_can_be_reached(closed: int, listening: int) -> None:
     peers = [Peer("n1", "127.0.0.1", listening)]
     assert judge_reach(read_reach("n2", "127.0.0.1", closed, peers=lambda: peers)).verdict is Verdict.SUSPECT
-    told = read_reach("n2", "127.0.0.1", closed, peers=lambda: peers, another_says="the launcher does not reach it")
-    assert judge_reach(told).verdict is Verdict.FAIL
+    result = read_reach("n2", "127.0.0.1", closed, peers=lambda: peers, another_says="the launcher does not reach it")
+    assert judge_reach(result).verdict is Verdict.FAIL
 
 
 def test_slurm_alone_confirms_that_a_node_is_gone(closed: int) -> None:
@@ -218,11 +218,18 @@ def test_living_killed_and_stopped_nodes(healed_sandbox: Sandbox, short_dir: Pat
     runner = Runner(env=world.env)
 
     def verdict(node: str, job_id: int | None = job.job_id) -> Verdict:
-        (told,) = world.slurm.nodes([node])
+        (result,) = world.slurm.nodes([node])
         others = [n for n in world.slurm.nodes(job.nodes) if n.name != node]
         peers = [Peer(n.name, n.address, n.port, in_job=True) for n in others]
         reach = read_reach(
-            node, told.address, told.port, job_id, runner=runner, step_timeout=4, peers=lambda: peers, ask_peers=True
+            node,
+            result.address,
+            result.port,
+            job_id,
+            runner=runner,
+            step_timeout=4,
+            peers=lambda: peers,
+            ask_peers=True,
         )
         found.append(reach)
         return judge_reach(reach).verdict

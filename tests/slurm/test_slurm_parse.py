@@ -246,8 +246,8 @@ def test_owner_is_read_from_the_submission() -> None:
 
 def test_several_jobs_come_in_one_answer_and_others_elements_are_left_out() -> None:
     text = "7|RESIZING|0:0|5|6|n1|\n8|FAILED|7:0|5|6|n2|\n9|FAILED|7:0|5|6|n2|\n7|COMPLETED|0:0|6|8|n1|\n"
-    told = accounting.parse_sacct(text, 7, 8)
-    assert [(start.job_id, start.began) for start in told] == [(8, 5.0), (7, 5.0)]
+    result = accounting.parse_sacct(text, 7, 8)
+    assert [(start.job_id, start.began) for start in result] == [(8, 5.0), (7, 5.0)]
 
 
 @pytest.mark.parametrize(("text", "job_id"), [("12\n", 12), ("12;cluster\n", 12), ("a plugin speaks\n12\n", 12)])

@@ -96,12 +96,12 @@ def test_nodes(release: str) -> None:
 @in_each
 def test_accounting(release: str) -> None:
     """From 24.11 on a job that was cancelled in the queue has no start; before, its start is its end."""
-    told = accounting.parse_sacct(text(release, "sacct.txt"), *range(1, 7))
-    first, again = (start for start in told if start.job_id == 1)
+    result = accounting.parse_sacct(text(release, "sacct.txt"), *range(1, 7))
+    first, again = (start for start in result if start.job_id == 1)
     assert (first.state, first.nodes, first.exit_code) == (JobState.PENDING, ("node1", "node2", "node3"), None)
     assert first.began is not None and first.ended is not None and first.began <= first.ended
     assert (again.state, again.nodes, again.began, again.by) == (JobState.CANCELLED, (), None, 0)
-    ends = {start.job_id: start for start in told if start.state.ended}
+    ends = {start.job_id: start for start in result if start.state.ended}
     assert [ends[job].state.value for job in (2, 3, 4, 5)] == ["CANCELLED", "FAILED", "FAILED", "CANCELLED"]
     assert [(ends[job].exit_code, ends[job].exit_signal) for job in (3, 4)] == [(7, 0), (0, 9)]
     assert (ends[2].by, ends[3].by, ends[5].began, ends[5].nodes) == (0, None, None, ())

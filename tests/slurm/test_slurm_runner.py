@@ -64,9 +64,9 @@ def test_the_callers_slurm_settings_do_not_reshape_answers(
     monkeypatch.setenv("SLURM_CONF", "/etc/other.conf")
     monkeypatch.setenv("SBATCH_ACCOUNT", "physics")
     monkeypatch.setenv("SBATCH_WAIT", "1")
-    told = Runner().submit([program("env")], {"EXTRA": "b ar"}, None)
-    assert not any(name in told for name in ("SQUEUE_PARTITION", "SLURM_JOB_ID", "LC_ALL=C", "SBATCH_WAIT"))
-    assert {"SLURM_CONF=/etc/other.conf", "SBATCH_ACCOUNT=physics", "EXTRA=b ar"} <= set(told.splitlines())
+    result = Runner().submit([program("env")], {"EXTRA": "b ar"}, None)
+    assert not any(name in result for name in ("SQUEUE_PARTITION", "SLURM_JOB_ID", "LC_ALL=C", "SBATCH_WAIT"))
+    assert {"SLURM_CONF=/etc/other.conf", "SBATCH_ACCOUNT=physics", "EXTRA=b ar"} <= set(result.splitlines())
 
 
 def test_a_job_inherits_no_rank_of_another_launch(
@@ -76,9 +76,9 @@ def test_a_job_inherits_no_rank_of_another_launch(
     another = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RUN_ID", "SLURM_PROCID")
     for name in (*another, "RANKING", "MASTER_ADDR", "TORCHELASTIC_ERROR_FILE"):
         monkeypatch.setenv(name, "0")
-    told = Runner().submit([program("env")], {}, None).splitlines()
-    assert not [name for name in another if f"{name}=0" in told]
-    assert {"RANKING=0", "MASTER_ADDR=0", "TORCHELASTIC_ERROR_FILE=0"} <= set(told)
+    result = Runner().submit([program("env")], {}, None).splitlines()
+    assert not [name for name in another if f"{name}=0" in result]
+    assert {"RANKING=0", "MASTER_ADDR=0", "TORCHELASTIC_ERROR_FILE=0"} <= set(result)
 
 
 def test_at_the_deadline_the_whole_group_is_killed(program: Callable[[str], str], tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_killed_by_a_signal_is_unknown(program: Callable[[str], str]) -> None:
 
 
 def test_a_prefix_comes_first(program: Callable[[str], str]) -> None:
-    told = Runner(prefix=("env", "WHO=prefix")).run([program('printf %s "$WHO"')])
-    assert told == "prefix"
+    result = Runner(prefix=("env", "WHO=prefix")).run([program('printf %s "$WHO"')])
+    assert result == "prefix"
 
 
 def test_a_nul_byte_is_refused() -> None:

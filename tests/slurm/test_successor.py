@@ -89,9 +89,9 @@ def test_the_tags_of_a_run() -> None:
 
 def test_hold_reason_is_one_short_line_after_the_tag() -> None:
     tag = tags.run_tag("a-1")
-    told = tags.held_comment(f"{tag}:after-7.0 held: before", tag, "rank 1:\n\x1b[31mcode=3\x1f  Comment=x")
-    assert told == f"{tag}:after-7.0 held: rank 1: [31mcode:3 Comment:x"
-    assert tags.has_hold_reason(told) and not tags.has_hold_reason(tag) and tags.tag_of(told) == f"{tag}:after-7.0"
+    found = tags.held_comment(f"{tag}:after-7.0 held: before", tag, "rank 1:\n\x1b[31mcode=3\x1f  Comment=x")
+    assert found == f"{tag}:after-7.0 held: rank 1: [31mcode:3 Comment:x"
+    assert tags.has_hold_reason(found) and not tags.has_hold_reason(tag) and tags.tag_of(found) == f"{tag}:after-7.0"
     assert tags.held_comment("a person's own", tag, "x") == f"{tag} held: x"
     long = tags.held_comment(tag, tag, "y" * 1000)
     assert len(long) < 250 and long.endswith("...")

@@ -154,28 +154,28 @@ def test_every_command_gets_the_cluster_option_first(commands: Commands, tmp_pat
 
 
 def test_other_clusters_are_not_asked() -> None:
-    fake, told = FakeSlurm(), ["eiger"]
-    slurm = pinned_to_cluster(fake, "alps", lambda: told[-1])
+    fake, found = FakeSlurm(), ["eiger"]
+    slurm = pinned_to_cluster(fake, "alps", lambda: found[-1])
     for call in (lambda: slurm.jobs(), lambda: slurm.cancel(1), lambda: slurm.requeue(1)):
         with pytest.raises(WrongCluster) as raised:
             call()
         assert "`alps`" in raised.value.why and "`eiger`" in raised.value.why and "ClusterName" in raised.value.hint
     assert fake.calls == []
-    told.append("alps")
+    found.append("alps")
     assert slurm.jobs() == [] and len(fake.calls) == 1
 
 
 def test_cluster_name_is_checked_again_only_after_an_outage() -> None:
-    fake, asked = FakeSlurm(), []
+    fake, requested = FakeSlurm(), []
 
     def ask() -> str:
-        asked.append(1)
-        return "alps" if len(asked) < 2 else "eiger"
+        requested.append(1)
+        return "alps" if len(requested) < 2 else "eiger"
 
     slurm = pinned_to_cluster(fake, "alps", ask)
     slurm.jobs()
     slurm.nodes()
-    assert len(asked) == 1
+    assert len(requested) == 1
     with pytest.raises(SlurmUnknown):
         slurm.history(1)  # there is no accounting: an answer that tells nothing
     with pytest.raises(WrongCluster):

@@ -11,7 +11,7 @@ import pytest
 
 import transom_cli
 from transom_cli.errors import UsageError
-from transom_cli.submit.inputs import mount_of, node_local_warning
+from transom_cli.submit.inputs import mount_of, root_warning
 from transom_cli.submit.submission import refuse_caller, replace_sbatch_variables, sbatch_variables, script_environment
 
 MOUNTS = """\
@@ -110,12 +110,43 @@ def test_a_node_local_folder_is_warned_of(tmp_path: Path) -> None:
         return f"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:9 / {tmp_path} rw - {kind} none rw\n"
 
     root = tmp_path / "not" / "there" / "yet"
-    warning = node_local_warning(root, table("tmpfs"))
+    warning = root_warning(root, table("tmpfs"))
     assert warning and str(root) in warning and "tmpfs" in warning and "--root" in warning
-    assert node_local_warning(root, table("overlay")) and node_local_warning(root, table("ramfs"))
-    assert node_local_warning(root, table("nfs4")) is None and node_local_warning(root, "") is None
+    assert root_warning(root, table("overlay")) and root_warning(root, table("ramfs"))
+    assert root_warning(root, table("nfs4")) is None and root_warning(root, "") is None
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm here")
 def test_this_machines_own_memory_folder() -> None:
-    assert "/dev/shm" in (node_local_warning(Path("/dev/shm/x/y")) or "")
+    assert "/dev/shm" in (root_warning(Path("/dev/shm/x/y")) or "")
+
+
+HOME_MOUNTS = """\
+22 1 8:1 / / rw - ext4 /dev/sda1 rw
+31 22 0:27 / /home rw - nfs4 server:/home rw
+32 22 0:28 / /scratch rw - lustre mds:/scratch rw
+33 22 0:29 / /local rw - ext4 /dev/sdb rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("root", "home", "warned"),
+    [
+        ("/home/me/.transom", "/home/me", True),
+        ("/home/runs", "/home/me", True),
+        ("/scratch/me/runs", "/home/me", False),
+        ("/scratch/me/runs", "/scratch/me", True),
+        ("/local/me/.transom", "/local/me", False),
+        ("/root/.transom", "/root", False),
+    ],
+)
+def test_run_root_on_the_home_file_system_is_warned_of(root: str, home: str, warned: bool) -> None:
+    warning = root_warning(Path(root), HOME_MOUNTS, Path(home))
+    assert (warning is not None) is warned, warning
+    assert warning is None or ("home directories" in warning and "--root" in warning)
+
+
+def test_a_diskless_login_node_is_no_home(tmp_path: Path) -> None:
+    table = "1 0 0:9 / / rw - nfs4 server:/image rw\n"
+    assert root_warning(Path("/scratch/x"), table, Path("/home/me")) is None
+    assert root_warning(Path("/home/me/x"), table, Path("/home/me")) is not None

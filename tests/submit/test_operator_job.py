@@ -100,8 +100,8 @@ def test_its_exit_code_is_the_runs(here: Path, code: int) -> None:
 
 def test_what_sbatch_gets(here: Path) -> None:
     run = RunDir(here / "r%1")
-    asked = settings(operator__where="job", operator__partition="cpu", operator__sbatch=["--mem=4G"])
-    options = operator_options(run, asked.operator)
+    requested = settings(operator__where="job", operator__partition="cpu", operator__sbatch=["--mem=4G"])
+    options = operator_options(run, requested.operator)
     assert f"--output={here}/r%%1/operator.log" in options and "--requeue" in options
     assert {"--partition=cpu", "--time=1-00:00:00", "--cpus-per-task=1"} <= set(options)
     assert options[-1] == "--mem=4G" and not any("dependency" in x for x in options)

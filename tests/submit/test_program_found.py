@@ -1,4 +1,4 @@
-"""A program or a script that is not there is told before a job waits for hours to find that out."""
+"""A program or a script that is not there is reported before a job waits for hours to find that out."""
 
 from __future__ import annotations
 

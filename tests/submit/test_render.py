@@ -35,7 +35,7 @@ def made(**flags: object) -> Settings:
 
 
 def test_srun_script_word_for_word() -> None:
-    asked = made(
+    requested = made(
         name="gpt",
         job__partition="gpu",
         job__nodes=4,
@@ -53,7 +53,7 @@ def test_srun_script_word_for_word() -> None:
         launch__container__mounts=["/data:/data:ro", "/home"],
         launch__container__args=["--no-container-mount-home"],
     )
-    text = render_script(asked, Path("/runs/gpt-1"), ["python", "train.py", "--lr", "1e-3"])
+    text = render_script(requested, Path("/runs/gpt-1"), ["python", "train.py", "--lr", "1e-3"])
     assert (
         text.replace(INSTALLED, "@INSTALLED@")
         == """\
@@ -101,7 +101,7 @@ exec /opt/py/bin/python -I -c @INSTALLED@ transom_cli launch \\
 
 
 def test_torchrun_script_word_for_word() -> None:
-    asked = made(
+    requested = made(
         launch__kind="torchrun",
         launch__python="python3",
         launch__torchrun_args=["--max-restarts=0"],
@@ -111,7 +111,7 @@ def test_torchrun_script_word_for_word() -> None:
         auto_beat=False,
         checkpoint__directory="/big/ckpt",
     )
-    text = render_script(asked, Path("/runs/r"), ["train.py"])
+    text = render_script(requested, Path("/runs/r"), ["train.py"])
     assert (
         text.replace(INSTALLED, "@INSTALLED@")
         == """\
@@ -155,7 +155,7 @@ def test_every_value_arrives_unharmed_through_a_real_shell(tmp_path: Path, kind:
         "os.environ['TRANSOM_CHECKPOINT_DIR']]))\n"
     )
     stub.chmod(0o755)
-    asked = made(
+    requested = made(
         launch__kind=kind,
         launch__python=str(stub),
         launch__srun_args=["--x=a 'b' $c"],
@@ -165,7 +165,7 @@ def test_every_value_arrives_unharmed_through_a_real_shell(tmp_path: Path, kind:
         job__setup=["true # 'unbalanced", "unset NOT_THERE"],
         job__chdir=str(folder),
     )
-    text = render_script(asked, folder / "run", NASTY)
+    text = render_script(requested, folder / "run", NASTY)
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True)
     argv, variable, checkpoints = json.loads(done.stdout)
     options, command = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
@@ -190,11 +190,11 @@ def test_a_warning_while_the_job_is_prepared_does_not_end_the_script(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("asked", "before"),
+    ("requested", "before"),
     [({}, 120), ({"time": "2"}, 30), ({"time": "1-0"}, 120), ({"time": 2, "signal_before": 90}, 90)],
 )
-def test_the_warning_leaves_time_to_train(asked: dict[str, object], before: int) -> None:
-    text = render_script(settings(job=asked), Path("/r"), ["true"])
+def test_the_warning_leaves_time_to_train(requested: dict[str, object], before: int) -> None:
+    text = render_script(settings(job=requested), Path("/r"), ["true"])
     assert f"#SBATCH --signal=B:USR2@{before}\n" in text
 
 
@@ -251,7 +251,7 @@ def test_no_command_and_impossible_flags_are_refused() -> None:
     ],
 )
 def test_flag_with_a_setting_is_refused_and_names_the_setting(flag: str, words: str) -> None:
-    """`--nodes=5` once started five nodes, and the first restart asked for the setting's one."""
+    """With `--nodes=5` the first start once had five nodes, and the restart the setting's one."""
     with pytest.raises(UsageError, match=r"job\.sbatch") as caught:
         render_script(made(job__sbatch=[flag]), Path("/r"), ["true"])
     assert caught.value.why.startswith(words)

@@ -102,7 +102,7 @@ def test_a_failure_at_any_moment_leaves_nothing(
 
         return call
 
-    monkeypatch.setattr(Path, "mkdir", failing(Path.mkdir))
+    monkeypatch.setattr(os, "mkdir", failing(os.mkdir))
     monkeypatch.setattr(os, "fsync", failing(os.fsync))
     with pytest.raises(kind, match="cannot create the run directory") as caught:
         make(tmp_path, "r", 1, settings)

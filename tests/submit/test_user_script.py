@@ -206,7 +206,7 @@ def test_bytes_that_are_not_utf8_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "found"),
     [
         ("--test-only", "line 3: --test-only: with it, sbatch submits nothing"),
         ("-W", "line 3: --wait: with it, sbatch returns only when the job ends"),
@@ -214,9 +214,9 @@ def test_bytes_that_are_not_utf8_come_back(tmp_path: Path) -> None:
         ("-h --usage", "line 3: --help: with it, sbatch submits nothing\nline 3: --usage: "),
     ],
 )
-def test_a_script_with_which_sbatch_submits_nothing_is_refused(options: str, told: str) -> None:
+def test_a_script_with_which_sbatch_submits_nothing_is_refused(options: str, found: str) -> None:
     facts = inspect_script(f"#!/bin/sh\n#SBATCH -N1 -Q --parsable\n#SBATCH {options}\ntrue\n")
     with pytest.raises(UsageError) as raised:
         refuse_no_job(facts)
-    assert told in raised.value.why
+    assert found in raised.value.why
     refuse_no_job(inspect_script("#!/bin/sh\n#SBATCH -N1 -Q --parsable -d singleton --begin=now+1 --exclusive\ntrue\n"))

@@ -10,7 +10,7 @@ from crash_world import Operator, World
 from transom_cli.core import events as ev
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.slurm.port import JobState, SlurmUnknown
-from transom_cli.supervise.journal import fold
+from transom_cli.supervise.journal import read_events
 
 WORKER, BATCH_HOST = "n2", "n1"
 
@@ -18,7 +18,7 @@ WORKER, BATCH_HOST = "n2", "n1"
 def check(world: World, state: State) -> None:
     assert state.phase is Phase.DONE, state.verdict
     jobs = list(world.slurm.cluster.jobs.values())
-    told = fold(world.run.journal).events
+    told = read_events(world.run.journal)
     starts = [p for p in world.slurm.cluster.past if p.nodes]
     assert world.victim not in starts[-1].nodes, "started on the dead node again"
     assert sorted(j.state.value for j in jobs) in (["COMPLETED"], ["CANCELLED", "COMPLETED"])

@@ -314,9 +314,9 @@ def test_a_relaunch_begins_with_steps_of_its_own(training: Training) -> None:
     training.launch()
     training.beats(9, "n1", "n2")
     assert kinds(training.poll()) == ["LaunchSeen", "StepSeen"]
-    heal = {"type": "heal", "launch": 0, "incident": "l1", "what": "seen", "words": "rank 1 died", "nodes": ["n2"]}
+    heal = {"type": "recovery", "launch": 0, "incident": "l1", "what": "seen", "words": "rank 1 died", "nodes": ["n2"]}
     training.journal(heal)
-    assert training.poll() == [ev.HealSeen(1002.0, "7.0", "l1", "seen", "rank 1 died", nodes=("n2",))]
+    assert training.poll() == [ev.RecoverySeen(1002.0, "7.0", "l1", "seen", "rank 1 died", nodes=("n2",))]
     training.launch(launch=1)
     assert kinds(training.poll()) == ["LaunchSeen"], "the tables are still about the launch before"
     training.beats(-1, "n1", "n2", launch=1)
@@ -341,7 +341,14 @@ def quiet_rank(training: Training) -> list[ev.Event]:
     return events
 
 
-SEEN = {"type": "heal", "launch": 0, "incident": "l1", "what": "seen", "words": "no step for 9.0 s", "cause": "hang"}
+SEEN = {
+    "type": "recovery",
+    "launch": 0,
+    "incident": "l1",
+    "what": "seen",
+    "words": "no step for 9.0 s",
+    "cause": "hang",
+}
 
 
 def test_a_silence_is_left_to_a_launcher_that_lives(training: Training) -> None:
@@ -459,3 +466,47 @@ def test_a_run_directory_that_falls_silent_as_a_whole_is_no_hang(training: Train
     events = [event for _ in range(60) for event in training.poll()]
     (quiet,) = [e for e in events if isinstance(e, ev.Stalled)]
     assert quiet.stall.unseen
+
+
+RUNNING = replace(STATE, job=replace(STATE.job, state="RUNNING"))
+
+
+def polls(training: Training, seconds: float, each: float = 1.0) -> list[ev.Event]:
+    return [e for _ in range(int(seconds / each)) for e in training.poll(each)]
+
+
+def test_launcher_that_never_signs_fails_the_attempt_after_the_time_for_the_first_step(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    training.follower = Follower(training.run, training.run.checkpoints, LIMITS, launcher_within=300.0)
+    assert polls(training, 600) == [], "a pending job has no launcher"
+    training.state = RUNNING
+    assert polls(training, 290) == []
+    (lost,) = polls(training, 100)
+    assert isinstance(lost, ev.OutcomeSeen) and (lost.attempt, lost.status) == ("7.0", "failed")
+    assert lost.why == "the launcher gave no sign of life within 300 s after the job started"
+
+
+def test_users_script_without_launcher_is_left_alone(training: Training) -> None:
+    training.state = RUNNING
+    assert polls(training, 5000, each=2.0) == []
+
+
+def test_launcher_that_hangs_before_its_first_launch_fails_the_attempt(training: Training) -> None:
+    training.state = RUNNING
+    training.journal({"type": "attempt", "nodes": ["n1", "n2"]})
+    for _ in range(500):  # a long preflight
+        training.sign()
+        assert training.poll() == []
+    assert polls(training, 120) == []
+    (lost,) = polls(training, 10)
+    assert isinstance(lost, ev.OutcomeSeen) and "has started no training step" in lost.why
+
+
+def test_stall_of_the_operator_itself_does_not_count_as_silence_of_the_launcher(training: Training) -> None:
+    training.state = RUNNING
+    training.journal({"type": "attempt", "nodes": ["n1", "n2"]})
+    training.sign()
+    polls(training, 5)
+    assert training.poll(3600.0) == []
+    training.sign()
+    assert polls(training, 100) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.core import events as ev
+from transom_cli.core.operator.cadence import Pause
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmUnknown, Submission
@@ -85,7 +86,7 @@ def test_a_job_that_its_launcher_cancelled_for_a_successor(scene: Scene, success
 def test_the_operators_eyes_tell_it_in_place_of_a_mere_absence(scene: Scene) -> None:
     scene.end_and_forget()
     out: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
-    eyes = SlurmPoller(scene.slurm, Clock(), out, lambda: 0.01, forgotten=scene.forgotten)
+    eyes = SlurmPoller(scene.slurm, Clock(), out, lambda _took: Pause(0.01, 0.0), forgotten=scene.forgotten)
     eyes.follow(1, 0, ())
     eyes.start()
     told = out.get(timeout=30)

@@ -108,7 +108,7 @@ def test_on_one_of_several_clusters_a_person_is_told_its_name(
     SubmissionRecord(("--open-mode=append",), chdir=str(tmp_path), requested_cluster="alps").save(RunDir(tmp_path))
     here = running(slurm, tmp_path)
     hand_off(slurm, tmp_path, here, "hold")
-    assert f"go on with `scontrol -M alps release {here.job_id}`" in capsys.readouterr().out
+    assert f"continue with `scontrol -M alps release {here.job_id}`" in capsys.readouterr().out
 
 
 def test_a_comment_that_slurm_refuses_does_not_stop_the_hold(
@@ -158,7 +158,7 @@ def test_an_operator_that_is_back_meanwhile_does_it(
     monkeypatch.setattr(module, "LINGER", 0.3)
     with_operator = Lease.take(RunDir(tmp_path))
     words, handed = hand_off(slurm, tmp_path, here)
-    assert "left to the operator" in words and handed is None
+    assert "takes over the job" in words and handed is None
     with_operator.give_up()
     assert slurm.job(here.job_id).restarts == 0
 

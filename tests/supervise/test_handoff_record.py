@@ -12,6 +12,7 @@ import pytest
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.actions import Cancel, Restart
+from transom_cli.core.operator.cadence import Pause
 from transom_cli.core.operator.state import Policy
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
@@ -77,7 +78,12 @@ class Scene:
 
     def look(self, job_id: int = 1) -> ev.Event | None:
         watch = SlurmPoller(
-            self.slurm, Clock(), queue.SimpleQueue(), lambda: 1.0, self.tag, lambda: newest_handoff(self.run)
+            self.slurm,
+            Clock(),
+            queue.SimpleQueue(),
+            lambda _took: Pause(1.0, 0.0),
+            self.tag,
+            lambda: newest_handoff(self.run),
         )
         watch.follow(job_id, 0, ("n1", "n2"))
         return watch._look(job_id, 0)[0]

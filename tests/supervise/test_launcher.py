@@ -18,6 +18,7 @@ from transom_cli.ckpt import fence
 from transom_cli.core.launcher import LaunchEnded
 from transom_cli.core.policy import Rule
 from transom_cli.layout import RunDir
+from transom_cli.rpc.sockets import free_port
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.supervise.launcher import executor, handoff
 from transom_cli.supervise.launcher import loop as module
@@ -43,6 +44,9 @@ class TwoFacedAgents:
 
     def __init__(self, allocation: Allocation, *_: object) -> None:
         self.addresses = {node: node for node in allocation.nodes}
+
+    def free_port(self, node: str) -> int:
+        return free_port()
 
     def start(self) -> None:
         raise OSError(28, "No space left on device")
@@ -106,7 +110,7 @@ def test_a_rank_that_fails_is_relaunched_in_the_same_attempt(tmp_path: Path, cod
     codes += [7, 0]
     assert launcher(tmp_path).run() == 0
     assert [r["launch"] for r in journal(tmp_path) if r["type"] == "launch"] == [0, 1]
-    assert [r["what"] for r in journal(tmp_path) if r["type"] == "heal"] == ["seen", "diagnosed"]
+    assert [r["what"] for r in journal(tmp_path) if r["type"] == "recovery"] == ["seen", "diagnosed"]
 
 
 def test_the_policy_decides_and_journal_and_outcome_tell_by_which_rule(tmp_path: Path, codes: list[int]) -> None:
@@ -116,7 +120,7 @@ def test_the_policy_decides_and_journal_and_outcome_tell_by_which_rule(tmp_path:
     made._options = replace(made._options, rules=(rule,))
     assert made.run() == 7
     assert [r["launch"] for r in journal(tmp_path) if r["type"] == "launch"] == [0, 1]
-    heals = [r for r in journal(tmp_path) if r["type"] == "heal"]
+    heals = [r for r in journal(tmp_path) if r["type"] == "recovery"]
     assert [r["what"] for r in heals] == ["seen", "diagnosed", "decided", "seen", "diagnosed"]
     assert [r["decided"]["action"] for r in heals if r["what"] == "diagnosed"] == ["relaunch", "stop"]  # type: ignore[index]
     told = outcome(tmp_path)
@@ -136,7 +140,7 @@ def test_what_the_agents_keep_of_a_launch_that_died_is_told(
     monkeypatch.setattr(TwoFacedAgents, "end", Agents.end)
     monkeypatch.setattr(TwoFacedAgents, "_ask_all", ask_all, raising=False)
     assert launcher(tmp_path).run() == 0
-    told = [(r["what"], r["words"]) for r in journal(tmp_path) if r["type"] == "heal"]
+    told = [(r["what"], r["words"]) for r in journal(tmp_path) if r["type"] == "recovery"]
     assert told[1] == ("evidence", "rank 0 on n1: its dump")
 
 

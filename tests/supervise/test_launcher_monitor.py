@@ -165,4 +165,4 @@ def test_a_launch_that_steps_is_not_ended_for_a_node_whose_agent_and_slurmd_are_
             state, new = launcher.decide(state, heard)
             orders += new
     assert any(isinstance(order, launcher.EndLaunch) for order in orders) is not steps
-    assert state.launch.step == (119 if steps else 20)
+    assert state.progress.step == (119 if steps else 20)

@@ -30,7 +30,7 @@ def words_before_the_wrapper(launch: int, nodes: tuple[str, ...]) -> list[str]:
     options = LaunchOptions(run, "srun", ("true",), (sys.executable,))
     wrapper = Path("rank.py")
     argv = training_argv(
-        Allocation(7, 0, NODES), options, run.attempt(7, 0), launch, nodes, wrapper=wrapper, master="n1", port=1
+        Allocation(7, 0, NODES), options, run.attempt(7, 0), launch, nodes, wrapper=wrapper, master="n1"
     )
     return argv[: argv.index(sys.executable)]
 
@@ -59,7 +59,7 @@ def torchrun_words(launch: int, *args: str) -> list[str]:
     run = RunDir(Path("run"))
     options = LaunchOptions(run, "torchrun", ("train.py",), (sys.executable,), torchrun_args=args)
     wrapper, attempt = Path("rank.py"), run.attempt(7, 2)
-    argv = training_argv(Allocation(7, 2, NODES), options, attempt, launch, NODES, wrapper=wrapper, master="n1", port=1)
+    argv = training_argv(Allocation(7, 2, NODES), options, attempt, launch, NODES, wrapper=wrapper, master="n1")
     return argv[argv.index("--") :]
 
 
@@ -67,6 +67,11 @@ def test_torchruns_rendezvous_is_named_after_its_launch() -> None:
     words = torchrun_words(1, "--tee=3")
     assert "--rdzv-id=7.2.1" in words and words.index("--rdzv-id=7.2.1") < words.index("--tee=3")
     assert "--rdzv-id=7.2.2" in torchrun_words(2)
+
+
+def test_no_command_line_names_the_port() -> None:
+    """Other users of a node see command lines, and could take the port before rank 0 does."""
+    assert not [word for word in torchrun_words(1) if word.startswith("--master-port")]
 
 
 @pytest.mark.parametrize("theirs", [("--rdzv-id=mine",), ("--rdzv_id", "mine")])
@@ -113,9 +118,7 @@ def test_the_container_stands_before_the_command_and_behind_the_wrapper() -> Non
         ("torchrun", torchrun),
     ):
         options = LaunchOptions(run, kind, ("train.py",), (sys.executable,), within=("apptainer", "exec", "i.sif"))
-        argv = training_argv(
-            allocation, options, run.attempt(7, 0), 0, NODES, wrapper=Path("/w.py"), master="n1", port=1
-        )
+        argv = training_argv(allocation, options, run.attempt(7, 0), 0, NODES, wrapper=Path("/w.py"), master="n1")
         words = argv[argv.index("--") + 1 :]
         assert words[: 3 + len(inside)] == ["apptainer", "exec", "i.sif", *inside]
 
@@ -132,6 +135,6 @@ def test_which_program() -> None:
 def test_a_trainer_that_runs_inside_torchrun_keeps_its_interpreter(flag: str) -> None:
     run, allocation = RunDir(Path("/runs/r1")), Allocation(7, 0, NODES)
     options = LaunchOptions(run, "torchrun", ("train.py",), (sys.executable,), torchrun_args=(flag,))
-    argv = training_argv(allocation, options, run.attempt(7, 0), 0, NODES, wrapper=Path("/w.py"), master="n1", port=1)
+    argv = training_argv(allocation, options, run.attempt(7, 0), 0, NODES, wrapper=Path("/w.py"), master="n1")
     words = argv[argv.index("--") + 1 :]
     assert words[:3] == [sys.executable, "-m", "torch.distributed.run"] and flag in words

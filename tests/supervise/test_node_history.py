@@ -12,6 +12,7 @@ import pytest
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.actions import Action
+from transom_cli.core.operator.cadence import Cadence
 from transom_cli.core.operator.state import Phase, Policy, Request, State
 from transom_cli.health.history import files
 from transom_cli.health.history.files import HistoryFile, read_history
@@ -47,6 +48,8 @@ class Story:
     def __init__(self, events: tuple[ev.Event, ...]) -> None:
         self.events = list(events)
         self.leave = lambda: None
+
+    launcher_lives = False
 
     def poll(self, state: State, now: float) -> Iterator[ev.Event]:
         if self.events:
@@ -85,7 +88,7 @@ def operate(run: RunDir, folder: Path, *story: ev.Event) -> State:
     def parts(_clock: Clock, _inbox: queue.SimpleQueue[ev.Event], _pace: Pace) -> tuple[Story, Story, Story]:
         return told, told, told
 
-    operator = Operator(run, Lease.take(run), Clock, parts, Pace(1.0, 1.0), [NodeHistory(run, folder)])  # type: ignore[arg-type]
+    operator = Operator(run, Lease.take(run), Clock, parts, Pace(Cadence()), [NodeHistory(run, folder)])  # type: ignore[arg-type]
     told.leave = operator.leave
     return operator.run()
 
@@ -152,7 +155,7 @@ def test_a_record_that_was_refused_is_written_with_the_next_one(run: RunDir, fol
 
 
 class _Nowhere:
-    def append(self, event: ev.Event) -> None: ...
+    def append(self, event: ev.Event, after: State | None = None) -> None: ...
 
 
 def test_a_home_that_never_answers_holds_up_the_end_no_longer_than_it_may(

@@ -13,6 +13,7 @@ import pytest
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.actions import Action
+from transom_cli.core.operator.cadence import Cadence
 from transom_cli.core.operator.state import Phase, Policy, State
 from transom_cli.files import publish_text
 from transom_cli.layout import RunDir
@@ -31,6 +32,8 @@ class Senses:
 
     def __init__(self, story: list[Turn]) -> None:
         self.story = story
+
+    launcher_lives = False
 
     def poll(self, state: State, now: float) -> Iterator[ev.Event]:
         yield from self.story.pop(0)() if self.story else []
@@ -77,7 +80,7 @@ def operate(run: RunDir, *story: Turn) -> tuple[Operator, Orders]:
     def parts(_clock: Clock, _inbox: queue.SimpleQueue[ev.Event], _pace: Pace) -> tuple[Senses, QuietWatch, Orders]:
         return Senses(list(story)), QuietWatch(), orders
 
-    return Operator(run, Lease.take(run), Clock, parts, Pace(1.0, 1.0)), orders  # type: ignore[arg-type]
+    return Operator(run, Lease.take(run), Clock, parts, Pace(Cadence())), orders  # type: ignore[arg-type]
 
 
 def replace_operator(run: RunDir) -> Lease:
@@ -152,12 +155,12 @@ def test_nothing_is_done_while_the_disk_is_full(run: RunDir, monkeypatch: pytest
     operator, orders = operate(run, trained, lambda: [SILENT], lambda: operator.leave() or [])  # type: ignore[func-returns-value]
     append, tries = Journal.append, []
 
-    def full_for_a_while(self: Journal, event: ev.Event) -> None:
+    def full_for_a_while(self: Journal, event: ev.Event, after: State | None = None) -> None:
         if event is SILENT:
             tries.append(list(orders.keys))
             if len(tries) < 4:
                 raise JournalError("Cannot write the journal", os.strerror(errno.ENOSPC))
-        append(self, event)
+        append(self, event, after)
 
     monkeypatch.setattr(Journal, "append", full_for_a_while)
     operator.run()
@@ -169,11 +172,11 @@ def test_told_to_leave_with_a_full_disk_it_leaves(run: RunDir, monkeypatch: pyte
     operator, orders = operate(run, trained, lambda: [SILENT])
     append = Journal.append
 
-    def full(self: Journal, event: ev.Event) -> None:
+    def full(self: Journal, event: ev.Event, after: State | None = None) -> None:
         if event is SILENT:
             operator.leave()
             raise JournalError("Cannot write the journal", os.strerror(errno.ENOSPC))
-        append(self, event)
+        append(self, event, after)
 
     monkeypatch.setattr(Journal, "append", full)
     state = operator.run()

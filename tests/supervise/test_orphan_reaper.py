@@ -32,7 +32,7 @@ class Agents:
 
     def journal(self, kind: str, **fields: Any) -> None:
         self.told.append({"type": kind, **fields})
-        if "nothing" in fields["words"]:
+        if "no process" in fields["words"]:
             self.done.set()
 
 
@@ -49,7 +49,7 @@ def test_a_node_that_answers_again_is_freed_of_the_launch_that_it_missed_the_end
     assert reaper.on("n2") and not reaper.on("n1")
     assert agents.done.wait(10)
     assert agents.told == [
-        {"type": "leftovers", "node": "n2", "words": "n2 answers again: nothing of launch 0 is left there"}
+        {"type": "leftovers", "node": "n2", "words": "n2 answers again: no process of launch 0 remains there"}
     ]
     time.sleep(0.2)
     assert agents.asked == [(0, ("n2",), 0.0)] * 4, "no other launch, no other node, and not once more"
@@ -64,7 +64,7 @@ def test_what_lives_on_is_told_once_and_tried_again() -> None:
     assert agents.done.wait(10)
     assert [t["words"] for t in agents.told] == [
         "n3 answers again: launch 1 survives there: process 5 (python, D)",
-        "n3 answers again: nothing of launch 1 is left there",
+        "n3 answers again: no process of launch 1 remains there",
     ]
 
 

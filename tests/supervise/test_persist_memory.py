@@ -62,5 +62,5 @@ def test_a_folder_that_is_not_the_runs_own_is_named(tmp_path: Path) -> None:
 
 def test_when_the_time_is_up_nobody_is_asked(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, {"n1": (9, False)})
-    assert "no time is left" in persist_memory(nodes.ask, NODES, tmp_path, 3, seconds=0.0)
+    assert "there is no time for it" in persist_memory(nodes.ask, NODES, tmp_path, 3, seconds=0.0)
     assert nodes.asked == []

@@ -172,6 +172,18 @@ def test_what_the_agents_have_read_is_not_read_again(place: tuple[RunDir, Attemp
     assert told.line == "ValueError: of rank 3, as the file says", "the first to die, and its node does not answer"
 
 
+def test_lines_of_a_node_with_a_wrong_clock_are_in_their_right_place(place: tuple[RunDir, AttemptDir]) -> None:
+    """The culprit's node is 200 s ahead: its lines would come after those of the victims."""
+    run, attempt = place
+    full = "2026-01-05 12:0{}:00,123 [ERROR] OSError: [Errno 28] No space left on device: '{}'\n"
+    for rank, minute in ((0, 4), (1, 6)):
+        write(attempt, rank, full.format(minute, f"of rank {rank}"))
+    victim, culprit = (read_cause(attempt.logs(0), [f"rank-{rank}.log"])[0] for rank in (0, 1))
+    assert "of rank 0" in examine("k", run, attempt, None, 5.0, [victim, culprit]).line
+    told = examine("k", run, attempt, None, 5.0, [victim, {**culprit, "behind": -200.0}])
+    assert "of rank 1" in told.line
+
+
 def test_answers_that_are_none_are_left_out(place: tuple[RunDir, AttemptDir]) -> None:
     run, attempt = place
     write(attempt, 0, TRACE + "ValueError: of the file\n")
@@ -184,7 +196,7 @@ def test_answers_that_are_none_are_left_out(place: tuple[RunDir, AttemptDir]) ->
     assert examine("k", run, attempt, 0, 5.0, nonsense).line == "ValueError: of the file"
     (attempt.path / "rank-0.log").write_text(TRACE + "ValueError: mine\n")
     loud = json.loads(json.dumps(read_cause(attempt.path, ["rank-0.log"])[0]))
-    loud["hits"][0]["record"]["text"] = "ValueError: \x1b[31mred"
+    loud["hits"][0]["text"] = "ValueError: \x1b[31mred"
     loud["hits"].append({**loud["hits"][0], "rule": "of a newer release"})
     assert examine("k", run, attempt, 0, 5.0, [loud]).line == "ValueError: red"
 

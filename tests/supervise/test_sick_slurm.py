@@ -11,6 +11,7 @@ import pytest
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator import actions as act
+from transom_cli.core.operator.cadence import Pause
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
 from transom_cli.slurm.fake import FakeSlurm
@@ -61,7 +62,7 @@ def test_whatever_the_operator_wants_a_sick_slurm_is_asked_a_few_times_a_minute(
     away = Away(hangs)
     slurm = with_circuit_breaker(away, CircuitBreaker(clock))  # type: ignore[arg-type]
     out: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
-    watch = SlurmPoller(slurm, Clock(), out, lambda: 1.0)
+    watch = SlurmPoller(slurm, Clock(), out, lambda _took: Pause(1.0, 0.0))
     hands = Executor(Orders(RunDir(tmp_path), Submission(tmp_path / "x")), slurm, nothing_heard, Clock(), out)
     watch._wake, hands._end = FastEvent(), FastEvent()
     watch.follow(7, 0, ("node1",))

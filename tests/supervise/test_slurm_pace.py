@@ -1,4 +1,4 @@
-"""How often Slurm is asked: seldom while all is calm, and at once when something begins to move."""
+"""When the operator asks Slurm: seldom while all is calm, and at once when something changes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import queue
 
 from transom_cli.core.events import Event, JobSeen
 from transom_cli.core.incident import Incident
+from transom_cli.core.operator.cadence import Cadence, Pause
 from transom_cli.core.operator.state import Job as RunJob
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.slurm.port import Job, JobState
@@ -13,8 +14,16 @@ from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.loop import Pace
 from transom_cli.supervise.operator.slurm_poller import SlurmPoller
 
-CALM = State(phase=Phase.TRAINING, job=RunJob(id=7))
+CALM = State(phase=Phase.TRAINING, job=RunJob(id=7, state="RUNNING"))
 FINISHING = State(phase=Phase.FINISHING, job=RunJob(id=7))
+HOUR = 3600.0
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class FinishedSlurm:
@@ -22,30 +31,50 @@ class FinishedSlurm:
         return Job(job_id, JobState.COMPLETED)
 
 
-def test_calm_days_slow_the_looks_down_to_the_most() -> None:
-    pace = Pace(2.0, 30.0)
-    pace.notice(CALM)
-    waits = [pace() for _ in range(12)]
-    assert waits == sorted(waits) and waits[0] > 2.0 and waits[-1] == 30.0
+def calm_pace() -> tuple[Pace, Time]:
+    time = Time()
+    pace = Pace(Cadence(), time, lambda: 0.5)
+    pace.notice(CALM, launcher_lives=True)
+    time.now += HOUR
+    return pace, time
 
 
-def test_the_end_of_a_calm_time_is_told_once() -> None:
-    pace = Pace(2.0, 30.0)
-    assert not pace.notice(CALM)
-    assert pace.notice(FINISHING)
-    assert not pace.notice(FINISHING)
-    assert pace() == 1.0
+def test_calm_days_are_asked_about_every_minute_and_a_half() -> None:
+    pace, _ = calm_pace()
+    assert pace.calm and pace(0.01).seconds == 90.0
+
+
+def test_the_end_of_a_calm_time_is_noticed_once() -> None:
+    pace, _ = calm_pace()
+    assert not pace.notice(CALM, launcher_lives=True)
+    assert pace.notice(FINISHING, launcher_lives=True)
+    assert not pace.notice(FINISHING, launcher_lives=True)
+    assert not pace.calm and pace(0.01).seconds == 1.0
 
 
 def test_an_incident_ends_the_calm_too() -> None:
-    pace = Pace(2.0, 30.0)
-    pace.notice(CALM)
-    assert pace.notice(State(phase=Phase.TRAINING, incident=Incident("i1", 7, 0, 10.0, 3), job=RunJob(id=7)))
+    pace, _ = calm_pace()
+    incident = Incident("i1", 7, 0, 10.0, 3)
+    assert pace.notice(State(phase=Phase.TRAINING, incident=incident, job=RunJob(id=7)), launcher_lives=True)
+
+
+def test_a_launcher_that_falls_silent_is_worth_a_question_at_once() -> None:
+    pace, _ = calm_pace()
+    assert pace.notice(CALM, launcher_lives=False)
+    assert pace(0.01).seconds == 1.0
+
+
+def test_the_first_sign_of_a_launcher_is_worth_one_question() -> None:
+    pace, time = calm_pace()
+    pace.notice(CALM, launcher_lives=False)
+    time.now += HOUR
+    assert pace.notice(CALM, launcher_lives=True)
+    assert pace(0.01).seconds == 90.0
 
 
 def test_a_look_does_not_wait_for_its_turn() -> None:
     out: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    watch = SlurmPoller(FinishedSlurm(), Clock(), out, lambda: 3600.0)  # type: ignore[arg-type]
+    watch = SlurmPoller(FinishedSlurm(), Clock(), out, lambda _took: Pause(HOUR, 0.0))  # type: ignore[arg-type]
     watch.follow(7, 0, ())
     watch.start()
     try:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from transom_cli.core import events as ev
+from transom_cli.core.operator.cadence import Pause
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, SlurmDenied, SlurmRefused, SlurmUnknown
 from transom_cli.supervise.operator import slurm_poller as slurmwatch
@@ -51,7 +52,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watch(slurm: Scripted, prepare: Callable[[SlurmPoller], None] = lambda w: None) -> list[ev.Event]:
     out: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
-    eyes = SlurmPoller(slurm, Clock(), out, lambda: 0.0)
+    eyes = SlurmPoller(slurm, Clock(), out, lambda _took: Pause(0.0, 0.0))
     eyes.follow(7, 0, ("n1", "n2"))
     prepare(eyes)
     eyes.start()
@@ -141,7 +142,7 @@ def test_another_job_with_our_number_is_no_news_of_ours() -> None:
     theirs = Job(7, JobState.RUNNING, comment="transom:another", nodes=("n3",))
     slurm = Scripted(theirs, theirs, theirs)
     out: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
-    eyes = SlurmPoller(slurm, Clock(), out, lambda: 0.0, "transom:ours")
+    eyes = SlurmPoller(slurm, Clock(), out, lambda _took: Pause(0.0, 0.0), "transom:ours")
     eyes.follow(7, 0, ("n1", "n2"))
     eyes.start()
     assert isinstance(out.get(timeout=30), ev.JobGone)

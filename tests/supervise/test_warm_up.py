@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from transom_cli.core.launcher import Launch, Nodes, Phase, State
+from transom_cli.core.progress import Progress
 from transom_cli.rpc.verbs import Call
 from transom_cli.rpc.wire import CLIENT, LIMITS, Endpoint
 from transom_cli.supervise.launcher.node_monitor import WarmUp, parts
 
-TRAINS = State(7, 0, Nodes(("n1", "n2", "n3"), 2, training=("n1", "n2"), spares=("n3",)), 1, launch=Launch(4, step=0))
+NODES = Nodes(("n1", "n2", "n3"), 2, training=("n1", "n2"), spares=("n3",))
+TRAINS = State(7, 0, NODES, 1, launch=Launch(4), progress=Progress(step=0, max_step=0))
 FILES = [["/lib/a.so", 3_000_000], ["/lib/b.so", 5_000_000]]
 
 
@@ -47,7 +49,7 @@ def test_the_spare_reads_what_a_node_that_trains_maps() -> None:
     assert told.journal == said("warm: 2 files, 8 MB")
 
 
-@pytest.mark.parametrize("state", [replace(TRAINS, launch=Launch(4)), replace(TRAINS, phase=Phase.ENDING)])
+@pytest.mark.parametrize("state", [replace(TRAINS, progress=Progress()), replace(TRAINS, phase=Phase.ENDING)])
 def test_not_before_the_training_steps(state: State) -> None:
     told = Told()
     assert not told.warm(state) and not told.asked and not told.journal

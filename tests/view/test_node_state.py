@@ -42,7 +42,9 @@ def _n2(state: State, sight: NodeSight, slow: dict[str, str] | None = None) -> N
 
 def test_the_stronger_word_counts() -> None:
     """Each thing that is said of a node is taken away in turn, and the next one is its state."""
-    incident = Incident("i1", 7, 0, 1.0, 9, quiet_nodes=("n2",), faults=(NodeFault("n2", "ecc", "FAIL", "14 errors"),))
+    incident = Incident(
+        "i1", 7, 0, 1.0, 9, suspect_nodes=("n2",), faults=(NodeFault("n2", "ecc", "FAIL", "14 errors"),)
+    )
     everything = State(
         incident=incident,
         pending=(Probe("i1/probe/n2/2", "n2", 7),),

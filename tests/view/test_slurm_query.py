@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,29 @@ def test_the_screen_says_how_old_the_silence_is(tmp_path: Path, state: Path, mon
     view = SCENES["unknown"](tmp_path)
     assert "query failed just now: x" in _slurm_source(with_error(view, "x"))
     assert "query failed 4.0 s ago: x" in _slurm_source(with_error(view, "x", view.now - 4.0))
+
+
+WAITS = Job(7, JobState.PENDING, reason="Priority", nodes=("n1",), requirements=(("constraint", "a100"),))
+
+
+def test_looks_at_a_waiting_job_share_an_answer(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = SCENES["unknown"](tmp_path)
+    waits = replace(WAITS, job_id=view.job_id)
+    slurm = Counted(waits)
+    for _ in range(100):
+        look(view, slurm, monkeypatch)
+    assert slurm.asked == 1
+    assert Outage(state, os.environ, view.cluster).kept(view.job_id) == waits
+    monkeypatch.setattr(slurm_query, "KEPT", 0.0)
+    look(view, slurm, monkeypatch)
+    assert slurm.asked == 2
+
+
+def test_a_kept_answer_of_another_version_is_no_answer(tmp_path: Path) -> None:
+    notes = Outage(tmp_path, {})
+    notes.keep(WAITS)
+    (file,) = tmp_path.glob("slurm-jobs-*.json")
+    file.write_text(file.read_text().replace('"reason"', '"unheard_of"'))
+    assert notes.kept(7) is None
+    file.write_text("[]")
+    assert notes.kept(7) is None

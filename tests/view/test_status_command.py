@@ -165,7 +165,7 @@ def test_all_runs_are_listed_the_newest_first(made: Made) -> None:
     asked = transom("list", "--root", root)
     head, first, second = asked.stdout.splitlines()
     assert head.split() == ["RUN", "STATE", "FOR", "STEP", "DISK", "JOB", "AGE", "NOTE"]
-    assert first.split()[:2] == [made.run.run_id, "training"] and str(JOB) in first and "18,430" in first
+    assert first.split()[:2] == [made.run.run_id, "training"] and str(JOB) in first and "18,400" in first
     assert (
         second.split()[:2] == ["gpt-20261101-000000-0000", "unknown"] and "was submitting; no live operator" in second
     )
@@ -176,7 +176,7 @@ def test_all_runs_are_listed_the_newest_first(made: Made) -> None:
 def test_a_list_of_nothing_says_what_to_do(tmp_path: Path) -> None:
     asked = transom("list", "--root", tmp_path)
     assert (asked.returncode, asked.stdout) == (0, "") and "transom run" in asked.stderr
-    assert json.loads(transom("list", "--root", tmp_path, "--json").stdout) == {"schema": 2, "runs": []}
+    assert json.loads(transom("list", "--root", tmp_path, "--json").stdout) == {"schema": 2, "earlier": 0, "runs": []}
 
 
 def test_a_journal_that_cannot_be_read_is_told_and_the_others_are_listed(made: Made) -> None:

@@ -158,7 +158,7 @@ def test_of_a_script_of_the_users_own_the_operator_tells(tmp_path: Path) -> None
     assert (first.ended, second.began, second.nodes) == (50.0, 60.0, ("n3", "n4"))
     cancelled = ev.JobGone(90.0, 7, ended="CANCELLED", by="ann", source="accounting")
     assert (made.tell(cancelled)[1].ended, made.tell()[1].runs) == (90.0, False)
-    assert made.tell()[1].words == "the job was cancelled in Slurm by ann (scancel), as accounting tells"
+    assert made.tell()[1].words == "the job was cancelled in Slurm by ann (scancel), according to accounting"
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in RECORDED.iterdir()))

@@ -108,7 +108,7 @@ def test_what_was_reported_of_a_node_and_around_a_step_without_an_incident() -> 
     found = book("rank_killed")
     wall = found.history.begin / 1e9 + 4
     slow = {
-        "type": "heal",
+        "type": "recovery",
         "wall": wall,
         "incident": "",
         "what": "reported",

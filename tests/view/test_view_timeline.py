@@ -120,7 +120,7 @@ class Alone:
         self.heal(name, "diagnosed", wall + 2, what, cause="rank_killed", nodes=["n2"], decided=decided)
 
     def heal(self, name: str, what: str, wall: float, said: str, **more: Any) -> None:
-        self.write("heal", wall, 0, incident=name, what=what, words=said, **more)
+        self.write("recovery", wall, 0, incident=name, what=what, words=said, **more)
 
     def write(self, kind: str, wall: float, launch: int, **fields: Any) -> None:
         with self.attempt.launcher_journal.open("a") as file:
@@ -141,7 +141,7 @@ def test_what_no_operator_heard_of_is_told_all_the_same(alone: Alone) -> None:
     first, second = (build_timeline(one, book) for one in incidents(book))
     assert (first.id, first.result, first.duration, first.step, first.lost) == ("7.0/l1", "recovered", 15.0, 91, 11)
     assert first.cost is not None and first.cost.ns[Kind.DETECTION] == 10 * 10**9
-    assert (second.id, second.result, second.duration) == ("7.0/l2", "open, healing", None)
+    assert (second.id, second.result, second.duration) == ("7.0/l2", "open, relaunching", None)
     lines = timeline_lines(first)
     assert lines[0] == "7.0/l1  process_crash on n2  recovered in 15 s"
     assert lines[-2:] == [
@@ -161,7 +161,7 @@ def test_an_operator_that_comes_back_tells_the_launchers_times(alone: Alone) -> 
     journal = Journal(alone.run.journal, 2)
     journal.append(ev.Started(5000.0, 2))
     for name, what in (("l1", "rank 1 on n2 ended with signal 9"), ("l2", "rank 0 on n1 ended with exit code 1")):
-        journal.append(ev.HealSeen(5001.0, "7.0", name, "seen", what))
+        journal.append(ev.RecoverySeen(5001.0, "7.0", name, "seen", what))
     journal.close()
     found = incidents(alone.book(now=5002.0))
     assert [(i.id, i.began) for i in found] == [("i1", 110.0)], "the operator takes both for one"
@@ -212,8 +212,8 @@ def test_two_faults_told_in_the_same_words_have_each_its_own_time(tmp_path: Path
     told = []
     for n, (wall, heard) in enumerate(((100.0, 100.5), (500.0, 900.0)), 1):
         for what, words in (("seen", f"rank {n} ended"), ("decided", "relaunch, by rule `hang` (default)")):
-            journal.append(ev.HealSeen(heard, "7.0", f"l{n}", what, words))
-            told.append({"type": "heal", "wall": wall, "incident": f"l{n}", "what": what, "words": words})
+            journal.append(ev.RecoverySeen(heard, "7.0", f"l{n}", what, words))
+            told.append({"type": "recovery", "wall": wall, "incident": f"l{n}", "what": what, "words": words})
         journal.append(ev.LaunchSeen(heard + 10, "7.0", n, ("a",), 8))
         journal.append(ev.StepSeen(heard + 20, "7.0", 10 * n))
     journal.close()

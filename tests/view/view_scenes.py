@@ -71,8 +71,8 @@ def one_node_of_many(folder: Path) -> RunView:
     """64 nodes: one was lost and replaced, one is quiet, two are slow, and a rank diverges."""
     made = Made(folder, nodes=64, settings='steps = 120000\n[job]\ntime = "1-00:00:00"\n').began().stepped().saved()
     made.seen(
-        (5000.0, ev.HealSeen(0, f"{JOB}.0", "l1", "seen", "no step for 48.0 s")),
-        (4990.0, ev.HealSeen(0, f"{JOB}.0", "l1", "diagnosed", "NCCL timeout, no node at fault", "hang")),
+        (5000.0, ev.RecoverySeen(0, f"{JOB}.0", "l1", "seen", "no step for 48.0 s")),
+        (4990.0, ev.RecoverySeen(0, f"{JOB}.0", "l1", "diagnosed", "NCCL timeout, no node at fault", "hang")),
         (4985.0, ev.LaunchSeen(0, f"{JOB}.0", 1, made.nodes, 512)),
         (4780.0, ev.StepSeen(0, f"{JOB}.0", 16400)),
     ).stepped(18400)
@@ -104,9 +104,9 @@ def spares(folder: Path) -> RunView:
     """gpu001 died, and a spare took its place; another stands by."""
     made = Made(folder, nodes=6, spares=2).began(idle=("gpu004", "gpu005"))
     made.seen(
-        (700.0, ev.HealSeen(0, f"{JOB}.0", "l1", "seen", "rank 11 on gpu001 ended with signal 9")),
-        (699.0, ev.HealSeen(0, f"{JOB}.0", "l1", "diagnosed", "no answer from gpu001", "node_silent", ("gpu001",))),
-        (698.9, ev.HealSeen(0, f"{JOB}.0", "l1", "swapped", "gpu004 for gpu001", "node_silent", ("gpu001",))),
+        (700.0, ev.RecoverySeen(0, f"{JOB}.0", "l1", "seen", "rank 11 on gpu001 ended with signal 9")),
+        (699.0, ev.RecoverySeen(0, f"{JOB}.0", "l1", "diagnosed", "no answer from gpu001", "node_silent", ("gpu001",))),
+        (698.9, ev.RecoverySeen(0, f"{JOB}.0", "l1", "swapped", "gpu004 for gpu001", "node_silent", ("gpu001",))),
         (698.8, ev.LaunchSeen(0, f"{JOB}.0", 1, _without(made, 1, 5), 32, ("gpu001", "gpu005"))),
         (698.0, ev.Probed(0, f"idle/{JOB}.0/gpu001/1", "gpu001", "FAIL", LOST)),
         (697.0, ev.Probed(0, f"idle/{JOB}.0/gpu001/2", "gpu001", "FAIL", LOST)),
@@ -303,8 +303,8 @@ def hostile(folder: Path) -> RunView:
     bad = "\x1b[2J\x1b]0;owned\x07 \r\n\x9b31m\u202e"
     made = Made(folder).began().stepped().saved()
     made.report("slow_node", f"slow {bad}", "gpu001").found("gpu002", "host:x", "fail", f"bad {bad}")
-    made.seen((90.0, ev.HealSeen(0, f"{JOB}.0", "l1", "seen", f"seen {bad}")))
-    made.seen((80.0, ev.HealSeen(0, f"{JOB}.0", "l1", "diagnosed", f"why {bad}", "hang", (f"gpu001{bad}",))))
+    made.seen((90.0, ev.RecoverySeen(0, f"{JOB}.0", "l1", "seen", f"seen {bad}")))
+    made.seen((80.0, ev.RecoverySeen(0, f"{JOB}.0", "l1", "diagnosed", f"why {bad}", "hang", (f"gpu001{bad}",))))
     view = made.beats().operator(host=f"login{bad}").view()
     view = replace(view, verdict=f"held {bad}", slurm_state="PENDING", slurm_reason=f"Odd{bad}", slurm_lost=bad)
     return replace(view, excluded=(("gpu009", "drained", f"by {bad}"),), memory_protection=bad, save_schedule=bad)

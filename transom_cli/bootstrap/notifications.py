@@ -12,22 +12,22 @@ from transom_cli.layout import RunDir
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
-    from transom_cli.notify.delivery import DeliveryLog, Notifier
+    from transom_cli.notify.delivery import DeliveryLog, EndWaits, Notifier
     from transom_cli.notify.exporter import MetricsExporter
     from transom_cli.notify.messages import Target
     from transom_cli.notify.senders import Send
 
 
-def notifier_for(run: RunDir, settings: Settings, ledger: DeliveryLog) -> Notifier:
+def notifier_for(run: RunDir, settings: Settings, ledger: DeliveryLog, waits: EndWaits | None = None) -> Notifier:
     """Return the notifier for the targets of the settings."""
-    from transom_cli.notify.delivery import DeliveryWorker, Notifier
+    from transom_cli.notify.delivery import DeliveryWorker, EndWaits, Notifier
     from transom_cli.notify.messages import About
 
     about = About(run.run_id, settings.name, str(run.path))
     send, per_hour = senders_of(settings), settings.notify.per_hour
     targets = [table.target() for table in settings.notify.targets]
-    couriers = [DeliveryWorker(t, about, send(t), ledger, per_hour) for t in targets if t.events]
-    return Notifier(couriers, settings.job.cluster or "")
+    workers = [DeliveryWorker(t, about, send(t), ledger, per_hour) for t in targets if t.events]
+    return Notifier(workers, settings.job.cluster or "", waits or EndWaits())
 
 
 def secrets_of(settings: Settings) -> Path:

@@ -5,26 +5,50 @@ from __future__ import annotations
 import os
 import queue
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from transom_cli.bootstrap.notifications import meter_for, notifier_for
-from transom_cli.bootstrap.slurm import operator_slurm
-from transom_cli.config.run_settings import checkpoints_of, quiet_limits, read_run_file, read_settings
+from transom_cli.bootstrap.slurm import SlurmClients, operator_slurm
+from transom_cli.config.run_settings import checkpoints_of, read_run_file, read_settings, stall_limits
 from transom_cli.layout import JOB_LOG, RunDir
+from transom_cli.slurm.runner import Runner
 from transom_cli.submit.submission import SubmissionRecord
 from transom_cli.supervise.operator.clock import Clock
+from transom_cli.supervise.operator.registry import Shell
 
 if TYPE_CHECKING:
+    from transom_cli.config.model import SlurmCalls
     from transom_cli.core.events import Event
+    from transom_cli.core.operator.cadence import Cadence
     from transom_cli.health.finding import Finding
+    from transom_cli.slurm.shared import RunSlurm
+    from transom_cli.supervise.answering import Folders
     from transom_cli.supervise.follow import Follower
     from transom_cli.supervise.operator.executor import Around, Executor
     from transom_cli.supervise.operator.loop import Operator, Pace
+    from transom_cli.supervise.operator.process import OperatorProcess, Service
+    from transom_cli.supervise.operator.registry import Registry
     from transom_cli.supervise.operator.slurm_poller import SlurmPoller
 
 
-def operator_for(run: RunDir) -> Operator:
-    """Take the run's lease and build its operator. Raises OperatorAlive if another operator is alive."""
+def cadence_of(calls: SlurmCalls) -> Cadence:
+    """Return how often the job is polled. Without a launcher, Slurm alone reports the end of a job."""
+    from transom_cli.core.operator.cadence import Cadence
+
+    return Cadence(calls.poll, min(Cadence.blind, calls.poll_max), calls.poll_max, calls.poll_held)
+
+
+def operator_for(
+    run: RunDir, shell: Shell | None = None, clients: SlurmClients | None = None, folders: Folders | None = None
+) -> Operator:
+    """Take the run's lease and build its operator. Raises OperatorAlive if another operator is alive.
+
+    Args:
+        shell: its jobs are submitted as from there; None: as from this process.
+        clients, folders: what the runs of a process share; None: this run is alone.
+    """
     from transom_cli.health.history.files import history_dir
     from transom_cli.health.reach import StepTimes, judge_reach, read_reach
     from transom_cli.notify.delivery import DeliveryLog
@@ -41,13 +65,18 @@ def operator_for(run: RunDir) -> Operator:
     from transom_cli.supervise.operator.slurm_poller import ForgottenJobs, SlurmPoller
 
     settings = read_settings(run)
-    slurm = operator_slurm(run, settings.slurm)
     script = inspect_script(read_run_file(run, run.script))
     record = SubmissionRecord.load(run)
+    shell, clients = shell or Shell(dict(os.environ)), clients or SlurmClients()
+    shared = clients.of(record, settings.slurm, shell.environ)
+    runner = Runner(
+        timeout=settings.slurm.timeout, cluster=record.requested_cluster, env=shell.environ, umask=shell.umask
+    )
+    slurm = operator_slurm(record, shared, runner)
     submission = record.submission(run)
     past = fold(run.journal)
     tasks = (script.ntasks_per_node or 1) if past.state.request.spares else 0
-    since = past.events[0].at if past.events else time.time()
+    since = past.times.begun or time.time()
     resubmit = settings.restart.how == "resubmit"
     orders = Orders(
         run,
@@ -60,9 +89,7 @@ def operator_for(run: RunDir) -> Operator:
         output_elsewhere=script.output != output_pattern(str(run.path), JOB_LOG),
         since=since,
     )
-    limits = quiet_limits(settings)
-    lease = Lease.take(run)
-
+    limits = stall_limits(settings)
     times = StepTimes()
 
     def reach(node: str, address: str, port: int, job_id: int | None, around: Around) -> Finding:
@@ -78,21 +105,52 @@ def operator_for(run: RunDir) -> Operator:
                 slurm_says=around.slurm,
                 another_says=around.launcher,
                 ask_peers=True,
+                runner=Runner(env=shell.environ),
             )
         )
 
     def parts(clock: Clock, inbox: queue.SimpleQueue[Event], pace: Pace) -> tuple[Follower, SlurmPoller, Executor]:
-        follower = Follower(run, checkpoints_of(run, settings), limits)
+        launcher_within = None if record.env else limits.first_step  # a user's own script may start no launcher
+        follower = Follower(run, checkpoints_of(run, settings), limits, launcher_within)
         if meter is not None:
             meter.watch(lambda: tuple(follower.tables.values()))
         forgotten = ForgottenJobs(run, slurm, clock, since)
-        watch = SlurmPoller(slurm, clock, inbox, pace, orders.tag, lambda: newest_handoff(run), forgotten)
+        ask = cast("RunSlurm", slurm).ask
+        handed = partial(newest_handoff, run)
+        watch = SlurmPoller(slurm, clock, inbox, pace, orders.tag, handed, forgotten, ask, shared.count)
         return follower, watch, Executor(orders, slurm, reach, clock, inbox)
 
-    ledger = DeliveryLog(run.told, lease.epoch)
-    meter = meter_for(run, settings, ledger)
-    node_history = NodeHistory(run, history_dir(os.environ), record.cluster)
-    notifier = notifier_for(run, settings, ledger)
-    watch = RunDirWatch(run, notifier.submit)
-    observers: list[Observer] = [node_history, notifier, watch, *([meter] if meter is not None else [])]
-    return Operator(run, lease, Clock, parts, Pace(settings.slurm.poll, settings.slurm.poll_max), observers)
+    lease = Lease.take(run)
+    try:
+        ledger = DeliveryLog(run.notified, lease.epoch)
+        meter = meter_for(run, settings, ledger)
+        node_history = NodeHistory(run, history_dir(os.environ), record.cluster)
+        notifier = notifier_for(run, settings, ledger)
+        watch = RunDirWatch(run, notifier.submit, folders=folders)
+        observers: list[Observer] = [node_history, notifier, watch, *([meter] if meter is not None else [])]
+        return Operator(run, lease, Clock, parts, Pace(cadence_of(settings.slurm)), observers)
+    except BaseException:
+        lease.give_up()
+        raise
+
+
+def operator_process(
+    registry: Registry, check: Callable[[RunDir], None], *, idle_exit: bool = False
+) -> OperatorProcess:
+    """Build the process that operates all runs of a registry. check, idle_exit: as in `OperatorProcess`."""
+    from transom_cli.supervise.answering import Folders
+    from transom_cli.supervise.operator.process import OperatorProcess
+
+    clients, folders = SlurmClients(), Folders()
+
+    def build(run: RunDir, shell: Shell) -> Operator:
+        return operator_for(run, shell, clients, folders)
+
+    return OperatorProcess(registry, build, check, services(), idle_exit=idle_exit)
+
+
+def services() -> list[Service]:
+    """Return what an operator process offers for its runs."""
+    from transom_cli.supervise.operator.request_socket import RequestSocket
+
+    return [RequestSocket()]

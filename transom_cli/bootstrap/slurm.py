@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from transom_cli.errors import TransomError, UsageError
 from transom_cli.layout import RunDir
@@ -22,6 +24,7 @@ from transom_cli.slurm.guards import (
 )
 from transom_cli.slurm.port import BackendTrial, Slurm, SlurmRefused
 from transom_cli.slurm.runner import Runner, read_cluster_name
+from transom_cli.slurm.shared import RunSlurm, SharedSlurm
 from transom_cli.submit.submission import SubmissionRecord
 
 if TYPE_CHECKING:
@@ -39,29 +42,54 @@ def cluster_name(requested: str = "", timeout: float = 10.0) -> str:
     return read_cluster_name(Runner(timeout=timeout, cluster=requested))
 
 
-def run_slurm(run: RunDir, timeout: float = 30.0, long_lived: SlurmCalls | None = None) -> Slurm:
-    """Return a client for the cluster that has the run's job. Each call raises WrongCluster if another one answers.
-
-    Args:
-        long_lived: settings for a process that calls Slurm throughout the run. It may use pyslurm, but only for the
-            default cluster; other clusters are reached through Slurm's commands.
-    """
+def run_slurm(run: RunDir, timeout: float = 30.0) -> Slurm:
+    """Return a client for the cluster that has the run's job. Each call raises WrongCluster if another one answers."""
     # a journal without a submission record can still be viewed
     record = SubmissionRecord.load(run) if run.submission.exists() else SubmissionRecord()
-    if long_lived is not None and not record.requested_cluster:
-        slurm = long_lived_slurm(long_lived)
-    else:
-        slurm = slurm_client(timeout, record.requested_cluster)
+    slurm = slurm_client(timeout, record.requested_cluster)
     if not record.cluster:
         return slurm
     runner = Runner(timeout=timeout, cluster=record.requested_cluster)
     return pinned_to_cluster(slurm, record.cluster, lambda: read_cluster_name(runner))
 
 
-def operator_slurm(run: RunDir, settings: SlurmCalls) -> Slurm:
-    """Return `run_slurm` for the operator, with a circuit breaker around all that its parts request."""
-    slurm = run_slurm(run, settings.timeout, long_lived=settings)
-    return with_circuit_breaker(slurm, CircuitBreaker(time.monotonic))
+_ADDRESS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "PATH", "LD_LIBRARY_PATH")
+"""Variables that decide which Slurm a command reaches."""
+
+
+class SlurmClients:
+    """The clients of an operator process: runs on the same cluster share one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shared: dict[tuple[object, ...], SharedSlurm] = {}
+
+    def of(self, record: SubmissionRecord, settings: SlurmCalls, environ: Mapping[str, str]) -> SharedSlurm:
+        """Return the client for a run with this submission record and environment."""
+        cluster = record.requested_cluster
+        reached = (environ.get(name) for name in _ADDRESS)
+        key = (cluster, settings.timeout, settings.backend, settings.pyslurm_python, *reached)
+        with self._lock:
+            if key not in self._shared:
+                runner = Runner(timeout=settings.timeout, cluster=cluster, env=environ)
+                slurm = CliSlurm(runner) if cluster else long_lived_slurm(settings, environ)
+                self._shared[key] = SharedSlurm(slurm, lambda: read_cluster_name(runner))
+            return self._shared[key]
+
+
+def operator_slurm(record: SubmissionRecord, shared: SharedSlurm, own: Runner) -> Slurm:
+    """Return a run's client for its operator: each call raises WrongCluster if another cluster answers.
+
+    It may use pyslurm, but only for the default cluster; other clusters are reached through Slurm's commands. All runs
+    share the circuit breaker.
+
+    Args:
+        own: submits the run's jobs, from its own environment.
+    """
+    slurm = cast(Slurm, RunSlurm(shared, CliSlurm(own)))
+    if record.cluster:
+        slurm = pinned_to_cluster(slurm, record.cluster, shared.cluster_name)
+    return with_circuit_breaker(slurm, shared.breaker)
 
 
 @cache
@@ -101,19 +129,19 @@ def require_slurm(settings: Settings) -> str:
     return read_cluster_name(runner)
 
 
-def long_lived_slurm(settings: SlurmCalls) -> Slurm:
+def long_lived_slurm(settings: SlurmCalls, environ: Mapping[str, str] | None = None) -> Slurm:
     """Return a client for a process that calls Slurm throughout a run."""
-    return _pyslurm(settings) or slurm_client(settings.timeout)
+    return _pyslurm(settings, environ) or CliSlurm(Runner(timeout=settings.timeout, env=environ))
 
 
-def _pyslurm(settings: SlurmCalls) -> PySlurm | None:
+def _pyslurm(settings: SlurmCalls, environ: Mapping[str, str] | None = None) -> PySlurm | None:
     """Return None if pyslurm is not requested or not installed. The first call shows whether it works."""
     from transom_cli.slurm.pyslurm.client import PySlurm
 
     if settings.backend == "cli":
         return None
     python = str(settings.pyslurm_python or (sys.executable if find_spec("pyslurm") else ""))
-    runner = Runner(timeout=settings.timeout)
+    runner = Runner(timeout=settings.timeout, env=environ)
     return PySlurm(python, runner, any_release=settings.backend == "pyslurm") if python else None
 
 

@@ -200,7 +200,7 @@ class Checkpointer:
 
         Blocks until this rank's state is copied into memory; the state may change as soon as it returns. If there is
         no memory for another copy, it waits for an earlier save, and says so once: a larger `every` or `persist` avoids
-        that. A failure is reported on stderr and in `last_error`; training goes on, and the next save tries again.
+        that. A failure is reported on stderr and in `last_error`; training continues, and the next save tries again.
 
         Args:
             step: finished steps. The step last restored or saved is not saved again.

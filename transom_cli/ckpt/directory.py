@@ -17,7 +17,7 @@ from transom_cli.ckpt.inventory import candidates
 from transom_cli.ckpt.names import COPIES_OF, Here, abandoned, age
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.errors import TransomError, UsageError
-from transom_cli.files import publish_text
+from transom_cli.files import make_private, publish_text
 
 
 def prepare_directory(directory: Path, ranks: Ranks, here: Here, say: Callable[[str], None]) -> None:
@@ -30,7 +30,7 @@ def prepare_directory(directory: Path, ranks: Ranks, here: Here, say: Callable[[
     trouble = taken = ""
     if ranks.first:
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_private(directory)
             _take(directory, here, say)
         except TakenOver as error:
             taken = error.what
@@ -60,7 +60,7 @@ def prepare_copies(
     refused: tuple[type[TransomError], tuple[str, str, str]] | None = None
     for directory, every in directories.items() if ranks.first else ():
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_private(directory)
             claim(directory, main)
             _take(directory, here, say)
             usable[directory] = every
@@ -85,7 +85,7 @@ def _take(directory: Path, here: Here, say: Callable[[str], None]) -> None:
 def _fence(directory: Path, attempt: str, say: Callable[[str], None]) -> None:
     """Fence the directory: it need not be the one that the launcher has fenced.
 
-    Training goes on if the fence cannot be written. A trainer started by hand has no launch to name.
+    Training continues if the fence cannot be written. A trainer without a launcher has no launch to name.
     """
     if age(attempt) is None:
         return

@@ -14,7 +14,7 @@ class BadManifest(TransomError):
 
 
 class SaveFailed(TransomError):
-    """A save did not become a checkpoint. Training may go on: the checkpoint before it is untouched."""
+    """A save did not become a checkpoint. Training may continue: the previous checkpoint is untouched."""
 
     kind = "save_failed"
 

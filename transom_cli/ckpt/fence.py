@@ -14,7 +14,7 @@ from pathlib import Path
 
 from transom_cli.ckpt.failures import TakenOver
 from transom_cli.ckpt.names import FENCE, age
-from transom_cli.files import publish_text
+from transom_cli.files import make_private, publish_text
 
 _LONGEST = 200  # bytes of a fence that are read
 
@@ -26,7 +26,7 @@ def take(directory: Path, launch: str) -> None:
         TakenOver: the fence names a newer launch.
         OSError: the fence cannot be written, and stays as it is.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private(directory)
     newer = newer_than(directory, launch)
     if newer:
         path = directory / FENCE

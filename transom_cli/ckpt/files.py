@@ -26,7 +26,7 @@ _PIECE = 4 << 20  # bytes read at a time: large against the cost of a call, smal
 
 @contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
-    fd = os.open(path, flags | os.O_CLOEXEC)
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         yield fd
     finally:
@@ -56,6 +56,7 @@ def seal(path: Path, on_bytes: OnBytes = ignore_bytes) -> FileEntry:
     DCP's own `sync_files` is not enough: it fsyncs `.metadata` before Python's buffer of it is flushed.
     """
     with _opened(path, os.O_RDONLY) as fd:
+        os.fchmod(fd, 0o600)  # torch creates its files as the umask allows
         os.fsync(fd)
         size, digest = _digest(fd, on_bytes)
     return FileEntry(path.name, size, digest)

@@ -11,7 +11,7 @@
     .saved                                  that something was saved, and where (saved_marker)
     .memory                                 tells this directory from an earlier one of the same name (snapshot)
 
-`<attempt>` is `<job id>.<restart>.<launch>` under transom, and `local-<host>-<pid>` for a trainer started by hand.
+`<attempt>` is `<job id>.<restart>.<launch>` under transom, and otherwise `local-<host>-<pid>`.
 """
 
 from __future__ import annotations

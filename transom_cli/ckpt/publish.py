@@ -133,5 +133,5 @@ def tidy(directory: Path, published: int, attempt: str, retention: Retention, sa
     try:
         fence.check(directory, attempt)
         retention.apply(published, secrets.token_hex(4))
-    except (OSError, TakenOver) as error:  # the new checkpoint is published all the same
+    except (OSError, TakenOver) as error:  # the new checkpoint is published anyway
         say(f"old checkpoints could not be removed: {one_line(error)}")

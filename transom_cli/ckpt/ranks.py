@@ -47,11 +47,11 @@ class Ranks:
         self.size: int = dist.get_world_size() if together else 1
         self.rank: int = dist.get_rank() if together else 0
         self._own = _Group() if together else None
-        asked = os.environ.get("WORLD_SIZE", "1")
-        if not together and asked.isdecimal() and int(asked) > 1:
+        world = os.environ.get("WORLD_SIZE", "1")
+        if not together and world.isdecimal() and int(world) > 1:
             raise UsageError(
-                f"The Checkpointer was made before the {asked} ranks found each other",
-                "WORLD_SIZE is " + asked + ", and torch.distributed is not initialized: each would write alone",
+                f"The Checkpointer was made before the {world} ranks found each other",
+                "WORLD_SIZE is " + world + ", and torch.distributed is not initialized: each would write alone",
                 "call torch.distributed.init_process_group() first",
             )
 

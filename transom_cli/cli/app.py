@@ -13,6 +13,7 @@ import typer
 
 from transom_cli import __version__
 from transom_cli.cli.attempts import attempts
+from transom_cli.cli.bundle import bundle
 from transom_cli.cli.check import check
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.cli.common import end, os_error
@@ -25,11 +26,13 @@ from transom_cli.cli.nodes import nodes
 from transom_cli.cli.notify import notify_app
 from transom_cli.cli.options import examples
 from transom_cli.cli.policy import policy
+from transom_cli.cli.prune import prune
 from transom_cli.cli.report import report
+from transom_cli.cli.requests import requeue, resume, stop
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
 from transom_cli.cli.sandbox_fault import fault_app
-from transom_cli.cli.status import list_, status, stop
+from transom_cli.cli.status import list_, status
 from transom_cli.errors import EXIT_CODES, TransomError, UsageError
 
 _INTERNAL_COMMANDS = ("launch", "agent", "operate")
@@ -70,7 +73,12 @@ app.command()(goodput)
 app.command()(attempts)
 app.command(epilog=examples("report"))(report)
 app.command(name="list")(list_)
+app.command(epilog=examples("bundle"))(bundle)
 app.command(epilog=examples("stop"))(stop)
+app.command(epilog=examples("requeue"))(requeue)
+app.command(epilog=examples("resume"))(resume)
+app.command(epilog=examples("operate"))(operate)
+app.command(epilog=examples("prune"))(prune)
 app.command(epilog=examples("nodes"))(nodes)
 app.command(epilog=examples("check"))(check)
 app.command(epilog=examples("doctor"))(doctor)
@@ -83,7 +91,6 @@ app.add_typer(sandbox_app, name="sandbox")
 sandbox_app.add_typer(fault_app, name="fault")
 app.command(hidden=True)(launch)
 app.command(hidden=True)(agent)
-app.command(hidden=True)(operate)
 
 
 ClickException: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")

@@ -72,11 +72,11 @@ def verify(run: Run = None, root: Root = None, step: _Step = None, json_: Json =
     with waiting("reading snapshots on their nodes"):
         memory = checked(run_of_words(run, root), directory, step)
     there = candidates_in(directory) if memory.steps else chosen(directory, step)
-    asked = [candidate for candidate in there if step in (None, candidate.step)]
+    matching = [candidate for candidate in there if step in (None, candidate.step)]
     verdicts = []
-    sizes = [found.manifest.size for found in map(survey, asked) if found.manifest is not None]
+    sizes = [found.manifest.size for found in map(survey, matching) if found.manifest is not None]
     with waiting("reading checkpoints", sum(sizes), of_bytes=True) as shown:
-        for candidate in asked:
+        for candidate in matching:
             shown.add(0, f"reading {candidate.name}")
             verdicts.append(verify_one(candidate, shown.add))
     _show(directory, verdicts, memory, json_, good="good")
@@ -85,8 +85,8 @@ def verify(run: Run = None, root: Root = None, step: _Step = None, json_: Json =
 
 
 def _none_good(directory: Path, verdicts: list[Verdict], memory: Seen) -> TransomError:
-    told = [f"step {step} {cells[-1]}" for step, cells in rows(memory)]
-    why = "\n".join([*told, *(f"{verdict.candidate.path.name}: {verdict.reason}" for verdict in verdicts)])
+    lines = [f"step {step} {cells[-1]}" for step, cells in rows(memory)]
+    why = "\n".join([*lines, *(f"{verdict.candidate.path.name}: {verdict.reason}" for verdict in verdicts)])
     return NoCheckpoint(f"No checkpoint verifies in {directory}", why, f"transom ckpt ls {directory}")
 
 

@@ -129,7 +129,7 @@ def import_(
         )  # fmt: skip
     newer = [candidate.step for candidate in candidates_in(directory) if candidate.step > step]
     if as_json:
-        told = {
+        document = {
             "file": str(file),
             "format": form.value,
             "checkpoint": str(done.path),
@@ -142,7 +142,7 @@ def import_(
             "ranks": done.ranks,
             "newer": newer,
         }
-        typer.echo(json.dumps({"schema": 1, "imported": told}, indent=1))
+        typer.echo(json.dumps({"schema": 1, "imported": document}, indent=1))
         return
     _say(f"{file} -> {done.path} ({size(done.size)}; {', '.join(done.entries)})")
     if not done.ranks:
@@ -214,7 +214,7 @@ def _told(place: Path) -> Iterator[None]:
 
 
 def _exported(candidate: Candidate, out: Path, form: Format, done: Exported) -> dict[str, Any]:
-    told = {
+    document = {
         "checkpoint": str(candidate.path),
         "step": candidate.step,
         "file": str(out),
@@ -226,7 +226,7 @@ def _exported(candidate: Candidate, out: Path, form: Format, done: Exported) -> 
         "needs_code": list(done.code),
         "left_out": {"per_rank": done.left_out_ranks, "not_tensors": list(done.not_tensors)},
     }
-    return {"schema": 1, "exported": told}
+    return {"schema": 1, "exported": document}
 
 
 def _first(keys: tuple[str, ...]) -> str:

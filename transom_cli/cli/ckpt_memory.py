@@ -99,7 +99,7 @@ def notes(found: Seen) -> list[str]:
     """What is to be said beside the table."""
     lines = []
     if found.steps and found.age:
-        lines.append(f"memory as the nodes told it at most {_span(found.age)} ago")
+        lines.append(f"memory as the nodes reported it at most {_span(found.age)} ago")
     lines += [f"{node}: {why}; what it holds is not counted" for node, why in sorted(found.silent.items())]
     if found.steps and found.unread:
         lines.append(found.unread)
@@ -115,12 +115,12 @@ def as_json(found: Seen) -> dict[str, Any]:
         return {}
     steps = []
     for one in found.steps:
-        told = {key: value for key, value in asdict(one).items() if key not in ("nodes", "of")}
-        told |= {"nodes": list(one.nodes), "nodes_of": one.of, "age": _age(one)}
+        document = {key: value for key, value in asdict(one).items() if key not in ("nodes", "of")}
+        document |= {"nodes": list(one.nodes), "nodes_of": one.of, "age": _age(one)}
         result = found.checked.get(one.step)
         if result is not None:
-            told["checked"] = {"error": result} if isinstance(result, str) else asdict(result)
-        steps.append(told)
+            document["checked"] = {"error": result} if isinstance(result, str) else asdict(result)
+        steps.append(document)
     about = {"steps": steps, "as_of": found.age, "silent": found.silent}
     return {"memory": {**about, **({"unread": found.unread} if found.unread else {})}}
 
@@ -159,7 +159,7 @@ def _unreached(run: RunDir | None, attempt: AttemptDir | None, directory: Path, 
     there = (
         f"srun --jobid {job} --overlap -N1 -n1 -w {steps[0].nodes[0]} transom ckpt verify {shlex.quote(str(run.path))}"
     )
-    words = f"what is in memory was not read: no node can be asked from here. There it can: {there}{only}"
+    words = f"what is in memory was not read: no node can be reached from here. Run this there: {there}{only}"
     return Seen(steps, found.age, found.silent, words)
 
 

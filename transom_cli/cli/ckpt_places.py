@@ -36,7 +36,9 @@ def checkpoints_of_words(run: str | None, root: Path | None, *, make: bool = Fal
         run, folder = str(folder.absolute()), None
     found = folder or _of_run(run, root, act=make)
     if make and folder is None:
-        found.mkdir(mode=0o700, parents=True, exist_ok=True)
+        from transom_cli.files import make_private
+
+        make_private(found)
     inside = found / "checkpoints"
     directory = inside if inside.is_dir() else found
     if not directory.is_dir():

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 def run_to_read(root: Path, wanted: str | None) -> RunDir:
     """Find a run. If it belongs to another user, print a note on stderr."""
     from transom_cli.errors import printable
-    from transom_cli.ownership import other_owner
+    from transom_cli.ownership import other_owner, require_consistent
     from transom_cli.submit.rundir import find_run
 
     found = find_run(root, wanted)
     owner = other_owner(found)
     if owner:
+        require_consistent(found)
         print(printable(f"note: {found.run_id} belongs to {owner}"), file=sys.stderr)
     return found
 
@@ -36,6 +37,22 @@ def run_to_act_on(root: Path, wanted: str | None) -> RunDir:
 
     found = find_run(root, wanted, own=True)
     require_own_run(found)
+    return found
+
+
+def run_to_request(root: Path, wanted: str | None) -> RunDir:
+    """Find one of the user's own runs, or a run of another user whose operator takes requests of others.
+
+    Raises NotPermitted for any other run.
+    """
+    from transom_cli.ownership import other_owner, require_consistent
+    from transom_cli.submit.rundir import find_run
+
+    found = find_run(root, wanted, own=True)
+    if other_owner(found) and found.request_address.exists():
+        require_consistent(found)
+    else:
+        require_own_run(found)
     return found
 
 

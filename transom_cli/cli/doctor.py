@@ -32,6 +32,7 @@ def doctor(
     from transom_cli.slurm.port import BackendTrial
     from transom_cli.slurm.runner import Runner
     from transom_cli.submit.unsupported import cluster_of
+    from transom_cli.supervise.operator.registry import Registry, operator_folder
     from transom_cli.view.findings import symptom_lines
 
     def runs() -> Path:
@@ -46,6 +47,10 @@ def doctor(
     def backend() -> BackendTrial:
         return try_pyslurm(load(None, {}, os.environ).slurm)
 
+    def operators() -> tuple[int, int | None]:
+        registry = Registry(operator_folder(os.environ))
+        return len(registry.names()), registry.process()
+
     def cluster() -> str:
         """Return the cluster to which a run would be submitted."""
         try:
@@ -56,7 +61,8 @@ def doctor(
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
     found: list[Symptom] = []
     there = cluster()
-    for one in examine(slurm_client(10.0, there), Runner(timeout=10.0, cluster=there), runs, backend, drain):
+    runner = Runner(timeout=10.0, cluster=there)
+    for one in examine(slurm_client(10.0, there), runner, runs, backend, drain, operators):
         found.append(one)
         if not json_:
             print("\n".join(symptom_lines(one, width)), flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from transom_cli.cli.status import Json, Root
-from transom_cli.errors import NoSuchRun, TransomError, UsageError
+from transom_cli.errors import NoSuchRun, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +35,7 @@ def explain(
     ] = None,
     root: Root = None,
     json_: Json = False,
+    full: Annotated[bool, typer.Option("--full", help="Show all evidence of long incidents.")] = False,
 ) -> None:
     """Explain incidents: what was seen, decided, done and lost.
 
@@ -52,7 +54,7 @@ def explain(
     book = _read(found)
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else NEVER_CUT
     if what is None or _INCIDENT.fullmatch(what):
-        _incidents(found, book, what, width, json_=json_)
+        _incidents(found, book, what, width, json_=json_, full=full)
         return
     from transom_cli.view.explain import topic_document, topic_lines
 
@@ -66,9 +68,9 @@ def explain(
 def _which(run: str | None, what: str | None, root: Path | None) -> tuple[RunDir, str | None]:
     """Return the run and what to explain. A single argument is a run if there is one of that name."""
     from transom_cli.cli.common import bounded, run_to_read
-    from transom_cli.config.run_settings import runs_root
+    from transom_cli.config.sources import runs_root
 
-    where = bounded(runs_root(root), run)
+    where = bounded(runs_root(root, os.environ), run)
     if run is not None and what is None and (_INCIDENT.fullmatch(run) or _STEP.fullmatch(run)):
         return run_to_read(where, None), run
     try:
@@ -87,17 +89,16 @@ def _which(run: str | None, what: str | None, root: Path | None) -> tuple[RunDir
 
 
 def _read(run: RunDir) -> RunRecord:
-    from transom_cli.config.run_settings import read_settings
+    import gc
+
     from transom_cli.supervise.record_reader import read_run_record
+    from transom_cli.view.read import read_run_settings
 
-    try:
-        gpus = read_settings(run).job.gpus_per_node
-    except TransomError:  # the journals are enough without the GPU count
-        gpus = 0
-    return read_run_record(run, gpus=gpus)
+    gc.disable()  # a long journal is many small values, and the process ends before anything needs collecting
+    return read_run_record(run, gpus=read_run_settings(run).gpus)
 
 
-def _incidents(run: RunDir, book: RunRecord, what: str | None, width: int, *, json_: bool) -> None:
+def _incidents(run: RunDir, book: RunRecord, what: str | None, width: int, *, json_: bool, full: bool) -> None:
     import json
     from dataclasses import asdict
 
@@ -112,7 +113,7 @@ def _incidents(run: RunDir, book: RunRecord, what: str | None, width: int, *, js
         timeline_lines,
     )
 
-    timelines = [build_timeline(one, book) for one in incidents(book) if what in (None, one.id)]
+    timelines = [build_timeline(one, book, full=full) for one in incidents(book) if what in (None, one.id)]
     if what is not None and not timelines:
         known = ", ".join(one.id for one in incidents(book)) or "none"
         raise UsageError(f"Run `{book.run_id}` has no incident `{what}`", f"it has: {known}")

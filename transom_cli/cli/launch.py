@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from transom_cli.cli.options import Root
 from transom_cli.errors import UsageError
 
 
@@ -31,11 +32,12 @@ def launch(
     from transom_cli.config.run_settings import (
         checkpoints_of,
         health_options,
-        quiet_limits,
         read_settings,
         rules_of,
+        stall_limits,
     )
     from transom_cli.layout import RunDir
+    from transom_cli.modes import close_to_writers
     from transom_cli.supervise.launcher.allocation import gpus_on_node, require_commands, require_run_dir
     from transom_cli.supervise.launcher.loop import main
     from transom_cli.supervise.launcher.plan import Image, LaunchOptions, container_words, find_program
@@ -44,6 +46,7 @@ def launch(
         raise UsageError(f"`--kind {kind}` is unknown", hint="use `srun` or `torchrun`")
     run = RunDir(run_dir.absolute())
     require_run_dir(run)
+    close_to_writers(run.job_log(int(os.environ.get("SLURM_JOB_ID") or 0)))
     require_own_run(run)
     warning = require_commands()
     if warning:
@@ -66,7 +69,7 @@ def launch(
         torchrun_args=tuple(torchrun_arg or ()),
         auto_beat=auto_beat,
         checkpoints=checkpoints_of(run, settings),
-        limits=quiet_limits(settings),
+        limits=stall_limits(settings),
         relaunches=settings.restart.relaunches,
         max_without_progress=settings.restart.max_without_progress,
         nodes=nodes,
@@ -95,13 +98,27 @@ def agent(
     raise typer.Exit(main(given))
 
 
-def operate(run_dir: Annotated[Path, typer.Option(help="The run directory.")]) -> None:
-    """Operate a run in this process (used by `transom run` and `transom attach`)."""
-    from transom_cli.bootstrap.operator import operator_for
+def operate(
+    run_dir: Annotated[Path | None, typer.Option(help="Operate only the run in this directory.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Operate all of your runs that are not over.")] = False,
+    idle_exit: Annotated[bool, typer.Option("--idle-exit", help="End when no run remains.")] = False,
+    root: Root = None,
+) -> None:
+    """Operate your runs in this process, as a service does.
+
+    `transom run` and `transom attach` start this in the background. One process operates all of your runs on a host.
+    """
+    from transom_cli.bootstrap.operator import operator_for, services
     from transom_cli.cli.common import require_own_run
+    from transom_cli.cli.operate import operate_all_runs
     from transom_cli.layout import RunDir
     from transom_cli.supervise.operator.background import operate_here
 
+    if all_ == (run_dir is not None):
+        raise UsageError("give either `--all` or `--run-dir`")
+    if run_dir is None:
+        operate_all_runs(root, idle_exit=idle_exit)
+        return
     run = RunDir(run_dir.absolute())
     require_own_run(run)
-    raise typer.Exit(operate_here(run, operator_for))
+    raise typer.Exit(operate_here(run, operator_for, services()))

@@ -13,6 +13,7 @@ from transom_cli.errors import NotPermitted, Unknown, UsageError
 
 if TYPE_CHECKING:
     from transom_cli.health.history.nodes import NodeHistory
+    from transom_cli.layout import RunDir
     from transom_cli.slurm.port import Node, Slurm
     from transom_cli.supervise.operator.lift import Lifted
 
@@ -38,9 +39,14 @@ def nodes(
     from transom_cli.config.run_settings import runs_root
     from transom_cli.health.history.files import history_dir, read_history
     from transom_cli.health.history.nodes import fold
+    from transom_cli.ownership import is_own
     from transom_cli.submit.rundir import path_error
 
-    of_run = run_to_read(runs_root(root), run).run_id if run is not None else ""
+    found = run_to_read(runs_root(root), run) if run is not None else None
+    if lift is not None and found is not None and not is_own(found):
+        _request_lift(found, _names(lift), json_=json_)
+        return
+    of_run = found.run_id if found is not None else ""
     folder, now = history_dir(os.environ), time.time()
     try:
         history = fold(read_history(folder, now), now)
@@ -164,6 +170,20 @@ def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, 
     _require_resumed(lifted, here)
     if json_:
         print(json.dumps({"schema": 1, "lifted": [asdict(one) for one in lifted]}))
+
+
+def _request_lift(found: RunDir, names: tuple[str, ...], *, json_: bool) -> None:
+    """Ask the operator of another user's run to use the nodes again."""
+    import json
+
+    from transom_cli.cli.requests import await_request, submit_request
+    from transom_cli.errors import printable
+
+    result = await_request(found, submit_request(found, "lift", nodes=list(names))).result
+    if json_:
+        print(json.dumps({"schema": 1, "run_id": found.run_id, "request": "lift", "result": result}))
+        return
+    print(printable(f"run {found.run_id}: {result}; a node that Slurm drains stays drained"), file=sys.stderr)
 
 
 def _require_resumed(lifted: list[Lifted], here: str) -> None:

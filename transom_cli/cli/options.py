@@ -59,7 +59,16 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "transom report llama -o llama.html",
         "transom report --root /scratch/me/runs -o reports/",
     ),
+    "bundle": ("transom bundle", "transom bundle llama -o ticket.tar.gz", "transom bundle llama --keep-names"),
     "stop": ("transom stop", "transom stop llama --json"),
+    "requeue": ("transom requeue", "transom requeue /scratch/team/runs/llama-20261122-065825-c382"),
+    "resume": ("transom resume", "transom resume llama --json"),
+    "operate": ("transom operate --all",),
+    "prune": (
+        "transom prune --older-than 30d",
+        "transom prune --older-than 90d --keep 20 --yes",
+        "transom prune --max-size 2T --last-checkpoints --json",
+    ),
     "nodes": (
         "transom nodes",
         "transom nodes --all",

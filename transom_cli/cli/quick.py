@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,13 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Shape:
-    """A command's arguments: flags and path options by name, and the parameter of a positional argument."""
+    """A command's arguments: flags, path and text options by name, and the parameter of a positional argument."""
 
     does: Callable[..., int]
     flags: dict[str, str]
     paths: dict[str, str]
     bare: str = ""
+    texts: dict[str, str] = field(default_factory=dict)
 
 
 SHAPES = {
@@ -40,7 +41,12 @@ SHAPES = {
         {"--root": "root"},
         "run",
     ),
-    "list": Shape(show_list, {"--json": "json_", "--no-color": "no_color"}, {"--root": "root"}),
+    "list": Shape(
+        show_list,
+        {"--json": "json_", "--all": "everything", "--no-color": "no_color"},
+        {"--root": "root"},
+        texts={"--state": "state", "--since": "since"},
+    ),
 }
 
 
@@ -77,6 +83,8 @@ def arguments(shape: Shape, words: Sequence[str]) -> dict[str, Any] | None:
             given_args[shape.flags[word]] = True
         elif option in shape.paths and (given or rest):
             given_args[shape.paths[option]] = Path(value if given else rest.pop(0))
+        elif option in shape.texts and (given or rest):
+            given_args[shape.texts[option]] = value if given else rest.pop(0)
         elif word.startswith("-") or not word or not shape.bare or shape.bare in given_args:
             return None
         else:

@@ -14,14 +14,64 @@ fault_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Injec
 Node = Annotated[str, typer.Argument(help="Name of a node, such as node2.")]
 Job = Annotated[int, typer.Option("--job", help="Job ID.")]
 Rank = Annotated[int, typer.Argument(help="The global rank.")]
+Folder = Annotated[Path, typer.Argument(help="A folder, such as the root of run directories; shared first if needed.")]
+Shared = Annotated[Path, typer.Argument(help="The folder that was shared.")]
 
 
-@fault_app.command()
-def kill_node(node: Node, dir: Dir = None) -> None:
-    """Kill a node: slurmd and every job process on it. Undo: restore-node."""
+def _inject(name: str, dir: Dir, *target: object) -> object:
+    """Call the function of `sandbox.faults` that has the command's name."""
     from transom_cli.sandbox import faults
 
-    print(f"killed {node}: {faults.kill_node(running(dir), node)} processes")
+    return getattr(faults, name.replace("-", "_"))(running(dir), *target)
+
+
+def _on_node(name: str, done: str, help: str) -> None:
+    """Add a command. done: the line that it prints, from its target and the function's result."""
+
+    @fault_app.command(name, help=help)
+    def command(node: Node, dir: Dir = None) -> None:
+        print(done.format(node, _inject(name, dir, node)))
+
+
+def _on_rank(name: str, done: str, help: str) -> None:
+    @fault_app.command(name, help=help)
+    def command(rank: Rank, job: Job, dir: Dir = None) -> None:
+        print(done.format(rank, job, _inject(name, dir, job, rank)))
+
+
+def _on_agent(name: str, done: str, help: str) -> None:
+    @fault_app.command(name, help=help)
+    def command(node: Node, job: Job, dir: Dir = None) -> None:
+        print(done.format(job, node, _inject(name, dir, job, node)))
+
+
+def _on_launcher(name: str, done: str, help: str) -> None:
+    @fault_app.command(name, help=help)
+    def command(job: Job, dir: Dir = None) -> None:
+        print(done.format(job, _inject(name, dir, job)))
+
+
+def _on_controller(name: str, done: str, help: str) -> None:
+    @fault_app.command(name, help=help)
+    def command(dir: Dir = None) -> None:
+        print(done.format(_inject(name, dir)))
+
+
+def _on_folder(name: str, done: str, help: str) -> None:
+    @fault_app.command(name, help=help)
+    def command(folder: Folder, dir: Dir = None) -> None:
+        _inject(name, dir, folder)
+        print(done.format(folder))
+
+
+def _on_shared(name: str, done: str, help: str) -> None:
+    @fault_app.command(name, help=help)
+    def command(folder: Shared, dir: Dir = None) -> None:
+        _inject(name, dir, folder)
+        print(done.format(folder))
+
+
+_on_node("kill-node", "killed {}: {} processes", "Kill a node: slurmd and every job process on it. Undo: restore-node.")
 
 
 @fault_app.command()
@@ -37,44 +87,13 @@ def restore_node(
     print(f"restored {node}")
 
 
-@fault_app.command()
-def stop_node(node: Node, dir: Dir = None) -> None:
-    """Stop a node: it hangs and its connections stay open. Undo: cont-node."""
-    from transom_cli.sandbox import faults
-
-    print(f"stopped {node}: {faults.stop_node(running(dir), node)} processes")
-
-
-@fault_app.command()
-def cont_node(node: Node, dir: Dir = None) -> None:
-    """Undo stop-node."""
-    from transom_cli.sandbox import faults
-
-    print(f"continued {node}: {faults.cont_node(running(dir), node)} processes")
-
-
-@fault_app.command()
-def kill_rank(rank: Rank, job: Job, dir: Dir = None) -> None:
-    """Kill one rank (SIGKILL). Cannot be undone."""
-    from transom_cli.sandbox import faults
-
-    print(f"killed rank {rank} of job {job}: pid {faults.kill_rank(running(dir), job, rank)}")
-
-
-@fault_app.command()
-def stop_rank(rank: Rank, job: Job, dir: Dir = None) -> None:
-    """Stop one rank (SIGSTOP). Undo: cont-rank."""
-    from transom_cli.sandbox import faults
-
-    print(f"stopped rank {rank} of job {job}: pid {faults.stop_rank(running(dir), job, rank)}")
-
-
-@fault_app.command()
-def cont_rank(rank: Rank, job: Job, dir: Dir = None) -> None:
-    """Undo stop-rank."""
-    from transom_cli.sandbox import faults
-
-    print(f"continued rank {rank} of job {job}: pid {faults.cont_rank(running(dir), job, rank)}")
+_on_node(
+    "stop-node", "stopped {}: {} processes", "Stop a node: it hangs and its connections stay open. Undo: cont-node."
+)
+_on_node("cont-node", "continued {}: {} processes", "Undo stop-node.")
+_on_rank("kill-rank", "killed rank {} of job {}: pid {}", "Kill one rank (SIGKILL). Cannot be undone.")
+_on_rank("stop-rank", "stopped rank {} of job {}: pid {}", "Stop one rank (SIGSTOP). Undo: cont-rank.")
+_on_rank("cont-rank", "continued rank {} of job {}: pid {}", "Undo stop-rank.")
 
 
 @fault_app.command()
@@ -99,37 +118,16 @@ def unslow_rank(rank: Rank, job: Job, dir: Dir = None) -> None:
     print(f"rank {rank} of job {job} {'runs freely again' if was else 'was not slowed'}")
 
 
-@fault_app.command()
-def kill_controller(dir: Dir = None) -> None:
-    """Kill slurmctld; jobs keep running. Undo: start-controller."""
-    from transom_cli.sandbox import faults
-
-    print(f"killed slurmctld: {faults.kill_controller(running(dir))} processes")
-
-
-@fault_app.command()
-def start_controller(dir: Dir = None) -> None:
-    """Undo kill-controller."""
-    from transom_cli.sandbox import faults
-
-    faults.start_controller(running(dir))
-    print("slurmctld answers")
-
-
-@fault_app.command()
-def stop_controller(dir: Dir = None) -> None:
-    """Stop slurmctld: it accepts connections and does not answer. Undo: cont-controller."""
-    from transom_cli.sandbox import faults
-
-    print(f"stopped slurmctld: {faults.stop_controller(running(dir))} processes")
-
-
-@fault_app.command()
-def cont_controller(dir: Dir = None) -> None:
-    """Undo stop-controller."""
-    from transom_cli.sandbox import faults
-
-    print(f"continued slurmctld: {faults.cont_controller(running(dir))} processes")
+_on_controller(
+    "kill-controller", "killed slurmctld: {} processes", "Kill slurmctld; jobs keep running. Undo: start-controller."
+)
+_on_controller("start-controller", "slurmctld answers", "Undo kill-controller.")
+_on_controller(
+    "stop-controller",
+    "stopped slurmctld: {} processes",
+    "Stop slurmctld: it accepts connections and does not answer. Undo: cont-controller.",
+)
+_on_controller("cont-controller", "continued slurmctld: {} processes", "Undo stop-controller.")
 
 
 @fault_app.command()
@@ -157,110 +155,34 @@ def free_disk(
     print(f"freed {folder}")
 
 
-@fault_app.command()
-def kill_agent(node: Node, job: Job, dir: Dir = None) -> None:
-    """Kill the agent of a node (SIGKILL); its ranks keep running. Cannot be undone."""
-    from transom_cli.sandbox import faults
-
-    print(f"killed the agent of job {job} on {node}: pid {faults.kill_agent(running(dir), job, node)}")
-
-
-@fault_app.command()
-def stop_agent(node: Node, job: Job, dir: Dir = None) -> None:
-    """Stop the agent of a node (SIGSTOP). Undo: cont-agent."""
-    from transom_cli.sandbox import faults
-
-    print(f"stopped the agent of job {job} on {node}: pid {faults.stop_agent(running(dir), job, node)}")
-
-
-@fault_app.command()
-def cont_agent(node: Node, job: Job, dir: Dir = None) -> None:
-    """Undo stop-agent."""
-    from transom_cli.sandbox import faults
-
-    print(f"continued the agent of job {job} on {node}: pid {faults.cont_agent(running(dir), job, node)}")
-
-
-@fault_app.command()
-def kill_launcher(job: Job, dir: Dir = None) -> None:
-    """Kill the launcher only (SIGKILL). Cannot be undone."""
-    from transom_cli.sandbox import faults
-
-    print(f"killed the launcher of job {job}: pid {faults.kill_launcher(running(dir), job)}")
-
-
-@fault_app.command()
-def stop_launcher(job: Job, dir: Dir = None) -> None:
-    """Stop the launcher (SIGSTOP); its ranks keep running. Undo: cont-launcher."""
-    from transom_cli.sandbox import faults
-
-    print(f"stopped the launcher of job {job}: pid {faults.stop_launcher(running(dir), job)}")
-
-
-@fault_app.command()
-def cont_launcher(job: Job, dir: Dir = None) -> None:
-    """Undo stop-launcher."""
-    from transom_cli.sandbox import faults
-
-    print(f"continued the launcher of job {job}: pid {faults.cont_launcher(running(dir), job)}")
-
-
-Folder = Annotated[Path, typer.Argument(help="A folder, such as the root of run directories; shared first if needed.")]
-Shared = Annotated[Path, typer.Argument(help="The folder that was shared.")]
-
-
-@fault_app.command()
-def share_disk(folder: Folder, dir: Dir = None) -> None:
-    """Turn a folder into a file system of its own, for disk faults. Its content stays. Undo: unshare-disk."""
-    from transom_cli.sandbox import faults
-
-    faults.share_disk(running(dir), folder)
-    print(f"shared {folder}")
-
-
-@fault_app.command()
-def unshare_disk(folder: Shared, dir: Dir = None) -> None:
-    """Undo share-disk and all faults of that disk."""
-    from transom_cli.sandbox import faults
-
-    faults.unshare_disk(running(dir), folder)
-    print(f"unshared {folder}")
-
-
-@fault_app.command()
-def stall_disk(folder: Folder, dir: Dir = None) -> None:
-    """Stop a file system: every call on it waits. Undo: cont-disk."""
-    from transom_cli.sandbox import faults
-
-    faults.stall_disk(running(dir), folder)
-    print(f"stalled {folder}")
-
-
-@fault_app.command()
-def cont_disk(folder: Shared, dir: Dir = None) -> None:
-    """Undo stall-disk."""
-    from transom_cli.sandbox import faults
-
-    faults.cont_disk(running(dir), folder)
-    print(f"continued {folder}")
-
-
-@fault_app.command()
-def readonly_disk(folder: Folder, dir: Dir = None) -> None:
-    """Make a file system read-only, even for open files. Undo: writable-disk."""
-    from transom_cli.sandbox import faults
-
-    faults.readonly_disk(running(dir), folder)
-    print(f"read-only: {folder}")
-
-
-@fault_app.command()
-def writable_disk(folder: Shared, dir: Dir = None) -> None:
-    """Undo readonly-disk."""
-    from transom_cli.sandbox import faults
-
-    faults.writable_disk(running(dir), folder)
-    print(f"writable: {folder}")
+_on_agent(
+    "kill-agent",
+    "killed the agent of job {} on {}: pid {}",
+    "Kill the agent of a node (SIGKILL); its ranks keep running. Cannot be undone.",
+)
+_on_agent(
+    "stop-agent", "stopped the agent of job {} on {}: pid {}", "Stop the agent of a node (SIGSTOP). Undo: cont-agent."
+)
+_on_agent("cont-agent", "continued the agent of job {} on {}: pid {}", "Undo stop-agent.")
+_on_launcher(
+    "kill-launcher", "killed the launcher of job {}: pid {}", "Kill the launcher only (SIGKILL). Cannot be undone."
+)
+_on_launcher(
+    "stop-launcher",
+    "stopped the launcher of job {}: pid {}",
+    "Stop the launcher (SIGSTOP); its ranks keep running. Undo: cont-launcher.",
+)
+_on_launcher("cont-launcher", "continued the launcher of job {}: pid {}", "Undo stop-launcher.")
+_on_folder(
+    "share-disk",
+    "shared {}",
+    "Turn a folder into a file system of its own, for disk faults. Its content stays. Undo: unshare-disk.",
+)
+_on_shared("unshare-disk", "unshared {}", "Undo share-disk and all faults of that disk.")
+_on_folder("stall-disk", "stalled {}", "Stop a file system: every call on it waits. Undo: cont-disk.")
+_on_shared("cont-disk", "continued {}", "Undo stall-disk.")
+_on_folder("readonly-disk", "read-only: {}", "Make a file system read-only, even for open files. Undo: writable-disk.")
+_on_shared("writable-disk", "writable: {}", "Undo readonly-disk.")
 
 
 @fault_app.command()
@@ -317,7 +239,7 @@ def heal(dir: Dir = None) -> None:
     from transom_cli.sandbox import faults
 
     faults.heal(running(dir))
-    print("healed: every daemon runs, every node is idle, no job is left")
+    print("all faults are undone: every daemon runs, every node is idle, no job remains")
 
 
 @fault_app.command("list")

@@ -59,7 +59,7 @@ def _with_slurm(view: RunView) -> RunView:
 
 
 def _connect(run: RunDir, timeout: float) -> Slurm:
-    from transom_cli.bootstrap.slurm import run_slurm  # only if Slurm must be asked
+    from transom_cli.bootstrap.slurm import run_slurm  # only if Slurm must be queried
 
     return run_slurm(run, timeout)
 
@@ -84,32 +84,42 @@ def code_of(view: RunView) -> int:
     return view.exit_code if view.over and view.exit_code is not None else _EXIT_CODES[view.health]
 
 
-def show_list(root: Path | None = None, json_: bool = False, no_color: bool = False) -> int:
+def show_list(
+    root: Path | None = None,
+    everything: bool = False,
+    state: str | None = None,
+    since: str | None = None,
+    json_: bool = False,
+    no_color: bool = False,
+) -> int:
     import json
+    import time
 
     from transom_cli.cli.common import bounded
+    from transom_cli.cli.units import duration, states
     from transom_cli.config.sources import runs_root
-    from transom_cli.errors import TransomError
     from transom_cli.plural import several, was
-    from transom_cli.submit.rundir import list_runs, unreadable_runs
-    from transom_cli.view.read import read_view
+    from transom_cli.view.list_reader import Wanted, read_list
     from transom_cli.view.runs import list_lines, list_row
     from transom_cli.view.terminal import show, under_watch, width
 
-    where, views = bounded(runs_root(root, os.environ)), []
-    for run in list_runs(where):
-        try:
-            views.append(read_view(run))
-        except TransomError as error:
-            print(f"warning: {run.run_id}: {error.what}", file=sys.stderr)
-    hidden = len(unreadable_runs(where))
-    if hidden:
-        what = f"{several(hidden, 'run')} in {where} cannot be read and {was(hidden, 'is', 'are')} not listed"
-        print(f"warning: {what}: Permission denied", file=sys.stderr)
+    after = time.time() - duration(since, "--since") if since is not None else None
+    wanted = Wanted(everything, states(state), after)
+    where = bounded(runs_root(root, os.environ))
+    found = read_list(where, wanted, lambda message: print(f"warning: {message}", file=sys.stderr))
+    if found.unreadable:
+        what = f"{several(found.unreadable, 'run')} in {where} cannot be read"
+        print(
+            f"warning: {what} and {was(found.unreadable, 'is', 'are')} not listed: Permission denied", file=sys.stderr
+        )
     if json_:
-        print(json.dumps({"schema": 2, "runs": [list_row(view) for view in views]}))
-    elif views:
-        show(list_lines(views, width(os.environ, watched=under_watch())), colours=not no_color)
-    elif not hidden:
+        print(json.dumps({"schema": 2, "earlier": found.earlier, "runs": [list_row(view) for view in found.views]}))
+    elif found.views:
+        show(list_lines(found.views, width(os.environ, watched=under_watch())), colours=not no_color)
+    elif not wanted.newest:
+        print(f"no such runs in {where}; `transom list` shows the newest", file=sys.stderr)
+    elif not found.unreadable:
         print(f"no runs in {where}; start one with `transom run -- COMMAND`", file=sys.stderr)
+    if found.earlier and not json_:
+        print(f"{several(found.earlier, 'earlier run')} not shown; `transom list --all` shows all", file=sys.stderr)
     return 0

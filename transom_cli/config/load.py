@@ -76,11 +76,6 @@ def _toml(text: str) -> Any:
         raise ValueError(f"is not a TOML value: {error}") from None
 
 
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
-
 _ALL = tuple(settings_of())
 _BY_PATH = {setting.path: setting for setting in _ALL}
 _SECTIONS = {setting.path[:depth] for setting in _ALL for depth in range(len(setting.path))}

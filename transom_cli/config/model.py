@@ -24,6 +24,7 @@ from transom_cli.config.validation import (
     OptionalMemory,
     OptionalText,
     OptionalTime,
+    Share,
     Text,
     Texts,
     Thresholds,
@@ -228,9 +229,13 @@ class SlurmCalls(Section):
     """How Slurm is called."""
 
     timeout: float = Field(default=30.0, gt=0, description="seconds that one Slurm command may take")
-    poll: float = Field(default=2.0, gt=0, description="seconds between two polls of the job's state while it changes")
-    poll_max: float = Field(default=30.0, gt=0, description="maximum seconds between two polls while nothing changes")
-
+    poll: float = Field(
+        default=1.0, gt=0, description="seconds between the first two polls of the job after a change; then longer"
+    )
+    poll_max: float = Field(
+        default=90.0, gt=0, description="about this many seconds between two polls while nothing changes"
+    )
+    poll_held: float = Field(default=300.0, gt=0, description="seconds between two polls of a held job")
     backend: Literal["auto", "pyslurm", "cli"] = Field(
         default="auto",
         description="the operator's interface to Slurm; auto: pyslurm if it suits the cluster, else the commands",
@@ -308,6 +313,23 @@ class Metrics(Section):
         return self.textfile is not None or self.port is not None
 
 
+class RunSection(Section):
+    """Who else may read the run, and act on it (docs/sharing.md)."""
+
+    share: Share = Field(default=None, description='"group:NAME" lets this Unix group read the run; unset: nobody else')
+    on_call: Lines = Field(default=(), description="users of that group whose requests the operator carries out")
+
+    @property
+    def group(self) -> str:
+        return (self.share or "").partition(":")[2]
+
+    @model_validator(mode="after")
+    def _readable_by_those_on_call(self) -> RunSection:
+        if self.on_call and not self.share:
+            raise ValueError("on_call is set, but not share: those on call could not read the run")
+        return self
+
+
 class Security(Section):
     """Whom you trust. Read from the site's settings, your own and the environment, never from a run's."""
 
@@ -342,6 +364,7 @@ class Settings(Section):
     notify: Notify = Field(default_factory=Notify)
     metrics: Metrics = Field(default_factory=Metrics)
     security: Security = Field(default_factory=Security)
+    run: RunSection = Field(default_factory=RunSection)
 
     @property
     def ranks_per_node(self) -> int:

@@ -83,7 +83,7 @@ def checkpoints_of(run: RunDir, settings: Settings) -> Path:
     return settings.checkpoint.directory or run.checkpoints
 
 
-def quiet_limits(settings: Settings) -> StallLimits:
+def stall_limits(settings: Settings) -> StallLimits:
     return StallLimits(**settings.detect.model_dump())
 
 

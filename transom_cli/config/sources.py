@@ -85,6 +85,7 @@ RUN_VARIABLES: frozenset[str] = frozenset(
         "TRANSOM_MEMORY",
         "TRANSOM_MEMORY_LINGER",
         "TRANSOM_CHECKPOINT_DIR",
+        "TRANSOM_RANK_PID",
         "TRANSOM_ROLE",
     }
 )

@@ -32,6 +32,13 @@ def one_line(value: str) -> str:
     return value
 
 
+def shared_with(value: str) -> str:
+    kind, _, name = one_line(value).partition(":")
+    if kind != "group" or not name:
+        raise ValueError(f'{value!r} names no group: write "group:NAME", with one of your groups (`id -Gn`)')
+    return value
+
+
 def not_nul(value: str) -> str:
     if "\0" in value:
         raise ValueError("contains a NUL character, which is not possible in a command line")
@@ -107,6 +114,7 @@ Text = Annotated[str, AfterValidator(not_nul)]
 Line = Annotated[str, AfterValidator(one_line)]
 Flag = Annotated[str, AfterValidator(one_line), AfterValidator(sbatch_flag)]
 OptionalLine = Annotated[Line | None, BeforeValidator(empty_as_unset)]
+Share = Annotated[Annotated[str, AfterValidator(shared_with)] | None, BeforeValidator(empty_as_unset)]
 OptionalTime = Annotated[
     Annotated[str, AfterValidator(slurm_time)] | None,
     BeforeValidator(empty_as_unset),

@@ -36,7 +36,7 @@ _OF_CAUSE = {
     "diverged": Category.NUMERIC_DIVERGENCE,
 }
 _NAMES = frozenset(c.value for c in Category) - {Category.UNKNOWN.value}
-_ON_PURPOSE = ("left", "maintenance", "isolated_nodes", "told", "slow")
+_ON_PURPOSE = ("left", "maintenance", "isolated_nodes", "stop_request", "slow", "requested")
 _OF_LOG = {"user": Category.USER_CODE, "usage": Category.USER_CODE, "peer": Category.NETWORK_FABRIC}
 _OF_CHECK = (  # by the first letters of a check's name; the first that fits
     ("gpu_nvlink", Category.NVLINK_FABRIC),

@@ -1,6 +1,6 @@
 """From an incident's findings to a diagnosis: cause, suspects, confidence, and restart or stop. Pure.
 
-The default is restart; a stop needs evidence. A node is blamed for good (drained where that is allowed) only when its
+The default is restart; a stop needs evidence. A node is proven bad (drained where that is allowed) only when its
 slurmd failed two probes or a check has proven a fault of it; a check's suspicion, or a second failure on the
 same node, excludes it for a while.
 """
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from transom_cli.core.category import OWN_ERRORS, OWN_WORDS, category_of
+from transom_cli.core.clocks import failed_first
 from transom_cli.core.events import Decided, NodeFault, RankExit, Taken
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.log_lines import fingerprint
@@ -30,7 +31,7 @@ CAUSES = (
     *("node_lost", "node_silent", "node_fail", "node_fault", "boot_fail", "launch_failure", "preflight"),
     *("rank_killed", "rank_failed", "job_failed", "hang", "user_error", "host_oom", "unknown_end"),
     *("do_not_restart", "no_checkpoint", "run_dir_unseen"),
-    *("time_limit", "preempted", "maintenance", "isolated_nodes", "left"),
+    *("time_limit", "preempted", "maintenance", "isolated_nodes", "left", "requested"),
     *REPORTED,
 )
 """Every cause that a diagnosis can name."""
@@ -73,16 +74,11 @@ class RunFacts:
     rules: tuple[Rule, ...] = ()
 
 
-def first_bad(exits: tuple[RankExit, ...]) -> RankExit | None:
-    """The rank that died first. Ranks killed by the step's own end (TERM, KILL) come later in time."""
-    bad = [x for x in exits if x.bad]
-    return min(bad, key=lambda x: (x.wall, x.rank), default=None)
-
-
 def diagnose(incident: Incident, run: RunFacts) -> Diagnosis | None:
     """None: there was nothing after all (the sign went away and everything answers)."""
     exits = incident.outcome.exits if incident.outcome else ()
-    first = first_bad(exits)
+    found = _failed_first(incident)
+    first = found[0] if found else None
     diagnosis = (
         _node_lost(incident)
         or _told_to_stop(exits, incident, run)
@@ -93,10 +89,16 @@ def diagnose(incident: Incident, run: RunFacts) -> Diagnosis | None:
         or _node_unreachable(incident)
         or _never_started(incident, run)
         or _slurm_ended(incident)
-        or _rank_ended(incident, run, first)
+        or _rank_ended(incident, run, first, found[1:])
         or _hang(incident, run)
     )
     return _with_faults(diagnosis, incident.faults) if diagnosis is not None else None
+
+
+def _failed_first(incident: Incident) -> tuple[RankExit, ...]:
+    """The ranks that may have failed first. If the clocks do not show the order, the one whose log has the cause."""
+    candidates = failed_first(incident.outcome.exits if incident.outcome else ())
+    return tuple(x for x in candidates if x.rank == incident.log_rank) or candidates
 
 
 def _with_faults(diagnosis: Diagnosis, faults: tuple[NodeFault, ...]) -> Diagnosis:
@@ -240,7 +242,10 @@ def _slurm_ended(incident: Incident) -> Diagnosis | None:
     return None
 
 
-def _rank_ended(incident: Incident, run: RunFacts, first: RankExit | None) -> Diagnosis | None:
+def _rank_ended(
+    incident: Incident, run: RunFacts, first: RankExit | None, others: tuple[RankExit, ...]
+) -> Diagnosis | None:
+    """Diagnose the end of a rank. If `others`, ranks of other nodes, may have ended before it, blame no node."""
     if first is None:
         if not incident.ended and (incident.outcome is None or incident.outcome.cause == "hang"):
             return None
@@ -254,12 +259,14 @@ def _rank_ended(incident: Incident, run: RunFacts, first: RankExit | None) -> Di
         return Diagnosis("job_failed", words + line, (), sure=False, isolate="none", restart=True)
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
-    own_words = incident.log_category in OWN_WORDS
-    again = 0 if own_words or len(run.nodes) == 1 else _blamed_before(run, first.node)
+    blameless = incident.log_category in OWN_WORDS or bool(others)
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    line += f"; or first {others[0].words}{more}: the nodes' clocks do not show the order" if others else ""
+    again = 0 if blameless or len(run.nodes) == 1 else _blamed_before(run, first.node)
     return Diagnosis(
         cause,
         first.words + line + (f"; {first.node} for the {ordinal(again + 1)} time" if again else ""),
-        () if own_words else (first.node,),
+        () if blameless else (first.node,),
         sure=False,
         isolate="exclude" if again else "none",
         restart=True,
@@ -273,9 +280,9 @@ def _job_ended(incident: Incident) -> str:
 
 
 def _hang(incident: Incident, run: RunFacts) -> Diagnosis | None:
-    if not incident.quiet or incident.quiet_over:
+    if not incident.stalled or incident.stall_over:
         return None
-    nodes = incident.quiet_nodes
+    nodes = incident.suspect_nodes
     where = f" ({', '.join(nodes)} stand out)" if nodes else ""
     again = len(nodes) == 1 < len(run.nodes) and _blamed_before(run, nodes[0]) > 0
     last = f"step {incident.step}{' of this start' if incident.since_start else ''}"
@@ -326,7 +333,7 @@ def _stopped_by_launcher(incident: Incident, facts: Facts) -> Verdict | None:
 
 def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
     exits = incident.outcome.exits if incident.outcome else ()
-    first = first_bad(exits)
+    first = next(iter(_failed_first(incident)), None)
     signal = first.signal if first is not None else None
     told = signal is None or incident.log_category != "unknown"  # the last line of a killed rank may not explain it
     line = incident.log_line if told else ""

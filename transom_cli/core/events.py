@@ -36,7 +36,11 @@ class Taken:
 
 @dataclass(frozen=True)
 class RankExit:
-    """How one rank's process ended, as its own wrapper saw it. `wall` is that node's clock: for order alone."""
+    """How one rank's process ended, as its own wrapper saw it.
+
+    wall: for order alone; on that node's clock, or within `error` seconds on the launcher's (`core.clocks`).
+    mono: on that node's monotonic clock, if known.
+    """
 
     rank: int
     node: str
@@ -45,6 +49,8 @@ class RankExit:
     wall: float = 0.0
     step: int = -1
     since_start: bool = False  # `step` counts the steps since the process started
+    mono: float | None = None
+    error: float | None = None
 
     @property
     def bad(self) -> bool:
@@ -78,11 +84,11 @@ class NodeFault:
     @property
     def words(self) -> str:
         """Check and evidence, with the device where the evidence does not name it."""
-        told = f"{self.check}: {self.evidence}"
+        text = f"{self.check}: {self.evidence}"
         device = self.device if self.device not in self.evidence else ""
         serial = f"serial {self.serial}" if self.serial and self.serial not in self.evidence else ""
         about = ", ".join(x for x in (device, serial) if x)
-        return f"{told} ({about})" if about else told
+        return f"{text} ({about})" if about else text
 
 
 @dataclass(frozen=True)
@@ -223,7 +229,7 @@ class LaunchSeen(Event):
 
 
 @dataclass(frozen=True)
-class HealSeen(Event):
+class RecoverySeen(Event):
     """The launcher handles a fault inside the allocation.
 
     what: seen, evidence, examined, diagnosed, swapped (`nodes` carry no rank any more), rolled_back or recovered.
@@ -272,7 +278,7 @@ class OutcomeSeen(Event):
 
 @dataclass(frozen=True)
 class NodeSilent(Event):
-    """Nothing is heard of the node's agent. launcher: the attempt's launcher lives, and sees it too."""
+    """The node's agent is silent. launcher: the attempt's launcher lives, and sees it too."""
 
     attempt: str
     node: str
@@ -392,8 +398,24 @@ class StopRequested(Event):
 
 @dataclass(frozen=True)
 class LiftRequested(Event):
-    """A person lets the run use these nodes again. request: its name; each is heard once, by whichever operator."""
+    """A person lets the run use these nodes again. request: its name; each takes effect once."""
 
     who: str
     request: str
     nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RequeueRequested(Event):
+    """A person asks for a new attempt. request: its name; each counts once, as in LiftRequested."""
+
+    who: str
+    request: str
+
+
+@dataclass(frozen=True)
+class ResumeRequested(Event):
+    """A person asks to release the held job."""
+
+    who: str
+    request: str

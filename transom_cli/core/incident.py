@@ -16,7 +16,7 @@ UNKNOWN_PROBES = 3  # probes without an answer, before the node is left alone
 class Stage(enum.Enum):
     """The stage of an incident."""
 
-    HEALING = "healing"  # the launcher handles it, inside the allocation
+    RELAUNCHING = "relaunching"  # the launcher handles it, inside the allocation
     EXAMINING = "examining"  # probes and logs are being read
     ISOLATING = "isolating"
     WAITING = "waiting"  # back-off
@@ -155,10 +155,10 @@ class Incident:
     began: float
     step: int  # the last step seen before it
     stage: Stage = Stage.EXAMINING
-    healing: int = 0  # the launcher's own number of it, if the launcher handles it
-    quiet_nodes: tuple[str, ...] = ()  # nodes that a detector points at
-    quiet: bool = False  # the ranks stopped stepping (a hang, or a death that nobody reported)
-    quiet_over: bool = False  # ... and continued by themselves
+    launcher_number: int = 0  # the launcher's own number of it, if the launcher handles it
+    suspect_nodes: tuple[str, ...] = ()  # nodes that a detector points at
+    stalled: bool = False  # the ranks stopped stepping (a hang, or a death that nobody reported)
+    stall_over: bool = False  # ... and continued by themselves
     stall: Stall | None = None  # as detected; None also where only the launcher reported a hang
     outcome: OutcomeSeen | None = None
     ended: str = ""  # the Slurm state in which the job ended, if it did
@@ -166,6 +166,7 @@ class Incident:
     probes: tuple[NodeProbes, ...] = ()
     log_category: str = ""
     log_line: str = ""
+    log_rank: int | None = None  # whose log has that line
     faults: tuple[NodeFault, ...] = ()  # what checks found against nodes, as the launcher reported it
     diagnosis: Diagnosis | None = None
     not_before: float | None = None  # when the back-off ends; None: the budget was not charged yet
@@ -182,7 +183,7 @@ class Incident:
     @property
     def silent_nodes(self) -> tuple[str, ...]:
         """Nodes that a detector points at, and nodes that could not be seen when the ranks fell silent."""
-        return tuple(dict.fromkeys((*self.quiet_nodes, *(self.stall.overdue if self.stall is not None else ()))))
+        return tuple(dict.fromkeys((*self.suspect_nodes, *(self.stall.overdue if self.stall is not None else ()))))
 
     @property
     def silence_only(self) -> bool:
@@ -210,9 +211,9 @@ class Incident:
         """Add a sign; the incident is then being examined (again)."""
         incident = replace(self, stage=Stage.EXAMINING).marked(sign.at, "seen", sign.words)
         if sign.hang:
-            incident = replace(incident, quiet=True, quiet_over=False, stall=sign.stall or self.stall)
+            incident = replace(incident, stalled=True, stall_over=False, stall=sign.stall or self.stall)
         if sign.hang or sign.suspects:
-            incident = replace(incident, quiet_nodes=sign.suspects)
+            incident = replace(incident, suspect_nodes=sign.suspects)
         if sign.outcome is not None:
             incident = replace(incident, outcome=sign.outcome)
         if sign.ended:

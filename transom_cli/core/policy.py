@@ -147,8 +147,8 @@ def _counts(rule: Rule, facts: Facts, taken: Taken, at: float) -> bool:
 def _is_evident(rule: Rule, facts: Facts) -> bool:
     """Whether more is known of the failure than that there was one."""
     cause = rule.cause and facts.cause not in _ENDED_SOMEHOW
-    asked = rule.pattern or rule.exit_code or rule.signal or rule.slurm_state or rule.reported or cause
-    return bool(asked) or facts.category != _UNKNOWN
+    specific = rule.pattern or rule.exit_code or rule.signal or rule.slurm_state or rule.reported or cause
+    return bool(specific) or facts.category != _UNKNOWN
 
 
 def _words(rule: Rule, facts: Facts, action: str, times: int) -> str:

@@ -15,7 +15,7 @@ _LINE = re.compile(r"^srun: error: (?P<node>[\w.-]+): tasks? (?P<tasks>[\d,-]+):
 _UNBORN = re.compile(r"^srun: error: task (?P<task>\d+) launch failed: (?P<why>.+)$")
 _TASKS = 1 << 20  # of one step; a range that is longer is no word of srun's
 _NO_OUTPUT = "could not connect IO"  # the task's log cannot be opened on its node
-# Before it has asked for a step: nothing of this launch has begun. A step's creation that is not answered srun itself
+# Before it has requested a step: nothing of this launch has begun. A step's creation that is not answered srun itself
 # keeps asking for, unless the connection is refused.
 _SILENT = re.compile(
     r"^srun: error: (?P<why>Unable to (?:confirm allocation for|create step for) job \d+: (?P<how>.+))$"

@@ -31,7 +31,9 @@ from dataclasses import replace
 
 from transom_cli.core.events import Stall
 from transom_cli.core.stall_state import (
+    NOW,
     FirstStep,
+    HeardBefore,
     NodeBack,
     NodeSilent,
     Pulse,
@@ -44,7 +46,9 @@ from transom_cli.core.stall_state import (
 from transom_cli.heartbeat.table import NodeTable, RankBeat, reached
 
 __all__ = [
+    "NOW",
     "FirstStep",
+    "HeardBefore",
     "NodeBack",
     "NodeSilent",
     "RanksResumed",
@@ -54,8 +58,10 @@ __all__ = [
     "StallState",
     "due",
     "expect",
+    "listened",
     "resumed",
     "start",
+    "vouched",
     "watch",
 ]
 
@@ -77,7 +83,7 @@ def expect(state: StallState, nodes: Iterable[str]) -> StallState:
 
 
 def watch(
-    state: StallState, readings: Mapping[str, NodeTable], now: float, limits: StallLimits
+    state: StallState, readings: Mapping[str, NodeTable], now: float, limits: StallLimits, heard: HeardBefore = NOW
 ) -> tuple[StallState, tuple[StallFinding, ...]]:
     """Judge the present tables of one attempt. Findings are edges.
 
@@ -85,19 +91,34 @@ def watch(
 
     Args:
         readings: tables by any stable key, such as the file name.
+        heard: when another observer, who passes the tables on, saw what is new in them.
     """
     first_look = state.looked is None
-    gone_by = 0.0 if state.looked is None else min(max(0.0, now - state.looked), limits.node_silent / 2)
-    state = replace(state, looked=now, clock=state.clock + gone_by)
+    state = listened(state, now, limits)
     fresh = [k for k, t in readings.items() if k not in state.sources or state.sources[k].seq != t.seq]
     state = _newest_launch(state, readings, fresh, first_look)
     if not state.sources:
         fresh = list(readings)  # a new attempt: forget the tables of the one before
-    state, first = _listen(state, readings, fresh, limits)
+    state, first = _listen(state, readings, fresh, limits, heard)
     state, nodes = _judge_nodes(state, limits)
     state = replace(state, limit=_limit(state, limits))
     state, ranks = _judge_ranks(state, limits.node_silent)
     return state, (*first, *nodes, *ranks)
+
+
+def listened(state: StallState, now: float, limits: StallLimits) -> StallState:
+    """Let time pass in which the observer listened, and had nothing new to judge."""
+    gone_by = 0.0 if state.looked is None else min(max(0.0, now - state.looked), limits.node_silent / 2)
+    return replace(state, looked=now, clock=state.clock + gone_by)
+
+
+def vouched(state: StallState, ago: float, keys: Iterable[str]) -> StallState:
+    """Believe an observer who said, so many seconds ago, that these tables were not late."""
+    at, sources = state.clock - ago, dict(state.sources)
+    for key in keys:
+        if key in sources and sources[key].arrived < at:
+            sources[key] = replace(sources[key], arrived=at)
+    return replace(state, sources=sources)
 
 
 def resumed(state: StallState, now: float) -> StallState:
@@ -170,7 +191,7 @@ def _attempt_order(name: str) -> tuple[tuple[int, ...], str]:
 
 
 def _listen(
-    state: StallState, readings: Mapping[str, NodeTable], fresh: list[str], limits: StallLimits
+    state: StallState, readings: Mapping[str, NodeTable], fresh: list[str], limits: StallLimits, heard: HeardBefore
 ) -> tuple[StallState, tuple[FirstStep, ...]]:
     """Read the new tables, and learn from them."""
     attempt, launch = state.launch or ("", -1)
@@ -181,16 +202,16 @@ def _listen(
         if table.attempt != attempt:
             continue
         finished = bool(table.ranks) and all(r.phase == "done" for r in table.ranks)
-        sources[key] = Source(table.node, table.seq, clock, table.closed, finished)
+        sources[key] = Source(table.node, table.seq, clock - heard.tables.get(key, 0.0), table.closed, finished)
         for beat in table.ranks:
             if beat.launch != launch:
                 continue
-            before, moved, since = pulses.get(beat.rank), clock, None
+            before, moved, since = pulses.get(beat.rank), clock - heard.ranks.get(beat.rank, 0.0), None
             if before is not None:
                 if _still(before.beat, beat):
                     moved = before.moved
                 elif before.moved > state.suspect and not _slow(before.beat, beat):
-                    longest = max(longest, clock - before.moved)
+                    longest = max(longest, moved - before.moved)
             if beat.proc in _DEAD and beat.phase != "done":
                 since = clock if before is None or before.dead_since is None else before.dead_since
             judged = beat.phase != "done" and beat.proc != "X"
@@ -247,7 +268,7 @@ def _judge_nodes(state: StallState, limits: StallLimits) -> tuple[StallState, li
     silent = set(state.silent)
     for node, arrived in last.items():
         silent_for = state.clock - arrived
-        if node in silent and silent_for == 0.0:
+        if node in silent and silent_for < limits.node_silent:
             silent.discard(node)
             findings.append(NodeBack(node))
         elif node not in silent and not resting[node] and silent_for >= limits.node_silent:

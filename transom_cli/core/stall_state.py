@@ -68,6 +68,17 @@ class Source:
     finished: bool  # all its ranks are done
 
 
+@dataclass(frozen=True)
+class HeardBefore:
+    """Seconds before now at which new tables, by key, and signs of life of ranks were seen; 0 if absent."""
+
+    tables: Mapping[str, float] = field(default_factory=dict)
+    ranks: Mapping[int, float] = field(default_factory=dict)
+
+
+NOW = HeardBefore()
+
+
 class Pulse(NamedTuple):  # not a dataclass: an operator creates thousands per second
     """One rank: its last row, when it last moved, and since when its process is stopped or gone (detector's clock)."""
 

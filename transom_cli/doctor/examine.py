@@ -46,10 +46,12 @@ def examine(
     root: Callable[[], Path],
     pyslurm: Callable[[], BackendTrial],
     drain: Callable[[], DrainSettings] = lambda: ((), None),
+    operators: Callable[[], tuple[int, int | None]] = lambda: (0, None),
 ) -> Iterator[Symptom]:
     """Yield symptoms as they are found.
 
     Args:
+        operators: returns how many runs are registered on this host, and the process that operates them.
         root: returns the root of run directories; raises what is wrong with the settings.
         drain: returns the site's drain command and spool.
     """
@@ -63,6 +65,7 @@ def examine(
         yield _runs(runs)
     yield from _slurm(slurm, runner, drain)
     yield from _backend(pyslurm)
+    yield symptom.of_operators(*operators())
     yield _logout()
     limit = symptom.of_cpu_limit(float("inf") if _cpu() == resource.RLIM_INFINITY else _cpu())
     if limit is not None:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from transom_cli.plural import several, was
+
 
 class Grade(str, enum.Enum):
     OK = "ok"
@@ -23,6 +25,18 @@ class Symptom:
     grade: Grade
     words: str
     hint: str = ""
+
+
+def of_operators(runs: int, process: int | None) -> Symptom:
+    """Judge the operator process of this user on this host. process: its ID; None: there is none."""
+    if process is not None:
+        return Symptom("operator", Grade.OK, f"process {process} operates {several(runs, 'run')} of yours on this host")
+    if runs:
+        words = (
+            f"{several(runs, 'run')} of yours {was(runs, 'has', 'have')} no operator: its process on this host is gone"
+        )
+        return Symptom("operator", Grade.WARN, words, "start it again: transom operate --all (as a service), or attach")
+    return Symptom("operator", Grade.OK, "no run of yours is operated on this host")
 
 
 _WAYS = "docs/sites.md shows how a site can allow draining"

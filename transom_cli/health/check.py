@@ -30,13 +30,13 @@ class Tier(enum.Enum):
 
 @dataclass(frozen=True)
 class About:
-    """The job that nodes are checked for; the same for all of them. The defaults suit a check by hand, without a job.
+    """The job that nodes are checked for; the same for all of them. The defaults suit `transom check` without a job.
 
     tier: how long a check may take. gpus: GPUs per node that the job requested; with 0, a node without GPUs is healthy.
     since: start of the job in seconds of the wall clock; older log lines are ignored. folders: directories that must
     answer and be writable on every node. snapshot_bytes: memory per node that the job's snapshots need. token: a file
-    that the caller wrote, as "path\\ncontent", and that every node must read alike. site_checks: folder of the site's
-    own executables (`checks.d`).
+    that the caller wrote, as "path\\ncontent", and that every node must read unchanged. site_checks: folder of the
+    site's own executables (`checks.d`).
     """
 
     tier: Tier = Tier.QUICK

@@ -84,7 +84,7 @@ class Second(enum.Enum):
 
     NOT_ASKED = "not asked"
     BLIND = "blind"  # this host reaches no good node either
-    NONE = "none"  # it does, and nobody else could be asked
+    NONE = "none"  # it does, and no other host could be reached
     FAILS = "fails"  # Slurm, or another node, does not reach it either
     REACHES = "reaches"  # another node does
 
@@ -191,7 +191,7 @@ def read_reach(
 
 @dataclass(frozen=True)
 class _Asking:
-    """Questions about one node, asked from this host."""
+    """Tests of one node, from this host."""
 
     runner: Runner
     node: str
@@ -264,7 +264,7 @@ class _Asking:
             return [peer for peer, link in zip(peers, links, strict=True) if link is Link.CONNECTED]
 
     def _ask(self, peer: Peer, step: bool) -> bool | None:
-        """Return whether `peer` reaches the node; None if unknown or if it cannot be asked."""
+        """Return whether `peer` reaches the node; None if unknown or if `peer` cannot be reached."""
         assert self.job_id is not None
         limit = self._timeout
         arguments = [peer.address or peer.node, str(peer.port), self.address, str(self.port), f"{limit:g}"]
@@ -334,9 +334,9 @@ _BY_STEP = {
     Step.UNKNOWN: "an empty step could not be tried",
 }
 _BY_SECOND = {
-    Second.NOT_ASKED: (Verdict.UNKNOWN, "no other host was asked"),
+    Second.NOT_ASKED: (Verdict.UNKNOWN, "no other host was tried"),
     Second.BLIND: (Verdict.UNKNOWN, "this host reaches no other node either"),
-    Second.NONE: (Verdict.SUSPECT, "this host reaches other nodes; no other host could be asked"),
+    Second.NONE: (Verdict.SUSPECT, "this host reaches other nodes; no other host could be tried"),
     Second.FAILS: (Verdict.FAIL, "{by}"),
     Second.REACHES: (Verdict.PASS, "but {by} reaches it: only this host does not"),
 }
@@ -345,7 +345,7 @@ _BY_SECOND = {
 def judge_reach(reach: Reach) -> Finding:
     """Judge reachability.
 
-    FAIL: neither this host nor a second one reaches slurmd. SUSPECT: only this host was asked. UNKNOWN: the test could
+    FAIL: neither this host nor a second one reaches slurmd. SUSPECT: only this host was tried. UNKNOWN: the test could
     not be made, or this host reaches no node. One FAIL is one failed probe: the core tries twice before it isolates
     (docs/architecture.md, "Blame").
     """

@@ -18,7 +18,7 @@ from typing import Any
 from transom_cli.core.codec import BadRecord, build, plain
 from transom_cli.core.events import NodeFault
 from transom_cli.errors import UsageError, printable
-from transom_cli.health.check import About, Tier, limits_of, unwanted
+from transom_cli.health.check import About, Check, Tier, limits_of, unwanted
 from transom_cli.health.finding import WORST_FIRST, Finding, Verdict
 from transom_cli.health.judge import Clock, Readings, judge
 from transom_cli.health.probe.judge import judge_probe
@@ -123,8 +123,13 @@ def record(report: Report, about: About, version: str, *, hash_serials: bool = F
     return json.dumps({**whole, "readings": readings, "probe": plain(report.probe)}, indent=1) + "\n"
 
 
-def replay(text: str, limits: Mapping[str, float], off: frozenset[str], source: str) -> Report:
+def replay(
+    text: str, limits: Mapping[str, float], off: frozenset[str], source: str, checks: tuple[Check, ...] = ()
+) -> Report:
     """Judge a recording.
+
+    Args:
+        checks: these instead of all checks.
 
     Raises:
         UsageError: the text is not a recording.
@@ -142,7 +147,7 @@ def replay(text: str, limits: Mapping[str, float], off: frozenset[str], source: 
         hint = "Record one with `transom check --record FILE`."
         raise UsageError(f"`{source}` is not a health-check recording", why, hint) from error
     nodes = tuple(readings)
-    found = judge(nodes, of_tier(Tier.DEEP), readings, clocks, about, tuple(limits.items()))
+    found = judge(nodes, checks or of_tier(Tier.DEEP), readings, clocks, about, tuple(limits.items()))
     if probe is not None:
         found += judge_probe(probe, about, limits_of(ProbeLimits, limits))
     findings = tuple(f for f in found if not unwanted(f.check, off))

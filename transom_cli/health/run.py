@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from transom_cli.core.codec import plain
-from transom_cli.health.check import About, Tier, limits_of, unwanted
+from transom_cli.health.check import About, Check, Tier, limits_of, unwanted
 from transom_cli.health.checks.run_dir import RUN_DIR, judge_missing, read_missing, remove_files
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.judge import ANSWER, SILENT, Clock, Readings, fell_silent, judge
@@ -25,16 +25,27 @@ from transom_cli.health.report import Report
 from transom_cli.health.system import BackgroundCall
 from transom_cli.health.transport import SrunTransport
 
-ARRIVAL = 15.0  # seconds for workers to start, after the first one has
 LATE_FACTOR = 3.0  # a worker is suspected if it takes longer than this times the slowest other
 PINGS = 3
-VISIBLE = 5.0  # seconds for the nodes' files to become visible here, through a network file system
 POLL = 0.5  # seconds without an answer before looking whose worker has ended
 DEEP_PROBE = 60.0  # seconds that a deep run reserves for the probe, which takes about 40 s with 64 nodes
-TRANSFER = 2.0  # seconds for an answer to arrive
 TRIES = 4  # steps; a node on which two of them could not start is left out of the next
-REMOVE = 5.0  # seconds for removing the nodes' files; a file system that hangs blocks nobody
 MIN_TRY = 5.0  # seconds that must be left for another try
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Seconds to wait for others.
+
+    arrival: for workers to start, after the first one has. transfer: for an answer to arrive. visible: for the nodes'
+    files to become visible here, through a network file system. remove: for removing these files, where a file system
+    that hangs blocks nobody.
+    """
+
+    arrival: float = 15.0
+    transfer: float = 2.0
+    visible: float = 5.0
+    remove: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ class HealthRequest:
 
     limits: overrides of thresholds, by name. probe: whether to run the probe. devices: accelerators per node, 0 for the
     CPU. python: an interpreter that has the job's torch, with its flags. addresses: by node, at which the others reach
-    it, if known. budget: seconds in all.
+    it, if known. budget: seconds in all. checks: these instead of all checks of the tier.
     """
 
     about: About
@@ -54,6 +65,8 @@ class HealthRequest:
     python: tuple[str, ...] = ()
     addresses: tuple[tuple[str, str], ...] = ()
     budget: float = 30.0
+    waits: Waits = Waits()
+    checks: tuple[Check, ...] = ()
 
 
 @dataclass
@@ -113,9 +126,8 @@ class HealthRun:
         self._inbox = Inbox(transport, now)
         self._began = now()
         self._deadline = self._began + request.budget
-        self._checks = tuple(
-            c for c in of_tier(request.about.tier) if not all(unwanted(f.rstrip(":"), request.off) for f in c.findings)
-        )
+        wanted = request.checks or of_tier(request.about.tier)
+        self._checks = tuple(c for c in wanted if not all(unwanted(f.rstrip(":"), request.off) for f in c.findings))
         self._readings: Readings = {}
         self._clocks: dict[str, Clock] = {}
         self._seconds: dict[str, float] = {}
@@ -147,7 +159,7 @@ class HealthRun:
         return replace(report, notes=notes, cells=probed.matrix, probe=probed.reading)
 
     def _wait_for_workers(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the nodes whose worker has started. After the first, others have `ARRIVAL` s or half the budget."""
+        """Return the nodes whose worker has started. After the first, others have `Waits.arrival`."""
         came: dict[str, None] = {}
         until = self._deadline
         while len(came) < len(nodes):
@@ -155,7 +167,7 @@ class HealthRun:
             if message is None:
                 break
             if not came:
-                until = min(until, self._now() + min(ARRIVAL, self._request.budget / 2))
+                until = min(until, self._now() + min(self._request.waits.arrival, self._request.budget / 2))
             came[message["node"]] = None
             self._slowest = message["received"] - self._began
         self._seconds["start"] = round(self._now() - self._began, 2)
@@ -177,7 +189,7 @@ class HealthRun:
             self._inbox.transport.send({"do": "ping", "n": n}, nodes)
             pending = set(nodes)
             while pending:
-                message = self._inbox.take(("ping",), min(self._deadline, sent + TRANSFER))
+                message = self._inbox.take(("ping",), min(self._deadline, sent + self._request.waits.transfer))
                 if message is None:
                     break
                 if message.get("n") == n and isinstance(message.get("wall"), float):
@@ -195,7 +207,7 @@ class HealthRun:
         if not checks or not present:
             return
         self._inbox.transport.send({"do": "read", "about": plain(self._request.about), "checks": checks}, present)
-        longest = STARTING + max(c.seconds for c in self._checks) + TRANSFER
+        longest = STARTING + max(c.seconds for c in self._checks) + self._request.waits.transfer
         until = min(self._deadline - self._reserved(), began + longest)
         pending = {(node, c.name) for node in present for c in self._checks}
         gone: set[str] = set()
@@ -230,7 +242,7 @@ class HealthRun:
         found: set[str] = set()
         if mute:
             self._inbox.transport.send({"do": "ping", "n": PINGS}, mute)
-        until = self._now() + TRANSFER
+        until = self._now() + self._request.waits.transfer
         while len(found) < len(mute):
             message = self._inbox.take(("ping",), until)
             if message is None:
@@ -253,9 +265,9 @@ class HealthRun:
 
     def _not_visible(self, wrote: tuple[str, ...]) -> tuple[str, ...]:
         """Return nodes whose file is not visible here: all if the file system hangs here, which accuses none."""
-        timeout = min(VISIBLE, max(0.0, self._deadline - self._now()))
+        timeout = min(self._request.waits.visible, max(0.0, self._deadline - self._now()))
         call = BackgroundCall(lambda: read_missing(self._request.about, wrote, timeout))
-        missing = call.result(timeout + TRANSFER)
+        missing = call.result(timeout + self._request.waits.transfer)
         return wrote if missing is None else missing
 
     def _probe(self, nodes: tuple[str, ...]) -> ProbeResult:
@@ -300,7 +312,7 @@ def check_nodes(transport: Transport, request: HealthRequest, now: Callable[[], 
         return HealthRun(transport, request, now).run()
     finally:
         transport.close()
-        BackgroundCall(lambda: remove_files(request.about, transport.nodes)).result(REMOVE)
+        BackgroundCall(lambda: remove_files(request.about, transport.nodes)).result(request.waits.remove)
 
 
 def _srun_error(transport: SrunTransport, node: str) -> str:

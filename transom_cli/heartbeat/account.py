@@ -153,7 +153,7 @@ class Account:
         self._buffer, self._device = bytearray(SIZE), None
 
     def _on_device(self, ask: Callable[..., Any], *arguments: int) -> Any:
-        """Call the device. If it is lost, training goes on and the sums stop."""
+        """Call the device. If it is lost, training continues and the sums stop."""
         try:
             return ask(*arguments)
         except Exception:

@@ -21,10 +21,13 @@ class AttemptEnd:
     def __init__(self, attempt: AttemptDir, now: float) -> None:
         """now: seconds of the caller's clock."""
         self._attempt = attempt
-        self._seen, self._looked, self._end = now, float("-inf"), End.NOT_YET
+        self._missing: float | None = None  # since when its directory is missing
+        self._looked, self._end = float("-inf"), End.NOT_YET
 
-    def look(self, now: float) -> End:
-        if self._end is End.NOT_YET and now - self._looked >= EVERY:
+    def look(self, now: float, every: float = EVERY, *, at_once: bool = False) -> End:
+        """Check if the last check was `every` seconds ago, or `at_once`."""
+        due = at_once or now - self._looked >= (every if self._missing is None else min(EVERY, every))
+        if self._end is End.NOT_YET and due:
             self._looked = now
             self._end = self._found(now)
         return self._end
@@ -33,8 +36,10 @@ class AttemptEnd:
         if self._attempt.outcome.exists():
             return End.OUTCOME
         if not _removed(self._attempt.path):
-            self._seen = now
-        return End.VANISHED if now - self._seen > VANISHED else End.NOT_YET
+            self._missing = None
+        elif self._missing is None:
+            self._missing = now
+        return End.VANISHED if self._missing is not None and now - self._missing > VANISHED else End.NOT_YET
 
 
 def _removed(path: Path) -> bool:

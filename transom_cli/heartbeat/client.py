@@ -147,8 +147,9 @@ def _open() -> Sink:
             atexit.register(at_exit)
             os.register_at_fork(after_in_child=_forget(writer, at_exit))
             _sink = writer
-    except Exception:
+    except Exception as error:
         _sink = _NOWHERE
+        paths.say_blind(error)
     return _sink
 
 

@@ -149,8 +149,8 @@ def listeners(beats_dir: str, launch: int) -> list[Listener]:
     """
     named = re.compile(re.escape(os.path.basename(paths.listen_prefix("", launch))) + r"(\d{1,9})")
     found = (named.fullmatch(name) for name in os.listdir(beats_dir))
-    heard = (_listener(f"{beats_dir}/{match[0]}", int(match[1])) for match in found if match)
-    return sorted(listener for listener in heard if listener is not None)
+    found_listeners = (_listener(f"{beats_dir}/{match[0]}", int(match[1])) for match in found if match)
+    return sorted(listener for listener in found_listeners if listener is not None)
 
 
 def _listener(path: str, rank: int) -> Listener | None:

@@ -12,11 +12,13 @@ import threading
 import time
 from pathlib import Path
 
+from transom_cli.files import make_private
 from transom_cli.heartbeat import paths
 from transom_cli.heartbeat.record import PHASES, SIZE, Record, loss_told, newest
 from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 from transom_cli.heartbeat.writer import Opened, Writer
 from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.modes import open_to_group
 
 EVERY = 1.0  # seconds between two tables
 PATIENCE = 2.0  # seconds that an exiting trainer waits for a write to a dead file system
@@ -27,7 +29,7 @@ def start(record: Record) -> Opened | None:
     attempt = own_attempt()
     if attempt is None:
         return None
-    attempt.nodes.mkdir(parents=True, exist_ok=True)
+    make_private(attempt.nodes)
     memory = bytearray(SIZE)
     writer = Writer(memory, record)
     table = LocalTable(attempt, memory)
@@ -48,6 +50,7 @@ class LocalTable:
         self._memory = memory
         self._node = paths.node_name()
         self._seq = 0
+        self._said = False  # that the table cannot be written
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
@@ -74,9 +77,11 @@ class LocalTable:
         beats = (row(record, time.monotonic_ns(), record.pid, proc),)
         path = self._attempt.nodes / f"{self._node}.rank{record.rank}.beats"
         try:
-            publish(path, NodeTable(self._node, self._attempt.name, self._seq, beats, closed))
-        except OSError:
-            return  # a full or missing file system: try again in a second
+            publish(path, encode(NodeTable(self._node, self._attempt.name, self._seq, beats, closed)))
+        except OSError as error:  # a full or missing file system: try again in a second
+            if not self._said:
+                self._said = True
+                paths.say_blind(error)
 
 
 def own_attempt() -> AttemptDir | None:
@@ -135,16 +140,17 @@ def row(record: Record, now_ns: int, pid: int, proc: str) -> RankBeat:
     )
 
 
-def publish(path: Path, table: NodeTable) -> None:
-    """Replace the table by rename, so that a reader sees a whole one. Raises OSError.
+def publish(path: Path, data: bytes) -> None:
+    """Replace a table by rename, so that a reader sees a whole one. Raises OSError. Four calls to the file system.
 
-    No fsync: the next table replaces this one within a second, and after a crash of the node its last one is worthless.
-    An fsync per second from every node would load the shared file system.
+    No fsync: the next table replaces this one soon, and after a crash of the node its last one is worthless.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        os.write(fd, encode(table))
+        open_to_group(fd, path)
+        if os.write(fd, data) != len(data):
+            raise OSError(f"short write to {temporary}")
     finally:
         os.close(fd)
     temporary.replace(path)

@@ -3,6 +3,9 @@
 Launcher, agent, wrapper and trainer must agree without communicating, so all of them use this module. The directory is
 in node memory (`/dev/shm`): a heartbeat costs no disk and no network, and is gone with the node.
 
+Its name ends with a random suffix that the launcher keeps in the attempt's directory, which is private. In /dev/shm and
+/tmp, other users can take any name that they can guess, and the run would be blind.
+
 Every user of the directory holds a shared `flock` on it. If an exclusive lock can be had, nobody uses the directory. So
 leftovers of an earlier attempt are distinguished from a living one without a PID file or a guess.
 
@@ -17,7 +20,7 @@ import stat
 from zlib import crc32
 
 # pathlib and contextlib would double the start-up time of every rank's wrapper
-# ruff: noqa: PTH100, PTH102, PTH106, PTH112, PTH116, PTH118, PTH119, PTH120, PTH208, SIM105
+# ruff: noqa: PTH100, PTH102, PTH106, PTH116, PTH118, PTH119, PTH120, PTH208, SIM105
 
 
 RUN_DIR = "TRANSOM_RUN_DIR"
@@ -32,9 +35,17 @@ MEMORY, AGENTS = "TRANSOM_MEMORY", "agent"
 """With this value, the node's agent runs its snapshot daemon; otherwise the ranks start one themselves."""
 
 ROLE = "TRANSOM_ROLE"
+RANK_PID = "TRANSOM_RANK_PID"
+"""Set by automatic heartbeats in a process that trains: Pythons that it starts are no ranks."""
 
 FLIGHT = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")
 """Where torch's flight recorder dumps to: the older name, which every version knows, and the newer one."""
+
+SUFFIX = "beats.suffix"
+"""File in an attempt's directory: the random part of the names of its heartbeat directories."""
+
+NOWHERE = "/dev/null"
+"""Stands for the heartbeat directory of a node that can have none: nothing can be below it."""
 
 AUTO_BEAT_PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "auto")
 """In front of PYTHONPATH, this directory makes an unchanged trainer send heartbeats."""
@@ -48,21 +59,41 @@ def node_name() -> str:
 def beats_dir(attempt_dir: str, node: str) -> str:
     """Path of the node's heartbeat directory for the attempt in `attempt_dir`. Does not create it.
 
-    The name contains a checksum of the attempt's path: two clusters that share a machine both have a job 1. Uses the
-    first base directory that is writable and where the name is free or ours: in a world-writable directory another user
-    may have taken it. Raises OSError if there is none.
+    The name contains a checksum of the attempt's path: two clusters that share a machine both have a job 1. Prefers a
+    directory of ours that exists, then the first base directory where the name is free. Raises OSError if there is
+    none.
     """
     name = _beats_name(attempt_dir, node)
-    for base in _bases():
-        path = f"{base}/{name}"
-        if os.access(base, os.W_OK | os.X_OK) and (_is_private(path) or not os.path.lexists(path)):
-            return path
-    raise OSError(f"no folder for beats: tried {name} in {', '.join(_bases())}")
+    found = _candidates(name)
+    if not found:
+        raise OSError(f"{name} is taken by another user, or cannot be created, in each of {', '.join(_bases())}")
+    return found[0]
+
+
+def enter_beats(attempt_dir: str, node: str) -> tuple[str, int]:
+    """Create and lock the node's heartbeat directory, in the first base directory where that works.
+
+    Returns its path, and a descriptor to keep open. Raises OSError that says why it works in none.
+    """
+    failed = []
+    for path in _candidates(_beats_name(attempt_dir, node)):
+        try:
+            return path, enter(path)
+        except OSError as error:
+            failed.append(f"{path}: {error.strerror}" if error.strerror else str(error))
+    raise OSError("; ".join(failed) or f"no heartbeat directory can be created in {', '.join(_bases())}")
+
+
+def _candidates(name: str) -> list[str]:
+    paths = [(f"{base}/{name}", base) for base in _bases()]
+    ours = [path for path, _ in paths if _is_private(path)]
+    free = [path for path, base in paths if os.access(base, os.W_OK | os.X_OK) and not os.path.lexists(path)]
+    return ours or free
 
 
 def beats_dirs(attempt_dir: str) -> list[str]:
     """The attempt's heartbeat directories on this machine; several if it simulates several nodes."""
-    start, found = _beats_name(attempt_dir, ""), []
+    start, found = _beats_prefix(attempt_dir), []
     for base in _bases():
         try:
             names = os.listdir(base)
@@ -72,14 +103,42 @@ def beats_dirs(attempt_dir: str) -> list[str]:
     return [path for path in found if _is_private(path)]
 
 
-def _beats_name(attempt_dir: str, node: str) -> str:
+def _beats_prefix(attempt_dir: str) -> str:
     attempt_dir = os.path.abspath(attempt_dir)
     place = crc32(os.fsencode(attempt_dir))
-    return f"transom-{os.getuid()}-{os.path.basename(attempt_dir)}-{place:08x}-{node}"
+    return f"transom-{os.getuid()}-{os.path.basename(attempt_dir)}-{place:08x}-"
 
 
-def private_folder(name: str) -> str:
-    """A private directory of this user in node memory, created if missing. Raises OSError if the name is taken."""
+def _beats_name(attempt_dir: str, node: str) -> str:
+    suffix = _suffix(attempt_dir)
+    return f"{_beats_prefix(attempt_dir)}{suffix}{'-' if suffix else ''}{node}"
+
+
+def _suffix(attempt_dir: str) -> str:
+    """The random part of the attempt's names; "" if its launcher has chosen none."""
+    for _ in range(2):
+        try:
+            fd = os.open(f"{attempt_dir}/{SUFFIX}", os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            try:
+                os.close(os.open(attempt_dir, os.O_RDONLY))  # makes an NFS client look again
+            except OSError:
+                return ""
+            continue
+        try:
+            text = os.read(fd, 64).decode("ascii", "replace").strip()
+        finally:
+            os.close(fd)
+        return text if text.isalnum() else ""
+    return ""
+
+
+def private_folder(prefix: str, suffix: str) -> str:
+    """A private directory of this user in node memory, created if missing. Raises OSError if the name is taken.
+
+    suffix: what others cannot guess.
+    """
+    name = f"{prefix}-{suffix}"
     for base in _bases():
         path = f"{base}/{name}"
         try:
@@ -93,9 +152,9 @@ def private_folder(name: str) -> str:
     raise OSError(f"no private folder {name} in {', '.join(_bases())}")
 
 
-def private_folder_there(name: str) -> str | None:
+def private_folder_there(prefix: str, suffix: str) -> str | None:
     """The directory that `private_folder` has created in any process, or None."""
-    return next((path for base in _bases() if _is_private(path := f"{base}/{name}")), None)
+    return next((path for base in _bases() if _is_private(path := f"{base}/{prefix}-{suffix}")), None)
 
 
 def flight_prefix(beats_dir: str, launch: int) -> str:
@@ -141,19 +200,33 @@ def own_rank() -> int:
     return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
 
 
+def make_private(path: str) -> None:
+    """Create a directory (0700) if it is missing. Raises OSError if it is not private to this user."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    if not _is_private(path):
+        raise PermissionError(f"{path} is not a private folder of this user")
+
+
+def say_blind(why: object) -> None:
+    """Say on the trainer's stderr that this rank sends no heartbeats."""
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    text = f"transom: no heartbeats from rank {rank} on {node_name()}, so a hang is not detected: {why}\n"
+    try:
+        os.write(2, text.encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass
+
+
 def enter(path: str) -> int:
     """Create the heartbeat directory if missing (0700), and lock it. Returns a descriptor to keep open.
 
     Raises OSError if the directory is not private to this user.
     """
     while True:
-        if not os.path.isdir(path):
-            try:
-                os.mkdir(path, 0o700)
-            except FileExistsError:
-                pass
-        if not _is_private(path):
-            raise PermissionError(f"{path} is not a private folder of this user")
+        make_private(path)
         try:
             held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -205,7 +278,16 @@ def discard(path: str) -> bool:
 
 def _bases() -> list[str]:
     bases = ["/dev/shm", os.environ.get("TMPDIR") or "/tmp", "/tmp"]
-    return list(dict.fromkeys(base.rstrip("/") or "/" for base in bases))
+    return [base for base in dict.fromkeys(base.rstrip("/") or "/" for base in bases) if _keeps_ours(base)]
+
+
+def _keeps_ours(base: str) -> bool:
+    """Whether no other user but root can rename or remove what we create there."""
+    try:
+        found = os.stat(base)
+    except OSError:
+        return False
+    return found.st_uid in (0, os.getuid()) and bool(not found.st_mode & 0o022 or found.st_mode & stat.S_ISVTX)
 
 
 def _is_private(path: str) -> bool:

@@ -3,7 +3,7 @@
 There only ancestors may trace a process, and the agent is not an ancestor of the ranks. The permission that the wrapper
 gives covers the one process it starts and is not inherited: a rank of torchrun must give its own.
 
-`auto/sitecustomize.py` runs this file by its path when Python starts, so it imports only what it needs.
+`auto/sitecustomize.py` runs this file by its path when a process imports torch, so it imports only what it needs.
 """
 
 from __future__ import annotations

@@ -12,11 +12,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli.core.events import Event
 from transom_cli.core.operator.state import State
-from transom_cli.files import json_lines
+from transom_cli.files import json_lines, open_private
 from transom_cli.notify.events import Notification, notifications_for
 from transom_cli.notify.messages import About, DeliveryError, Target, message
 from transom_cli.notify.senders import Send
@@ -96,7 +98,7 @@ class DeliveryLog:
         try:
             with self._writing:
                 self._path.parent.mkdir(mode=0o700, exist_ok=True)
-                with self._path.open("ab", buffering=0) as file:
+                with open_private(self._path, "ab", buffering=0) as file:
                     file.write(json.dumps(record).encode() + b"\n")
                     os.fsync(file.fileno())
         except OSError as error:
@@ -150,7 +152,8 @@ class DeliveryWorker:
         self._closing = False
         self._leaving = threading.Event()  # begin no further message
         self._end = threading.Event()  # abort the current message
-        self._thread = threading.Thread(target=self._run, name=f"notify-{target.name}", daemon=True)
+        work = copy_context().run  # its log lines go where those of its maker go
+        self._thread = threading.Thread(target=work, args=(self._run,), name=f"notify-{target.name}", daemon=True)
 
     def submit(self, notification: Notification) -> None:
         """Queue a notification and return at once; ignore it if it was sent, is too old or unwanted."""
@@ -262,22 +265,30 @@ class DeliveryWorker:
             self._log.note(self.target.name, dropped, DROPPED, self._clock())
 
 
-FINAL_WAIT = 30.0  # seconds to deliver the last notifications of a run that is over
-LEAVING = 5.0  # seconds for the current message, if another operator may follow
-CUT = 2.0  # seconds for an aborted command
+@dataclass(frozen=True)
+class EndWaits:
+    """Seconds that an operator waits at its end.
+
+    final: to deliver the last notifications of a run that is over. leaving: for the current message, if another
+    operator may follow. cut: for an aborted command.
+    """
+
+    final: float = 30.0
+    leaving: float = 5.0
+    cut: float = 2.0
 
 
 class Notifier:
     """Follows a run's states for the operator, and passes notifications to every target's worker."""
 
-    def __init__(self, workers: Sequence[DeliveryWorker], cluster: str = "") -> None:
+    def __init__(self, workers: Sequence[DeliveryWorker], cluster: str = "", waits: EndWaits = EndWaits()) -> None:
         """cluster: as `job.cluster`."""
-        self._workers, self._cluster = tuple(workers), cluster
+        self._workers, self._cluster, self._waits = tuple(workers), cluster, waits
         self._since = 0.0
         self._over = False
 
     def seen(self, before: State, event: Event, after: State) -> None:
-        """Observe a transition, as a Observer (supervise.operator) does: return at once, raise nothing."""
+        """Observe a transition, as an Observer (supervise.operator) does: return at once, raise nothing."""
         try:
             for notification in notifications_for(before, self._since, after, event.at, self._cluster):
                 self.submit(notification)
@@ -295,12 +306,12 @@ class Notifier:
         """Give all targets together some time for the last messages."""
         for worker in self._workers:
             worker.close(over=self._over)
-        self._wait(FINAL_WAIT if self._over else LEAVING)
+        self._wait(self._waits.final if self._over else self._waits.leaving)
         for worker in self._workers:
             if self._over and worker.undelivered:  # no operator follows
                 log.error("%s was not notified of %s", worker.target.name, ", ".join(worker.undelivered))
             worker.cut()
-        self._wait(CUT)
+        self._wait(self._waits.cut)
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds

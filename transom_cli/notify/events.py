@@ -41,7 +41,7 @@ FINAL = ("done", "failed", "stopped")
 
 UNDIAGNOSED = 60.0  # seconds after which an incident without a diagnosis is sent
 HOLDING = 15.0  # seconds that a hold must last: transom itself holds jobs briefly
-_PLANNED = ("time_limit", "maintenance")  # causes that are no fault
+_PLANNED = ("time_limit", "maintenance", "requested")  # causes that are no fault
 _ACTED_ON = (Stage.ISOLATING, Stage.WAITING, Stage.RESTARTING, Stage.STARTING)
 
 Fact = str | int | float | tuple[str, ...] | None
@@ -170,7 +170,7 @@ def _next(state: State, incident: Incident) -> str:
     out = [n for n in diagnosis.nodes if diagnosis.isolates(n) != "none"] if diagnosis and not capped else []
     without = f" without {', '.join(out)}" if out else ""
     return {
-        Stage.HEALING: "next: the launcher recovers within the allocation",
+        Stage.RELAUNCHING: "next: the launcher recovers within the allocation",
         Stage.EXAMINING: "next: checking nodes and logs",
         Stage.STARTING: "next: start of the job, and its first step",
     }.get(incident.stage, f"next: restart{without}")
@@ -215,7 +215,7 @@ def _again(step: int, again: int) -> str:
 
 def _held(state: State, at: float, cluster: str) -> Notification:
     commands = release_commands(state.job.id, state.job.reason, state.isolation.excluded, cluster)
-    found = (f"{'release' if label == 'go on' else label}: {command}" for label, command in commands.items())
+    found = (f"{'release' if label == 'continue' else label}: {command}" for label, command in commands.items())
     details = _lines(_job(state), _progress(state), *found)
     facts = _facts(state, verdict=state.verdict)
     why = state.verdict or "Slurm gives no reason"

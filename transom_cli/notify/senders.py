@@ -8,7 +8,6 @@ environment (https_proxy, no_proxy) is used, which many login nodes require.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import re
 import signal
@@ -21,6 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, responses
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -82,37 +82,30 @@ class _Deadline:
         self._socket = None
 
 
-def _connections(base: type[http.client.HTTPConnection], deadline: _Deadline) -> Callable[..., Any]:
-    def connect(*args: Any, **kwargs: Any) -> socket.socket:
+class _Opener(urllib.request.HTTPSHandler):
+    """Opens http and https URLs over connections that a deadline watches."""
+
+    def __init__(self, deadline: _Deadline) -> None:
+        super().__init__()
+        self._deadline = deadline
+
+    def _connect(self, *args: Any, **kwargs: Any) -> socket.socket:
         sock = socket.create_connection(*args, **kwargs)
-        deadline.watch(sock)
+        self._deadline.watch(sock)
         return sock
 
-    def make(*args: Any, **kwargs: Any) -> http.client.HTTPConnection:
-        connection = base(*args, **kwargs)
-        connection._create_connection = connect  # type: ignore[attr-defined]  # before TLS, which may hang too
-        return connection
+    def _connection(self, *args: Any, context: ssl.SSLContext | None = None, **kwargs: Any) -> HTTPConnection:
+        made = HTTPSConnection(*args, context=context, **kwargs) if context else HTTPConnection(*args, **kwargs)
+        made._create_connection = self._connect  # type: ignore[attr-defined]  # before TLS, which may hang too
+        return made
 
-    return make
-
-
-class _Http(urllib.request.HTTPHandler):
-    def __init__(self, deadline: _Deadline) -> None:
-        super().__init__()
-        self._connection = _connections(http.client.HTTPConnection, deadline)
-
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+    def http_open(self, req: urllib.request.Request) -> HTTPResponse:
         return self.do_open(self._connection, req)
 
+    def https_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(self._connection, req, context=ssl.create_default_context())
 
-class _Https(urllib.request.HTTPSHandler):
-    def __init__(self, deadline: _Deadline) -> None:
-        super().__init__()
-        self._connection = _connections(http.client.HTTPSConnection, deadline)
-        self._tls = ssl.create_default_context()
-
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connection, req, context=self._tls)
+    http_request = urllib.request.HTTPSHandler.https_request
 
 
 def post(secret: Secret, body: bytes, key: str, timeout: float) -> None:
@@ -137,14 +130,14 @@ def post(secret: Secret, body: bytes, key: str, timeout: float) -> None:
     request = urllib.request.Request(secret.url, data=body, headers=headers, method="POST")
     deadline = _Deadline(timeout)
     opener = urllib.request.OpenerDirector()  # no redirects, no passwords, no files
-    for handler in (urllib.request.ProxyHandler(), _Http(deadline), _Https(deadline)):
+    for handler in (urllib.request.ProxyHandler(), _Opener(deadline)):
         opener.add_handler(handler)
     host = parts.hostname or ""
     try:
         with opener.open(request, timeout=timeout) as answer:
             status, after = answer.status, answer.headers.get("Retry-After", "")
             said = b"" if _accepted(status) else answer.read(_ANSWER)
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, HTTPException, ValueError) as error:
         raise DeliveryError(f"{host}: {_why(error, deadline, timeout)}") from None
     finally:
         deadline.cancel()
@@ -158,7 +151,7 @@ def _accepted(status: int) -> bool:
 def _judge(host: str, status: int, after: str, said: bytes) -> None:
     if _accepted(status):
         return
-    words = http.client.responses.get(status, "")
+    words = responses.get(status, "")
     reply = f"{host} answered {status}{f' {words}' if words else ''}"
     if 300 <= status < 400:
         raise DeliveryError(f"{reply}, a redirect, which is not followed: configure the final URL", again=False)

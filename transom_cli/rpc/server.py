@@ -1,8 +1,9 @@
 """A server of authenticated calls over TCP, with gigabytes behind the replies where a caller asks for them.
 
-Protected: only allowed hosts receive any byte, only a client that knows the run's secret gets an answer, and anything
-but a well-formed next message ends its connection and is counted (see `wire`). Not protected: nothing is encrypted, and
-a program on an allowed host can occupy places, though without a proof never for long.
+Protected: only allowed hosts receive any byte, and of this host only this user (and root); only a client that knows
+the run's secret gets an answer, and anything but a well-formed next message ends its connection and is counted (see
+`wire`). Not protected: nothing is encrypted, and a program on an allowed host can occupy places, though without a proof
+never for long.
 
 Each connection has a thread, which sleeps in the kernel; the number of connections is limited. Before the proof a
 connection cannot make the server hold more than a hello, and afterwards no more than one message.
@@ -11,8 +12,8 @@ connection cannot make the server hold more than a hello, and afterwards no more
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
-import ipaddress
 import os
 import select
 import socket
@@ -21,10 +22,12 @@ import time
 from collections.abc import Sequence
 
 from transom_cli.rpc import bulk, wire
+from transom_cli.rpc.sockets import normal, peer_user
 from transom_cli.rpc.stream import STALL, Stream
 from transom_cli.rpc.throttle import Throttle
 from transom_cli.rpc.verbs import Call, Handler, Reply, Result
 
+ALL = "0.0.0.0"
 CONNECTIONS = 32  # at once
 HANDSHAKE = 5.0  # seconds from the connection to the proof
 IDLE = 600.0  # seconds from a reply to the end of the next call
@@ -36,6 +39,7 @@ KINDS = (
     "accepted",  # connections whose client has proven itself
     "answered",  # replies made, including errors
     "refused_address",
+    "refused_user",  # another user of this host
     "refused_handshake",  # a wrong or incomplete handshake
     "malformed",  # a message that is not one, or not from the client (bad HMAC), or incomplete
     "oversized",
@@ -76,6 +80,7 @@ class Server:
         make_hash: bulk.MakeHash | None = None,
     ) -> None:
         self._endpoint = wire.Endpoint(wire.SERVER, secret, identity)
+        self._users = (None, 0, os.geteuid())  # None: of another host
         self._allowed = None if allowed is None else frozenset(normal(address) for address in allowed)
         self._handle, self._stall, self._make_hash, self._most = handle, stall, make_hash, connections
         self._throttle = None if rate is None else Throttle(rate)
@@ -86,21 +91,32 @@ class Server:
         self._stopping = threading.Event()
         self._listener: socket.socket | None = None
 
-    def start(self, host: str = "0.0.0.0", port: int = 0) -> int:
+    def start(self, host: str = ALL, port: int = 0) -> int:
         """Listen on that port, or on a free one if it is taken, and return it. Call once.
 
         Block the signals that sigwait is to receive before.
+
+        Args:
+            host: the address that clients connect to. If this host does not have it, listen on all addresses.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         make = functools.partial(socket.create_server, family=family, backlog=self._most, dualstack_ipv6=both)
         try:
             self._listener = make((host, port))
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                return self.start(ALL, port)
             self._listener = make((host, 0))
         self._accepting = threading.Thread(target=self._accept, args=(self._listener,), name="rpc-accept", daemon=True)
         self._accepting.start()
         return int(self._listener.getsockname()[1])
+
+    @property
+    def address(self) -> str:
+        """The address that it listens on; `ALL` for every one. Call it between start() and stop()."""
+        assert self._listener is not None
+        return str(self._listener.getsockname()[0])
 
     def stop(self) -> None:
         """Close every connection and end the threads. Do not call it from a handler.
@@ -178,6 +194,9 @@ class Server:
     def _serve(self, connection: _Connection) -> None:
         why: str | None = None
         try:
+            if peer_user(connection.sock) not in self._users:
+                why = "refused_user"
+                return
             channel = self._shake_hands(connection, Stream(connection.sock, self._stall))
             seals = None if self._make_hash is None else bulk.Seals(channel.bulk_key, self._make_hash)
             while (call := _next_call(Stream(connection.sock, IDLE), channel.receiver)) is not None:
@@ -292,9 +311,3 @@ def _refusal(error: wire.WireError) -> str:
     if isinstance(error, wire.Oversized):
         return "oversized"
     return "replayed" if isinstance(error, wire.Replayed) else "malformed"
-
-
-def normal(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return one form per address: without interface name, and IPv4 if it came through an IPv6 socket."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    return getattr(found, "ipv4_mapped", None) or found

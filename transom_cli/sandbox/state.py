@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from transom_cli.errors import NotPermitted, TransomError, UsageError
+from transom_cli.files import make_private
 from transom_cli.plural import several
 from transom_cli.sandbox.processes import Ident, boot_id
 
@@ -115,7 +116,7 @@ def check_place(spec: SandboxSpec) -> None:
     """Create the folder if needed; refuse one that is not ours, not writable, used for something else, or full."""
     where = spec.dir
     try:
-        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(where)
         owner = where.stat().st_uid
     except OSError as error:
         raise NotPermitted(

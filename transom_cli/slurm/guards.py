@@ -71,6 +71,7 @@ class CircuitBreaker:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
+        self.outages = 0  # unanswered calls so far
         self._failures = 0  # consecutive unanswered calls
         self._not_before = 0.0
         self._trial = False  # a trial call is in flight
@@ -97,6 +98,7 @@ class CircuitBreaker:
             if token != self._failures:
                 return
             self._failures += 1
+            self.outages += 1
             self._error, self._trial = error, False
             self._not_before = self._clock() + backoff(self._failures)
 

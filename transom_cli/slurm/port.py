@@ -263,8 +263,8 @@ def release_commands(job_id: int, reason: str, excluded: tuple[str, ...], cluste
     release = cluster_command(f"scontrol release {job_id}", cluster)
     release += "   # by an administrator" if reason == "JobHeldAdmin" else ""  # Slurm refuses everyone else
     if reason.startswith("BadConstraints") and excluded:
-        return {"go on": f"transom nodes --lift {','.join(excluded)}", "new nodes": release}
-    return {"go on": release}
+        return {"continue": f"transom nodes --lift {','.join(excluded)}", "new nodes": release}
+    return {"continue": release}
 
 
 def slurm_seconds(value: str | None) -> int | None:

@@ -53,6 +53,7 @@ class Runner:
         timeout: seconds for each command.
         prefix: put before every command line (`sudo -n -u trainer`, or a wrapper of the site).
         env: replaces the caller's environment.
+        umask: replaces the caller's, which sbatch passes on to the job; -1: the caller's.
         cluster: the name for --clusters, for which Slurm's commands need slurmdbd; "": their default cluster.
     """
 
@@ -60,6 +61,7 @@ class Runner:
     prefix: tuple[str, ...] = ()
     env: Mapping[str, str] | None = None
     cluster: str = ""
+    umask: int = -1
 
     def run(
         self,
@@ -105,6 +107,7 @@ class Runner:
                 stderr=subprocess.PIPE,
                 env=env,
                 cwd=cwd,
+                umask=self.umask,
                 start_new_session=True,
             )
         except FileNotFoundError as error:

@@ -100,30 +100,57 @@ _NODE_LOCAL = {
 }
 
 
-def node_local_warning(root: Path, mountinfo: str | None = None) -> str | None:
-    """Return a warning if `root` (or its nearest existing parent) is on a file system that other nodes cannot see.
+_NETWORK = (
+    "nfs",
+    "nfs4",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "smb3",
+    "afs",
+    "panfs",
+    "wekafs",
+    "glusterfs",
+    "9p",
+)
 
-    None proves nothing, since a local disk and an exported one have the same type; the launcher checks on the nodes.
+
+def root_warning(root: Path, mountinfo: str | None = None, home: Path | None = None) -> str | None:
+    """Return a warning if `root`, which need not exist yet, is on a file system that is not made for runs.
+
+    Either other nodes cannot see it, or it is the users' home file system. None proves nothing, since a local disk and
+    an exported one have the same type; the launcher checks on the nodes.
 
     Args:
         mountinfo: the text of /proc/self/mountinfo, which is read by default.
+        home: the user's home directory, by default.
     """
     if mountinfo is None:
         try:
             mountinfo = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
         except OSError:
             return None
-    folder = root.absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    found = mount_of(folder.resolve(), mountinfo)
-    if found is None or found[1] not in _NODE_LOCAL:
+    folder = root.absolute().resolve()
+    found = mount_of(folder, mountinfo)
+    if found is None:
         return None
     mount, kind = found
-    return (
-        f"{root} is on {mount}, a {kind} ({_NODE_LOCAL[kind]}): other nodes cannot see it. "
-        "Set `root` (--root) to a folder on the shared file system"
-    )
+    if kind in _NODE_LOCAL:
+        return (
+            f"{root} is on {mount}, a {kind} ({_NODE_LOCAL[kind]}): other nodes cannot see it. "
+            "Set `root` (--root) to a folder on the shared file system"
+        )
+    home = (home or Path.home()).resolve()
+    together = mount != "/" and mount_of(home, mountinfo) == found
+    if kind in _NETWORK and (together or folder.is_relative_to(home)):
+        return (
+            f"{root} is on the file system of home directories ({mount}, {kind}): the heartbeats, logs and checkpoints "
+            "of a large run make it slow for all users, and a full quota stops the run. "
+            "Set `root` (--root) to a folder on the scratch or project file system"
+        )
+    return None
 
 
 def mount_of(path: PurePath, mountinfo: str) -> tuple[str, str] | None:

@@ -129,12 +129,14 @@ def prepare(
         flags: settings from the command line.
         nodes_to_avoid: returns the nodes to exclude, given `job.cluster`.
     """
+    from transom_cli.submit.sharing import check_sharing
     from transom_cli.submit.submission import refuse_caller
 
     refuse_caller(os.environ)
-    if is_script(words):
-        return _prepare_script(words, run_file, flags, nodes_to_avoid)
-    return _prepare_command(words, run_file, flags, nodes_to_avoid)
+    kind = _prepare_script if is_script(words) else _prepare_command
+    prepared = kind(words, run_file, flags, nodes_to_avoid)
+    check_sharing(prepared.settings)
+    return prepared
 
 
 def _prepare_script(
@@ -249,12 +251,12 @@ def create(prepared: Prepared, cluster: str = "") -> RunDir:
         cluster: the ClusterName of the Slurm that will have the job.
     """
     from transom_cli.config.run_settings import policy_of
-    from transom_cli.submit.inputs import node_local_warning
+    from transom_cli.submit.inputs import root_warning
     from transom_cli.submit.rundir import new_run
     from transom_cli.supervise.journal import write_header
 
     root = prepared.settings.root
-    warning = node_local_warning(root)
+    warning = root_warning(root)
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
     run = new_run(root, prepared.settings.name, datetime.now(timezone.utc), prepared.settings, prepared.script)

@@ -8,15 +8,18 @@ import errno
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transom_cli.config.sources import default_root
 from transom_cli.errors import NoSuchRun, NotPermitted, TransomError, UsageError
-from transom_cli.files import fsync_dir, publish_text
+from transom_cli.files import fsync_dir, make_private, make_state_folder, publish_text
 from transom_cli.layout import RUN_ID, RunDir
 from transom_cli.ownership import is_own, other_owner
+from transom_cli.submit.sharing import group_id, share_folder, share_root
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
@@ -35,7 +38,8 @@ def plan_run(root: Path, name: str, now: datetime) -> RunDir:
 
 
 def create_run(run: RunDir, settings: Settings, script_text: str) -> RunDir:
-    """Create a planned run's directory with run.toml and job.sbatch, readable only by its owner.
+    """Create a planned run's directory with run.toml and job.sbatch. Only its owner can read it, or with `run.share`
+    a group can read it too, except for files that may contain secrets.
 
     It appears by one rename when all of it is on disk. On an error nothing is left behind.
 
@@ -46,15 +50,21 @@ def create_run(run: RunDir, settings: Settings, script_text: str) -> RunDir:
     from transom_cli.config.load import freeze
 
     root, draft = run.path.parent, run.path.parent / f".{run.run_id}.new"
+    group = group_id(settings.run.group) if settings.run.group else None
     try:
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        new = not root.exists()
+        make_root(root)
+        if new and group is not None:
+            share_root(root, group)
         draft.mkdir(mode=0o700)
         try:
+            if group is not None:
+                share_folder(draft, group)
             draft_run = RunDir(draft)
             for folder in (draft_run.attempts, draft_run.epochs, draft_run.requests):
-                folder.mkdir(mode=0o700)
+                make_private(folder)
             publish_text(draft_run.settings, freeze(settings))
-            publish_text(draft_run.script, script_text)
+            publish_text(draft_run.script, script_text, private=True)  # scripts often contain tokens
             draft.rename(run.path)  # fails if another run's directory is there, since it is not empty
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -69,6 +79,23 @@ def create_run(run: RunDir, settings: Settings, script_text: str) -> RunDir:
             raise FileExistsError(error.errno, "the run ID is already used", str(run.path)) from error
         raise path_error(error, run.path) from error
     return run
+
+
+def make_root(root: Path) -> None:
+    """Create the folder of run directories. Raises OSError, also where others could replace a run's directory.
+
+    The default folder is transom's own, and becomes private. Another one may be shared by a group: acting on a run
+    checks the owner of its directory.
+    """
+    if root == default_root():
+        make_state_folder(root.parent)
+        make_state_folder(root)
+        return
+    make_private(root)
+    mode = root.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        why = f"everyone can rename and replace runs in it: chmod o-w {root}, or chmod +t {root}"
+        raise PermissionError(errno.EPERM, why, str(root))
 
 
 def new_run(root: Path, name: str, now: datetime, settings: Settings, script: str | Callable[[Path], str]) -> RunDir:

@@ -113,7 +113,7 @@ class SubmissionRecord:
 
     def save(self, run: RunDir) -> None:
         data = {**asdict(self), "env": dict(self.env), "sbatch": None if self.sbatch is None else dict(self.sbatch)}
-        publish_text(run.submission, json.dumps(data, indent=1) + "\n")
+        publish_text(run.submission, json.dumps(data, indent=1) + "\n", private=True)
 
     @classmethod
     def load(cls, run: RunDir) -> SubmissionRecord:

@@ -12,6 +12,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 
 PATIENCE = 10.0  # seconds without an answer, after which it is reported
@@ -34,8 +36,9 @@ class Answering:
         still: Callable[[float], object] = lambda _: None,
         patience: float = PATIENCE,
     ) -> None:
-        self._folder, self._patience = folder, patience
-        self._lost, self._back, self._still = lost, back, still
+        self.folder, self.patience = folder, patience
+        self.lost, self.back, self.still = lost, back, still
+        self.within = copy_context().run
         self._answers = 0
         self._stopped = threading.Event()
 
@@ -51,7 +54,7 @@ class Answering:
     def _ask(self) -> None:
         while not self._stopped.wait(EVERY if self._answers else 0.0):
             with contextlib.suppress(OSError):
-                os.statvfs(self._folder)
+                os.statvfs(self.folder)
             self._answers += 1
 
     def _judge(self) -> None:
@@ -61,13 +64,55 @@ class Answering:
             silent, turned = silent + min(now - turned, 2 * TURN), now
             if self._answers != heard:
                 if told:
-                    self._back(silent)
+                    self.back(silent)
                 heard, silent, told = self._answers, 0.0, False
             elif told:
-                self._still(silent)
-            elif silent >= self._patience:
+                self.still(silent)
+            elif silent >= self.patience:
                 told = True
-                self._lost(time.time() - silent)
+                self.lost(time.time() - silent)
+
+
+class Folders:
+    """Watches many folders with one `Answering` for each file system, for a process with many runs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shared: dict[tuple[int, float], Answering] = {}
+        self._watched: dict[tuple[int, float], list[Answering]] = {}
+
+    def add(self, watch: Answering) -> None:
+        """Call the watch's functions as its own threads would, until `remove`."""
+        try:
+            key = (watch.folder.stat().st_dev, watch.patience)
+        except OSError:
+            return  # there is nothing to lose
+        with self._lock:
+            self._watched.setdefault(key, []).append(watch)
+            if key not in self._shared:
+                each = partial(self._each, key)
+                shared = Answering(
+                    watch.folder,
+                    lambda since: each(lambda one: one.lost(since)),
+                    lambda seconds: each(lambda one: one.back(seconds)),
+                    lambda seconds: each(lambda one: one.still(seconds)),
+                    watch.patience,
+                )
+                self._shared[key] = shared.start()
+
+    def remove(self, watch: Answering) -> None:
+        with self._lock:
+            for key, watches in self._watched.items():
+                if watch in watches:
+                    watches.remove(watch)
+                    if not watches and key in self._shared:
+                        self._shared.pop(key).stop()
+
+    def _each(self, key: tuple[int, float], call: Callable[[Answering], object]) -> None:
+        with self._lock:
+            watches = tuple(self._watched.get(key, ()))
+        for watch in watches:
+            watch.within(call, watch)
 
 
 def interrupted() -> bool:

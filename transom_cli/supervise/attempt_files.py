@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from transom_cli.core.operator.state import SavesFail, State
 from transom_cli.files import json_lines
 from transom_cli.layout import AttemptDir, RunDir
 
+LIST_AGAIN = 1.0  # seconds after which a folder is listed although its modification time is the same
+
 
 class ExitRecords:
     """The records of one launch; each file is read once, since its wrapper writes it once."""
@@ -25,10 +28,11 @@ class ExitRecords:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[int, RankExit] = {}
+        self._changed, self._listed = -1, float("-inf")
 
     def read(self) -> dict[int, RankExit]:
         """By rank (under torchrun: by node). A record that cannot be read yet is left out until a later call."""
-        for path in self._folder.glob("*.json"):
+        for path in self._folder.glob("*.json") if self._has_changed() else ():
             try:
                 number = int(path.stem.rpartition("-")[2])
                 if number not in self._known:
@@ -36,6 +40,22 @@ class ExitRecords:
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # caught while it was written on a file system without atomic rename
         return dict(self._known)
+
+    def _has_changed(self) -> bool:
+        """Whether to list the folder. It is opened, which revalidates it on a network file system."""
+        try:
+            descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            return False
+        try:
+            changed = os.fstat(descriptor).st_mtime_ns
+        finally:
+            os.close(descriptor)
+        now = time.monotonic()
+        if changed == self._changed and now - self._listed < LIST_AGAIN:
+            return False
+        self._changed, self._listed = changed, now
+        return True
 
 
 def _record(number: int, path: Path) -> RankExit:
@@ -48,7 +68,33 @@ def _record(number: int, path: Path) -> RankExit:
         wall=float(data["wall"]),
         step=int(data.get("steps", -1)),
         since_start=data.get("since_start") is True,
+        mono=float(data["mono"]) if "mono" in data else None,
     )
+
+
+class FileChange:
+    """Whether a file may have changed since the last call, by one call to the file system.
+
+    sure: seconds after which it counts as changed in any case, since a network file system revalidates a file only when
+    it is opened.
+    """
+
+    def __init__(self, path: Path, sure: float) -> None:
+        self._path, self._sure = str(path), sure
+        self._known: tuple[int, int, int] | None = None
+        self._opened = float("-inf")
+
+    def __call__(self, now: float) -> bool:
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 - some times a second
+        except OSError:
+            self._known = None
+            return False
+        known = found.st_ino, found.st_mtime_ns, found.st_size
+        if known == self._known and 0.0 <= now - self._opened < self._sure:
+            return False
+        self._known, self._opened = known, now
+        return True
 
 
 class Tail:
@@ -60,7 +106,7 @@ class Tail:
 
     def records(self) -> Iterator[dict[str, object]]:
         try:
-            with self._path.open("rb") as f:
+            with self._path.open("rb", buffering=0) as f:
                 f.seek(self._offset)
                 data = f.read()
         except OSError:
@@ -76,9 +122,9 @@ def newest_checkpoint(directory: Path, up_to: float = float("inf")) -> int:
     up_to: of a step that is not beyond this one.
     """
     there = (p for p in listed(directory) if p.name.startswith("step-") and p.name[5:].isdecimal())
-    steps = ((int(p.name[5:]), p) for p in there)
+    steps = sorted(((int(p.name[5:]), p) for p in there), reverse=True)
     # os.path and not pathlib: an EIO or EACCES there is "not seen now", and no exception
-    return max((n for n, p in steps if n <= up_to and os.path.exists(p / "manifest.json")), default=-1)  # noqa: PTH110
+    return next((n for n, p in steps if n <= up_to and os.path.exists(p / "manifest.json")), -1)  # noqa: PTH110
 
 
 def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:
@@ -97,6 +143,20 @@ def read_saves(attempt: AttemptDir) -> SaveStatus | None:
         return worst(attempt.saves.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def read_sign(attempt: AttemptDir) -> bytes:
+    """The launcher's sign of life; empty if there is none. Three calls to the file system, since it is read often."""
+    try:
+        descriptor = os.open(attempt.launcher_alive, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, 64)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def read_json(path: Path) -> dict[str, object]:

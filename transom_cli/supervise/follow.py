@@ -15,25 +15,32 @@ from transom_cli.core import events as ev
 from transom_cli.core import stall
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.incident import Stage
-from transom_cli.core.operator.silent_launcher import LAUNCHER_SILENT, LaunchEnd, handles_stall
+from transom_cli.core.operator.silent_launcher import LAUNCHER_SILENT, LaunchEnd, handles_stall, lost_before_launch
 from transom_cli.core.operator.state import State
 from transom_cli.files import refresh_directory
 from transom_cli.heartbeat.table import NodeTable
 from transom_cli.layout import AttemptDir, RunDir, attempt_name, parse_attempt
 from transom_cli.supervise.attempt_files import (
     ExitRecords,
+    FileChange,
     Tail,
     listed,
     newest_checkpoint,
     read_json,
     read_outcome,
     read_saves,
+    read_sign,
 )
 from transom_cli.supervise.handoff_record import attempt_numbers, read_handoff
 from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
+from transom_cli.supervise.requests import event_of
 
 PROGRESS_EVERY = 60.0  # one progress line a minute in the journal
+LONGEST_POLL = 2.0  # seconds; what a poll took longer was a stall of our own
 LOOK_EVERY = 1.0  # for what changes slowly: new attempts, checkpoints, requests
+FILES_EVERY = 0.2  # for the launcher's journal and the outcome
+SIGN_EVERY = 0.5  # for the launcher's sign of life
+RARELY = 10.0  # for the report of saves, if nothing shows that it has changed
 
 
 class AttemptFollower:
@@ -42,7 +49,10 @@ class AttemptFollower:
     def __init__(self, attempt: AttemptDir, limits: stall.StallLimits) -> None:
         self._dir = attempt
         self._tail = Tail(attempt.launcher_journal)
-        self._watch = HeartbeatMonitor(attempt.nodes, limits)
+        self._watch = HeartbeatMonitor(attempt.nodes, limits, attempt.heartbeats)
+        self._journal_changed = FileChange(attempt.launcher_journal, LOOK_EVERY)
+        self._saves_changed = FileChange(attempt.saves, RARELY)
+        self._files_looked = self._sign_looked = float("-inf")
         self._outcome = False
         self._step = -1
         self._since_start = False  # it counts from the start of the processes
@@ -51,12 +61,15 @@ class AttemptFollower:
         self._looked = float("-inf")  # at the ranks' own exit records
         self._anew = float("-inf")  # when it was last asked for files that were not there
         self._ended_since: float | None = None  # when the end of the launch was first seen
-        self._sign = ""  # the launcher's sign of life, and when it was last seen to change
+        self._sign = b""  # the launcher's sign of life, and when it was last seen to change
         self._signed = float("-inf")
+        self.launcher_lives = False  # whether it gave a sign of life in time, as of the last poll
         self._held: ev.Stalled | None = None  # a silence that is left to the launcher as long as it lives
-        self._taken: ev.HealSeen | None = None  # the launcher is at a fault of this launch
+        self._taken: ev.RecoverySeen | None = None  # the launcher is at a fault of this launch
+        self._waited = (0.0, float("-inf"))  # silence of the launcher before its first launch, and when last counted
         self._saves_looked = float("-inf")
         self._saves: tuple[SaveStatus, float] | None = None  # what was last reported of the saves, and when
+        self._saves_read: SaveStatus | None = None
         self._suspended = (False, "")  # whether Slurm has stopped the job, and when it last stopped or resumed it
 
     @property
@@ -79,14 +92,17 @@ class AttemptFollower:
         if now - self._anew >= LOOK_EVERY:
             self._anew = now
             refresh_directory(self._dir.path)
-        for record in self._tail.records():
+        self.launcher_lives = self._launcher_lives(now)
+        files = not 0.0 <= now - self._files_looked < FILES_EVERY
+        self._files_looked = now if files else self._files_looked
+        for record in self._tail.records() if files and self._journal_changed(now) else ():
             told = _from_journal(now, self.name, record)
             if isinstance(told, ev.LaunchSeen):
                 if self._launch is not None and told.launch > self._launch.launch:
                     self._begin_launch()
                 self._launch = told
                 self._watch.expect((*told.nodes, *told.idle))
-            if isinstance(told, ev.HealSeen) and told.what == "seen":
+            if isinstance(told, ev.RecoverySeen) and told.what == "seen":
                 self._taken = told
             if told is not None:
                 yield told
@@ -95,7 +111,7 @@ class AttemptFollower:
         if now - self._saves_looked >= LOOK_EVERY:
             self._saves_looked = now
             yield from self._tell_saves(now)
-        if not self._outcome:
+        if files and not self._outcome:
             outcome = read_outcome(self._dir, now)
             if outcome is None and not suspended[0]:
                 outcome = self._abandoned(now, batch_host)
@@ -112,12 +128,10 @@ class AttemptFollower:
         self._held = self._taken = None
 
     def _launcher_lives(self, now: float) -> bool:
-        try:
-            sign = self._dir.launcher_alive.read_text()
-        except OSError:
-            sign = ""
-        if sign and sign != self._sign:
-            self._sign, self._signed = sign, now
+        if not 0.0 <= now - self._sign_looked < SIGN_EVERY:
+            self._sign_looked, sign = now, read_sign(self._dir)
+            if sign and sign != self._sign:
+                self._sign, self._signed = sign, now
         return now - self._signed < LAUNCHER_SILENT
 
     def _abandoned(self, now: float, batch_host: str) -> ev.OutcomeSeen | None:
@@ -125,18 +139,38 @@ class AttemptFollower:
         if self._launch is None or now - self._looked < LOOK_EVERY:
             return None
         self._looked = now
+        if self.launcher_lives:
+            self._ended_since = None
+            return None
         exits = ExitRecords(self._dir.exits(self._launch.launch)).read()
         gone = self._watch.gone(self._launch.launch, self._launch.world_size)
         end = LaunchEnd(self._launch, tuple(exits[n] for n in sorted(exits)), gone, self._taken)
-        if not end.over or self._launcher_lives(now):
+        if not end.over:
             self._ended_since = None
             return None
         self._ended_since = now if self._ended_since is None else self._ended_since
         since = now - self._ended_since
         return end.outcome(now, since, launcher_seen=bool(self._sign), batch_host=batch_host)
 
+    def lost_before_launch(self, now: float, first_step: float | None) -> ev.OutcomeSeen | None:
+        """The outcome of a running job whose launcher is silent and has started no launch; each poll counts up to 2 s.
+
+        first_step: the time allowed for the launcher's first sign of life; None: the job may have no launcher.
+        """
+        if self._outcome or self._launch is not None or self._suspended[0] or self._launcher_lives(now):
+            self._waited = 0.0, now
+            return None
+        silent = self._waited[0] + min(now - self._waited[1], LONGEST_POLL)
+        self._waited = silent, now
+        limit = float("inf") if first_step is None else first_step
+        why = lost_before_launch(silent, began=bool(self._sign), first_step=limit)
+        if not why:
+            return None
+        self._outcome = True
+        return ev.OutcomeSeen(now, self.name, "failed", why)
+
     def _beats(self, now: float) -> Iterator[ev.Event]:
-        findings = self._watch.look(now)
+        findings = self._watch.look(now, self._signed)
         launch = self._launch.launch if self._launch else 0
         step, since_start = self._watch.step(launch), self._watch.since_start(launch)
         if self._since_start and not since_start and step >= 0:  # now the training's own step is known
@@ -150,8 +184,10 @@ class AttemptFollower:
             if event is not None:
                 yield from self._tell_step(now)
                 yield event
-        held, lives = self._held, self._launcher_lives(now)
-        if held is not None and handles_stall(held, now, launcher_lives=lives, taken_up=self._taken is not None):
+        held = self._held
+        if held is not None and handles_stall(
+            held, now, launcher_lives=self.launcher_lives, taken_up=self._taken is not None
+        ):
             yield from self._tell_step(now)
             self._held = None
             seen = replace(held.stall, overdue=self._watch.overdue(now), unseen=self._watch.blind(now))
@@ -164,7 +200,10 @@ class AttemptFollower:
 
     def _tell_saves(self, now: float) -> Iterator[ev.Event]:
         """Report that saves fail and why, that they succeed again, and once a minute how many have failed."""
-        saves = read_saves(self._dir)
+        reported = None if self._saves is None else self._saves[0]
+        if not self._saves_changed(now) and self._saves_read == reported:
+            return
+        saves = self._saves_read = read_saves(self._dir)
         if saves is None:
             return
         told, at = self._saves if self._saves is not None else (None, 0.0)
@@ -176,7 +215,7 @@ class AttemptFollower:
 
     def _event(self, finding: stall.StallFinding, now: float) -> ev.Event | None:
         if isinstance(finding, stall.NodeSilent):
-            return ev.NodeSilent(now, self.name, finding.node, finding.silent_for, self._launcher_lives(now))
+            return ev.NodeSilent(now, self.name, finding.node, finding.silent_for, self.launcher_lives)
         if isinstance(finding, stall.NodeBack):
             return ev.NodeBack(now, self.name, finding.node)
         if isinstance(finding, ev.Stall):
@@ -193,8 +232,12 @@ class AttemptFollower:
 class Follower:
     """Everything the operator reads from files, as events."""
 
-    def __init__(self, run: RunDir, checkpoints: Path, limits: stall.StallLimits) -> None:
+    def __init__(
+        self, run: RunDir, checkpoints: Path, limits: stall.StallLimits, launcher_within: float | None = None
+    ) -> None:
+        """launcher_within: seconds from a job's start to its launcher's first sign; None: it may have no launcher."""
         self._run = run
+        self._launcher_within = launcher_within
         self._checkpoints = checkpoints
         self._limits = limits
         self._attempt: AttemptFollower | None = None
@@ -206,6 +249,10 @@ class Follower:
     @property
     def tables(self) -> dict[str, NodeTable]:
         return self._attempt.tables if self._attempt else {}
+
+    @property
+    def launcher_lives(self) -> bool:
+        return self._attempt is not None and self._attempt.launcher_lives
 
     def poll(self, state: State, now: float) -> Iterator[ev.Event]:
         slow = now - self._looked >= LOOK_EVERY
@@ -222,11 +269,15 @@ class Follower:
             for event in self._attempt.poll(now, state.job.batch_host, suspended):
                 if isinstance(event, (ev.OutcomeSeen, ev.NodeSilent, ev.Stalled)):
                     yield from self._checkpoint(now)  # the budget of a restart counts on what is durable by now
-                if isinstance(event, ev.HealSeen) and event.durable is not None:
+                if isinstance(event, ev.RecoverySeen) and event.durable is not None:
                     self._durable = event.durable  # set back: what comes now counts from there
                 if isinstance(event, ev.LaunchSeen) and parse_attempt(event.attempt)[0] != state.job.id:
                     event = replace(event, succeeds=state.job.id)
                 yield event
+            if state.job.state == "RUNNING" and state.attempt == self._attempt.name and not state.restarting:
+                lost = self._attempt.lost_before_launch(now, self._launcher_within)
+                if lost is not None:
+                    yield lost
 
     def _newest_attempt(self, state: State) -> str:
         """The attempt that the state knows, or a newer start of the same job that Slurm has not reported yet; or of
@@ -262,19 +313,17 @@ class Follower:
                 continue
             self._requests.add(path.name)
             request = read_json(path)
-            who, nodes = str(request.get("who", "somebody")), request.get("nodes")
-            if request.get("ask") == "stop":
-                yield ev.StopRequested(now, who)
-            if request.get("ask") == "lift" and isinstance(nodes, list):
-                yield ev.LiftRequested(now, who, path.name, tuple(str(n) for n in nodes))
+            event = event_of(request, now, str(request.get("who", "somebody")), path.name)
+            if event is not None:
+                yield event
 
 
-def _from_journal(now: float, attempt: str, record: dict[str, object]) -> ev.LaunchSeen | ev.HealSeen | None:
+def _from_journal(now: float, attempt: str, record: dict[str, object]) -> ev.LaunchSeen | ev.RecoverySeen | None:
     """A line of the launcher's journal that the core should know of."""
     known = {"launch": 0, "nodes": [], "idle": [], "world_size": 0, **record, "at": now, "attempt": attempt}
     try:
         if record.get("type") == "launch":
             return build(ev.LaunchSeen, known)
-        return build(ev.HealSeen, known) if record.get("type") == "heal" else None
+        return build(ev.RecoverySeen, known) if record.get("type") == "recovery" else None
     except BadRecord:
         return None  # another version's launcher

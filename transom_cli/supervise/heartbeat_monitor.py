@@ -1,29 +1,91 @@
-"""Reads an attempt's beat tables and judges their silence. Used by launcher and operator, each on its clock."""
+"""Reads an attempt's heartbeat tables and judges their silence. Used by launcher and operator, each on its clock.
+
+The launcher gets the tables over its connections to the agents, and reads the file of a node from which none comes. The
+operator reads the launcher's one file of all tables (`heartbeat.aggregate`). While that is followed, the agents seldom
+write their own files. When the launcher falls silent they write them once a second, and the operator reads those.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 from transom_cli.core import stall
 from transom_cli.core.events import Stall
+from transom_cli.heartbeat.aggregate import Heard, Part, decode_all
 from transom_cli.heartbeat.table import BadTable, NodeTable, decode
 
-OVERDUE = 3.0  # an agent writes once a second
+OVERDUE = 3.0  # an agent makes a table once a second
 SHARE = 0.06  # of a core: reading two thousand tables takes a while
 LEAST, LONGEST = 0.25, 1.5  # seconds between two rounds
 OPERATIONS = 1000.0  # a second that the file server is asked for, as long as LONGEST allows it
 A_TABLE = 3  # operations: open, read, close
 LARGEST = 1 << 16  # bytes of a table: some fifty a rank; of more than 128 KiB the allocation alone takes 12 us
+FOLLOWED = 7.0  # seconds: the launcher publishes every 5 s
+SIGNED = 4.5  # seconds: the launcher gives a sign of life every second, which may show three seconds late
+TOGETHER = 0.5  # seconds between two looks at the file of all tables
 _SUFFIX = ".beats"
+_DEAD, _SLOW = "TXZ", ("checkpoint", "restore")
+
+
+class Stream(Protocol):
+    """Tables from the agents themselves (`launcher.heartbeat_stream`)."""
+
+    nodes: tuple[str, ...]
+
+    def take(self) -> tuple[dict[str, bytes], frozenset[str]]: ...
+
+
+class AggregateFile:
+    """The launcher's file of all tables."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._known: tuple[int, int, int] | None = None
+        self._number = -1
+        self.written = 0.0  # its modification time
+
+    def read(self) -> tuple[Heard, ...] | None:
+        """Return the tables if they are new since the last call. Three calls to the file system otherwise.
+
+        It is opened each time, since a network file system revalidates a file when it is opened.
+        """
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            about = os.fstat(fd)
+            known = about.st_ino, about.st_mtime_ns, about.st_size
+            if known == self._known:
+                return None
+            number, found = decode_all(os.read(fd, about.st_size + 1))
+            self._known, self.written = known, about.st_mtime
+            before, self._number = self._number, number
+            return found if number != before else None
+        except (OSError, BadTable):
+            return None  # replaced while it was read, on a file system without atomic rename
+        finally:
+            os.close(fd)
 
 
 class HeartbeatMonitor:
-    def __init__(self, nodes: Path, limits: stall.StallLimits) -> None:
+    """
+    Args:
+        nodes: The folder of the nodes' own files.
+        aggregate: The launcher's file, for the operator.
+    """
+
+    def __init__(self, nodes: Path, limits: stall.StallLimits, aggregate: Path | None = None) -> None:
         self._nodes = nodes
         self._limits = limits
+        self._stream: Stream | None = None
+        self._aggregate = AggregateFile(aggregate) if aggregate is not None else None
+        self._looked_together = float("-inf")
+        self._followed: float | None = None  # when the file of all tables was last new, while it is followed
         self._stall_state = stall.start()
         self._found: Stall | None = None
         self._renewed: dict[str, float] = {}  # node -> when its table was last seen to be new
@@ -31,10 +93,18 @@ class HeartbeatMonitor:
         self._folder = f"{nodes}{os.sep}"  # a `Path` takes as long to be made as its file to be read
         self._due = float("-inf")  # when the next round may begin
         self.tables: dict[str, NodeTable] = {}
+        self._raw: dict[str, bytes] = {}
+        self._conditions: dict[str, tuple[list[object], list[bool]]] = {}
+        self._in_file: dict[str, int] = {}  # the number of the table in each node's own file
+        self.news = self.trouble = False  # a table differs in more than steps; in more than a phase
 
     def expect(self, nodes: Iterable[str]) -> None:
         """Nodes of the attempt: one of them that never sends a table is found silent too."""
         self._stall_state = stall.expect(self._stall_state, nodes)
+
+    def attach(self, stream: Stream) -> None:
+        """Take tables from the agents' connections from now on."""
+        self._stream = stream
 
     def resumed(self, now: float) -> None:
         """Everything was stopped up to now (by Slurm, say): listen with fresh patience."""
@@ -42,32 +112,128 @@ class HeartbeatMonitor:
         self._renewed = dict.fromkeys(self._renewed, now)
         self._alone, self._found, self._due = {}, None, float("-inf")
 
-    def look(self, now: float) -> tuple[stall.StallFinding, ...]:
+    def look(self, now: float, signed: float = float("-inf")) -> tuple[stall.StallFinding, ...]:
+        """Read and judge. signed: when the launcher last gave a sign of life; for a follower of its file."""
+        if self._aggregate is not None and (found := self._follow(now, signed)) is not None:
+            return found
         if now < self._due <= now + LONGEST:  # a clock that was set back keeps nobody from looking
             return ()
         began = time.thread_time()
-        self._read(now)
-        late = set(self.overdue(now))
-        some = late if len(late) < len(self._renewed) else set()  # all at once: it is the file system, or we ourselves
-        self._alone = {node: self._alone.get(node, now) for node in some}
-        self._stall_state, findings = stall.watch(self._stall_state, self.tables, now, self._limits)
-        for found in findings:
-            if isinstance(found, Stall):
-                self._found = found
-        rest = max(LEAST, (time.thread_time() - began) / SHARE, A_TABLE * len(self.tables) / OPERATIONS)
+        files = self._read(now)
+        findings = self._judge(now, stall.NOW)
+        rest = max(LEAST, (time.thread_time() - began) / SHARE, A_TABLE * files / OPERATIONS)
         self._due = now + min(LONGEST, rest, max(LEAST, stall.due(self._stall_state, self._limits)))
         return findings
 
-    def _read(self, now: float) -> None:
-        for name in self._listed():
-            key = name.removesuffix(_SUFFIX)
+    def _judge(self, now: float, heard: stall.HeardBefore) -> tuple[stall.StallFinding, ...]:
+        late = set(self.overdue(now))
+        some = late if len(late) < len(self._renewed) else set()  # all at once: it is the file system, or we ourselves
+        self._alone = {node: self._alone.get(node, now) for node in some}
+        self._stall_state, findings = stall.watch(self._stall_state, self.tables, now, self._limits, heard)
+        for found in findings:
+            if isinstance(found, Stall):
+                self._found = found
+        return findings
+
+    # --- the launcher's file of all tables ---
+
+    def _follow(self, now: float, signed: float) -> tuple[stall.StallFinding, ...] | None:
+        """Judge by the launcher's file when it is new; None if it cannot be relied on.
+
+        Between two publications nothing differs, or the launcher would have published at once: nothing is judged.
+        """
+        assert self._aggregate is not None
+        if 0.0 <= now - self._looked_together < TOGETHER:
+            return () if self._followed is not None else None
+        self._looked_together = now
+        heard = self._aggregate.read()
+        alive = now - signed <= SIGNED
+        if heard is not None and alive:
+            self._followed = now
+            return self._judge(now, self._hear(heard, now))
+        if self._followed is not None and alive and now - self._followed <= FOLLOWED:
+            self._stall_state = stall.listened(self._stall_state, now, self._limits)
+            return ()
+        if self._followed is not None:
+            self._trust(now, max(self._followed, min(now, signed)))
+            self._followed = None
+        return None
+
+    def _hear(self, heard: Iterable[Heard], now: float) -> stall.HeardBefore:
+        ages: dict[str, float] = {}
+        still: dict[int, float] = {}
+        for table, age, ranks in heard:
+            self.tables[table.node] = table
+            self._renewed[table.node] = now - age
+            ages[table.node] = age
+            still.update((beat.rank, seconds) for beat, seconds in zip(table.ranks, ranks, strict=False))
+        return stall.HeardBefore(ages, still)
+
+    def _trust(self, now: float, at: float) -> None:
+        """Until its last sign of life, the launcher saw no table late beside those that it published as late."""
+        assert self._followed is not None
+        good = [node for node, renewed in self._renewed.items() if self._followed - renewed <= OVERDUE]
+        self._renewed.update((node, max(at, self._renewed[node])) for node in good)
+        self._stall_state = stall.vouched(stall.listened(self._stall_state, now, self._limits), now - at, good)
+
+    # --- tables one by one ---
+
+    def _read(self, now: float) -> int:
+        """Take what is new. Returns how many files were read."""
+        fetched: frozenset[str] = frozenset()
+        if self._stream is not None:
+            tables, fetched = self._stream.take()
+            for node, data in tables.items():
+                self._take(node, data, now, from_file=False)
+        files = 0
+        for name in self._names(fetched):
             try:
-                table = decode(_bytes(f"{self._folder}{name}"))
-            except (OSError, BadTable):
-                continue  # gone, or caught while it was replaced on a file system without atomic rename
-            if key not in self.tables or self.tables[key].seq != table.seq:
-                self._renewed[table.node] = now
-            self.tables[key] = table
+                self._take(name.removesuffix(_SUFFIX), _bytes(f"{self._folder}{name}"), now, from_file=True)
+            except OSError:
+                continue  # gone
+            files += 1
+        return files
+
+    def _take(self, key: str, data: bytes, now: float, *, from_file: bool) -> None:
+        try:
+            table = decode(data)
+        except BadTable:
+            return  # caught while it was replaced on a file system without atomic rename
+        before = self.tables.get(key)
+        if from_file:  # a file may be older than what came over the connection, until it changes
+            changed = self._in_file.get(key, table.seq) != table.seq
+            self._in_file[key] = table.seq
+            if before is not None and not changed and table.seq <= before.seq:
+                return
+        elif table.node != key:
+            return  # an agent speaks for its own node
+        if before is None or before.seq != table.seq:
+            self._renewed[table.node] = now
+        self.tables[key], self._raw[key] = table, data
+        known, (condition, phases) = self._conditions.get(key), _condition(table)
+        self._conditions[key] = condition, phases
+        if known is None or known[0] != condition:
+            self.news = self.trouble = True
+        elif known[1] != phases:
+            self.news = True
+
+    def _names(self, fetched: frozenset[str]) -> Iterable[str]:
+        """The files to read: of nodes whose tables do not come by themselves."""
+        if not fetched or self._stream is None:
+            return self._listed()
+        return (f"{node}{_SUFFIX}" for node in self._stream.nodes if node not in fetched)
+
+    def parts(self, now: float) -> Iterator[Part]:
+        """The tables for the file of all of them."""
+        clock, pulses = self._stall_state.clock, self._stall_state.pulses
+        for key, data in self._raw.items():
+            table = self.tables[key]
+            moved = ((pulses[r.rank].moved if r.rank in pulses else clock) for r in table.ranks)
+            yield Part(data, max(0.0, now - self._renewed[table.node]), tuple(max(0.0, clock - at) for at in moved))
+
+    def forget_news(self) -> None:
+        """What differs is published."""
+        self.news = self.trouble = False
 
     @property
     def found(self) -> Stall | None:
@@ -115,6 +281,7 @@ class HeartbeatMonitor:
 
     def overdue(self, now: float) -> tuple[str, ...]:
         """Nodes whose own table is late: what is on them cannot be seen any more."""
+        now = now if self._followed is None else self._followed  # later news would have been published
         return tuple(sorted(node for node, at in self._renewed.items() if now - at > OVERDUE))
 
     @property
@@ -132,6 +299,14 @@ class HeartbeatMonitor:
                 return sorted(entry.name for entry in entries if entry.name.endswith(_SUFFIX))
         except OSError:
             return []
+
+
+def _condition(table: NodeTable) -> tuple[list[object], list[bool]]:
+    """What the operator and the screens should know at once; and which ranks save or restore."""
+    about: list[object] = [table.attempt, table.closed, table.alarms]
+    for r in table.ranks:
+        about.append((r.rank, r.launch, r.pid, r.count > 0, r.phase == "done", r.proc in _DEAD and r.proc))
+    return about, [r.phase in _SLOW for r in table.ranks]
 
 
 def _bytes(path: str) -> bytes:

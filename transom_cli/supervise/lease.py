@@ -19,9 +19,14 @@ from transom_cli.errors import OperatorAlive
 from transom_cli.files import publish_text, refresh_directory
 from transom_cli.layout import RunDir
 
-RENEW = 2.0  # seconds between renewals
+RENEW = 5.0  # seconds between renewals
 ANEW = 1.0  # seconds between two questions to the file server itself
+LENGTH = 511  # bytes of the lease, without its newline
 STALE = 15.0  # seconds without one, seen from another host, before the operator counts as gone
+
+
+_held: set[tuple[Path, int]] = set()
+"""Leases that this process holds now: run directory and epoch. It may outlive the operator of one of its runs."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ def operator_alive(run: RunDir, sleep: Callable[[float], None] = time.sleep, pat
         if now is not None and now.epoch == newest and now.released:
             return None
         if now is not None and now.epoch == newest and now.here():
-            return now if now.alive_here() else None
+            return now if now.alive_here() and not _forsaken(run, now) else None
         if newest == 0:
             return None
         if now is not None and seen is not None and now.epoch == newest and now.renewals != seen.renewals:
@@ -86,6 +91,20 @@ def operator_alive(run: RunDir, sleep: Callable[[float], None] = time.sleep, pat
         if time.monotonic() >= deadline:
             return None  # an epoch whose operator never wrote its lease, or one that stopped renewing it
         sleep(0.2)
+
+
+def _forsaken(run: RunDir, holder: Holder) -> bool:
+    """Return whether this very process held the lease and does not any more."""
+    return holder.pid == os.getpid() and (run.path, holder.epoch) not in _held
+
+
+def _overwrite(path: Path, text: str) -> None:
+    """Replace a file's content by one of the same length, in place: a renewal costs a network file system one write."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.pwrite(descriptor, text.encode(), 0)
+    finally:
+        os.close(descriptor)
 
 
 class Lease:
@@ -125,10 +144,15 @@ class Lease:
         pid = os.getpid()
         lease = cls(run, Holder(epoch, socket.gethostname(), _boot_id(), pid, _start_ticks(pid) or 0))
         lease._write()
+        _held.add((run.path, epoch))
         return lease
 
+    def _text(self) -> str:
+        """Return the file's content, which always has the same length."""
+        return json.dumps(asdict(self._holder)).ljust(LENGTH) + "\n"
+
     def _write(self) -> None:
-        publish_text(self._run.lease, json.dumps(asdict(self._holder)) + "\n")
+        publish_text(self._run.lease, self._text())
 
     def fenced(self) -> bool:
         """A newer operator exists: stop, and touch nothing more. Over NFS too one on another host shows in a second."""
@@ -142,10 +166,11 @@ class Lease:
             return
         self._holder = Holder(**{**asdict(self._holder), "renewals": self._holder.renewals + 1})
         self._renewed = time.monotonic()
-        self._write()
+        _overwrite(self._run.lease, self._text())
 
     def give_up(self) -> None:
         """The run is over, or the operator was asked to leave: the next one need not wait."""
+        _held.discard((self._run.path, self.epoch))
         if not self.fenced():
             self._holder = Holder(**{**asdict(self._holder), "released": True})
             self._write()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transom_cli.core.events import Event
-from transom_cli.core.goodput import account, attempt_of, history
+from transom_cli.core.events import Event, StepSeen
+from transom_cli.core.goodput import JournalHistory, account, attempt_of
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.files import json_lines
@@ -26,20 +28,37 @@ def read_run_record(run: RunDir, now: float | None = None, *, patience: float = 
 
     gpus: of a node, 0 where it is not known. Raises JournalError.
     """
+    collecting = gc.isenabled()
+    gc.disable()  # a long journal is many small values, all of which are kept
+    try:
+        return _read(run, now, patience, gpus)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _read(run: RunDir, now: float | None, patience: float, gpus: int) -> RunRecord:
     now = time.time() if now is None else now
-    seen: list[tuple[Event, State]] = []
-    state = fold(run.journal, lambda _before, event, after: seen.append((event, after)), each_step=False).state
+    journal, events = JournalHistory(), list[Event]()
+
+    def hear(_before: State, event: Event, after: State) -> None:
+        journal.hear(event, after)
+        if not isinstance(event, StepSeen):
+            events.append(event)
+
+    folded = fold(run.journal, hear, each_step=False)
+    state = folded.state
     alive = not state.phase.over and operator_alive(run, patience=patience) is not None
     attempts, launchers = [], []
     for number in sorted(attempt_numbers(run)):
         one = run.attempt(*number)
-        records = _lines(one.launcher_journal)
+        records = tuple(_lines(one.launcher_journal))
         attempts.append(attempt_of(one.name, records, _lines(one.progress), _outcome(one)))
-        launchers.append(Launcher(one.name, tuple(records)))
-    told = history(seen, attempts, now, alive=alive)
-    events = tuple(event for event, _ in seen)
+        launchers.append(Launcher(one.name, records))
+    told = journal.merged(attempts, now, alive=alive)
     held = _held(run, state, alive)
-    return RunRecord(run.run_id, now, state, events, tuple(launchers), told, account(told), held, gpus)
+    written = tuple(events), tuple(launchers)
+    return RunRecord(run.run_id, now, state, *written, told, account(told), held, gpus, folded.times)
 
 
 def read_findings(run: RunDir, node: str) -> tuple[tuple[float, str, str], ...]:
@@ -64,11 +83,14 @@ def _held(run: RunDir, state: State, alive: bool) -> str:
     return held_words(handed.why)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a journal, none if it cannot be read. It is not held in memory: it may be long."""
     try:
-        return list(json_lines(path.read_bytes()))
+        with path.open("rb") as file:
+            for line in file:
+                yield from json_lines(line)
     except OSError:
-        return []
+        return
 
 
 def _outcome(attempt: AttemptDir) -> dict[str, Any]:

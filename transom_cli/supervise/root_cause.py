@@ -17,13 +17,17 @@ from transom_cli.diagnose.logs.matches import Hit
 from transom_cli.diagnose.logs.rulebook import Level
 from transom_cli.diagnose.unknown.store import new_errors
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
-from transom_cli.supervise.agent.logs import hits_of_tail, last_line, rulebook, tail_of
+from transom_cli.plural import several
+from transom_cli.supervise.agent.logs import hits_of_tail, last_line, read_log, rulebook, tail_of
 from transom_cli.supervise.past_runs import of_past_runs
 
+SECONDS = 8.0  # to find the cause: the agents of all nodes, then the logs that no agent has read
 SETTLE = 2.0  # seconds for a log on a network file system to show its end
 UNKNOWN = Category.UNKNOWN.value
 LOOKED_AT = 4  # logs in which it is looked for what is new, where no rule knows why: of each some megabytes
 ALL = 64  # logs that are read at most
+WRONG = 1.0  # seconds by which a node's clock is off before times in its logs are corrected
+HITS = 32768  # matched lines of all nodes that are compared
 
 
 def candidates(
@@ -51,23 +55,33 @@ def examine(
     now: float,
     asked: Sequence[Mapping[str, object]] = (),
     since: int = 0,
+    seconds: float = SECONDS,
 ) -> Examined:
     """What the rules make of them (`diagnose.logs.cause`), or the last line of the rank that died first.
 
     The batch script's output counts only when no rank has said anything, and of it what is this attempt's
-    (`batchlog.of_attempt`). since: its length, in bytes, when an earlier attempt was over.
-    asked: what the nodes' own agents have read (see `agent.logs.read_cause`); only the other logs are read here.
+    (`batchlog.of_attempt`).
+
+    Args:
+        asked: what the nodes' own agents have read (see `agent.logs.read_cause`); only the other logs are read here.
+        since: length of the batch script's output, in bytes, when an earlier attempt was over.
+        seconds: for all logs together. What was not read by then is left out, and `where` says so.
     """
-    deadline = time.monotonic() + SETTLE
-    heard, last, read = _heard(asked)
+    until = time.monotonic() + seconds
+    deadline = min(until, time.monotonic() + SETTLE)
+    heard, last, read, skipped = _heard(asked)
     while True:
-        hits, said = list(heard), dict(last)
+        hits, said, left_out, unread = list(heard), dict(last), skipped, 0
         *ranks, batch = candidates(run, attempt, rank, read)
-        for path in ranks:
-            data, start = tail_of(path)
-            if data.strip():
-                hits += hits_of_tail(path, data, start)
-                said[path.name] = last_line(data)
+        for number, path in enumerate(ranks):
+            if number and time.monotonic() > until:
+                unread = len(ranks) - number
+                break
+            log = read_log(path, (until - time.monotonic()) / (len(ranks) - number))
+            hits += log.hits
+            left_out += log.left_out
+            if log.last:
+                said[path.name] = log.last
         if not said:
             data, start = tail_of(batch)
             data, start = data[max(0, since - start) :], max(since, start)
@@ -77,9 +91,9 @@ def examine(
                 said[batch.name] = last_line(error_in(data) or data)
         if said:
             told = _told(now, key, hits, said, rank)
-            return (
-                _with_new(told, run, candidates(run, attempt, rank)[:LOOKED_AT]) if told.category == UNKNOWN else told
-            )
+            if told.category == UNKNOWN:
+                told = _with_new(told, run, candidates(run, attempt, rank)[:LOOKED_AT], until)
+            return replace(told, where=told.where + _without(left_out, unread))
         if time.monotonic() >= deadline:
             return Examined(now, key, UNKNOWN, "", "no log")
         time.sleep(0.1)
@@ -106,11 +120,18 @@ def _ended_without_a_cry(hits: Sequence[Hit], said: Mapping[str, str], rank: int
     return own in said and not any(Path(hit.file).name == own and hit.rule.category in CRIES for hit in hits)
 
 
-def _with_new(told: Examined, run: RunDir, paths: Sequence[Path]) -> Examined:
+def _without(left_out: int, unread: int) -> str:
+    """Return what was not read, in words."""
+    parts = [several(unread, "log")] if unread else []
+    parts += [f"{left_out / 1e6:.1f} MB of large logs"] if left_out else []
+    return f" ({' and '.join(parts)} not read)" if parts else ""
+
+
+def _with_new(told: Examined, run: RunDir, paths: Sequence[Path], until: float) -> Examined:
     """Where no rule knows why: what is like nothing that this run or one before it has printed, rather than its last
     line."""
     try:
-        found = new_errors([path for path in paths if path.exists()], of_past_runs(run))
+        found = new_errors([path for path in paths if path.exists()], of_past_runs(run), until)
     except OSError:
         return told
     if not found:
@@ -119,20 +140,34 @@ def _with_new(told: Examined, run: RunDir, paths: Sequence[Path]) -> Examined:
     return replace(told, line=f"unrecognised: {clean(first.text)}", where=Path(first.file).name)
 
 
-def _heard(asked: Sequence[Mapping[str, object]]) -> tuple[list[Hit], dict[str, str], set[str]]:
-    """What the agents' answers hold: hits, the logs' last lines, and the logs that were read for it. An answer that is
-    none is left out."""
+def _heard(asked: Sequence[Mapping[str, object]]) -> tuple[list[Hit], dict[str, str], set[str], int]:
+    """What the agents' answers hold: hits, the logs' last lines, the logs that were read for it, and how many bytes of
+    them were left out. An answer that is none is left out."""
+    left_out = 0
     hits: list[Hit] = []
     last: dict[str, str] = {}
     read: set[str] = set()
+    most = max(1, HITS // max(1, len(asked)))  # the first ones of an answer are the most telling
     for answer in asked:
         names, lines = answer.get("names"), answer.get("last")
         if isinstance(names, list):
             read |= {name for name in names if isinstance(name, str)}
         if isinstance(lines, dict):
             last.update({clean(str(name)): clean(str(line)) for name, line in lines.items()})
-        hits += matches.decode(answer.get("hits"), rulebook().by_name)
-    return hits, last, read
+        skipped = answer.get("left_out")
+        if isinstance(skipped, dict):
+            left_out += sum(size for size in skipped.values() if isinstance(size, int) and size > 0)
+        told, behind = answer.get("hits"), answer.get("behind")
+        found = matches.decode(told[:most] if isinstance(told, list) else (), rulebook().by_name)
+        wrong = behind if isinstance(behind, float) and abs(behind) >= WRONG else 0.0
+        hits += [_at_launchers(hit, wrong) for hit in found] if wrong else found
+    return hits, last, read, left_out
+
+
+def _at_launchers(hit: Hit, behind: float) -> Hit:
+    """Return the hit with the time that the launcher's clock showed then."""
+    at = hit.record.at
+    return hit if at is None else replace(hit, record=replace(hit.record, at=at + behind))
 
 
 OURS = b"transom: "  # how each of the launcher's lines begins

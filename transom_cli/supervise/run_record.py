@@ -7,15 +7,16 @@ operator heard of is an incident all the same, by the launcher's own name for it
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transom_cli.core import events as ev
 from transom_cli.core import goodput
 from transom_cli.core.codec import BadRecord, build
-from transom_cli.core.events import Event, HealSeen
+from transom_cli.core.events import Event, RecoverySeen
 from transom_cli.core.goodput import NS, Account, History
 from transom_cli.core.incident import Diagnosis, Incident, Mark, Stage
+from transom_cli.core.journal_times import JournalTimes
 from transom_cli.core.operator.state import State
 from transom_cli.layout import attempt_name, parse_attempt
 
@@ -32,7 +33,14 @@ class Launcher:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """now: seconds. held: why the job waits for a person, "" if it does not. gpus: a node's, 0: not known."""
+    """What the journals of a run say.
+
+    Attributes:
+        now: Unix time.
+        events: Of the operator's journal, without steps.
+        held: Why the job waits for a person; "" if it does not.
+        gpus: Of a node; 0 if unknown.
+    """
 
     run_id: str
     now: float
@@ -43,6 +51,7 @@ class RunRecord:
     account: Account
     held: str = ""
     gpus: int = 0
+    times: JournalTimes = field(default_factory=JournalTimes)
 
 
 def incidents(book: RunRecord) -> tuple[Incident, ...]:
@@ -56,13 +65,13 @@ def incidents(book: RunRecord) -> tuple[Incident, ...]:
     return tuple(sorted((*own, *alone), key=lambda i: i.began))
 
 
-def heals(records: tuple[Mapping[str, Any], ...], attempt: str) -> Iterator[HealSeen]:
+def recoveries(records: tuple[Mapping[str, Any], ...], attempt: str) -> Iterator[RecoverySeen]:
     """The launcher's story, at its own times."""
     for record in records:
         wall = record.get("wall")
-        if record.get("type") == "heal" and isinstance(wall, (int, float)):
+        if record.get("type") == "recovery" and isinstance(wall, (int, float)):
             try:
-                yield build(HealSeen, {**record, "at": float(wall), "attempt": attempt})
+                yield build(RecoverySeen, {**record, "at": float(wall), "attempt": attempt})
             except BadRecord:
                 continue  # another version's
 
@@ -70,7 +79,7 @@ def heals(records: tuple[Mapping[str, Any], ...], attempt: str) -> Iterator[Heal
 def _written(launcher: Launcher) -> dict[tuple[str, str], list[float]]:
     """When the launcher said what, and in which words."""
     written: dict[tuple[str, str], list[float]] = {}
-    for told in heals(launcher.records, launcher.attempt):
+    for told in recoveries(launcher.records, launcher.attempt):
         written.setdefault((told.what, told.words), []).append(told.at)
     return written
 
@@ -97,10 +106,10 @@ def _alone(launcher: Launcher, known: set[tuple[str, str]]) -> Iterator[Incident
     """What the launcher took up, and no operator heard of."""
     job_id, restarts = parse_attempt(launcher.attempt)
     found: dict[str, Incident] = {}
-    for told in heals(launcher.records, launcher.attempt):
+    for told in recoveries(launcher.records, launcher.attempt):
         name = told.incident
         if told.what == "seen" and name and (launcher.attempt, told.words) not in known and name not in found:
-            found[name] = Incident(f"{launcher.attempt}/{name}", job_id, restarts, told.at, -1, Stage.HEALING)
+            found[name] = Incident(f"{launcher.attempt}/{name}", job_id, restarts, told.at, -1, Stage.RELAUNCHING)
         if name not in found:
             continue
         one = found[name]

@@ -11,7 +11,7 @@ from typing import Any
 from transom_cli.core import events as ev
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.goodput import NS, Attempt, Launch
-from transom_cli.supervise.run_record import Launcher, RunRecord, heals, incidents
+from transom_cli.supervise.run_record import Launcher, RunRecord, incidents, recoveries
 from transom_cli.view.text import NEVER_CUT, count, fit, span, utc, wrapped
 from transom_cli.view.timeline import Timeline, build_timeline, clock, headline, mark_message, when
 
@@ -121,7 +121,7 @@ def _launches(book: RunRecord, node: str) -> Iterator[Fact]:
                 if kind == "spare":
                     parts = ["ready" if record.get("good") is True else "not ready", *parts]
                 yield Fact(at, launcher.attempt, f"{kind}: {': '.join(parts)}")
-        for seen in heals(launcher.records, launcher.attempt):
+        for seen in recoveries(launcher.records, launcher.attempt):
             if not seen.incident and node in seen.nodes:
                 yield Fact(seen.at, launcher.attempt, seen.words)
         yield from _ranks(_launched(launcher), node)
@@ -235,6 +235,6 @@ def _reports(book: RunRecord, step: int) -> Iterator[Fact]:
             if abs(about - step) <= NEAR:
                 over = "over: " if record.get("over") else ""
                 yield Fact(at, launcher.attempt, f"step {count(about)}: {over}{record.get('words', '')}")
-        for seen in heals(launcher.records, launcher.attempt):
+        for seen in recoveries(launcher.records, launcher.attempt):
             if seen.what == "leaving" and re.search(rf"\bstep {step}\b", seen.words):
                 yield Fact(seen.at, launcher.attempt, seen.words)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Incident
-from transom_cli.core.operator.state import Exclusion, SavesFail, State
+from transom_cli.core.operator.state import Exclusion, SavesFail, State, UserRequest
 from transom_cli.core.progress import newest_step
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat.table import NodeTable, reached
 
 FRESH = 15.0  # seconds: a file newer than this describes the present
+MAX_REQUESTS = 4  # of people, on the screen and in JSON
 STALE = 60.0  # seconds: node states from older files are not shown as current
 
 
@@ -181,7 +182,9 @@ class RunView:
     operator_reason: str = ""  # Slurm's reason why that job waits
     next_save: PlannedSave | None = None
     next_durable: PlannedSave | None = None  # next save that also goes to disk
+    requests: tuple[UserRequest, ...] = ()  # of people, newest last
     saves_fail: SavesFail | None = None  # saves fail, and none has succeeded since
+    blind: str = ""  # nodes that send no heartbeats, and why
     owner: str = ""  # owner of the run, if not the current user
     operations: tuple[Operation, ...] = ()  # saves and restores that take longer than a moment
 
@@ -223,7 +226,7 @@ class RunView:
             return self.phase
         if not self.operator or self.slurm_lost:
             return "unknown"
-        odd = any(one.role == "ranks" and one.state not in ("ok", "waiting") for one in self.node_views)
+        odd = self.blind or any(one.role == "ranks" and one.state not in ("ok", "waiting") for one in self.node_views)
         return "degraded" if self.phase == "recovering" or odd or self.reports or self.saves_fail else "healthy"
 
 
@@ -242,7 +245,7 @@ def incident_view(incident: Incident, exclusions: tuple[Exclusion, ...] = ()) ->
         rule=decided.rule,
         action=decided.action,
         fingerprint=decided.fingerprint,
-        nodes=diagnosis.nodes if diagnosis else incident.quiet_nodes,
+        nodes=diagnosis.nodes if diagnosis else incident.suspect_nodes,
         isolated=tuple((x.node, x.how) for x in exclusions if x.incident == incident.id),
     )
 
@@ -282,5 +285,6 @@ def build_view(run_id: str, state: State, tables: Mapping[str, NodeTable], now: 
         excluded_until=tuple((x.node, x.until) for x in state.isolation.exclusions),
         restarts_without_progress=state.budget.no_progress,
         max_without_progress=state.policy.max_without_progress,
+        requests=state.requests[-MAX_REQUESTS:],
         saves_fail=state.saves_fail,
     )

@@ -14,11 +14,13 @@ from transom_cli.core.operator.state import State
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat.table import NodeTable, RankBeat
 from transom_cli.view.model import NodeView
-from transom_cli.view.text import span
+from transom_cli.view.text import some, span
 
 LETTERS = {"ok": ".", "slow": "s", "silent": "!", "suspect": "?", "probing": "p", "isolated": "x", "waiting": "-"}
 _BAD = ("suspect", "fail")  # verdicts of findings, as in `health.finding`
 _GONE = {"X": "is gone", "Z": "is dead", "T": "is stopped"}  # by /proc state letter
+_HEARTBEATS = "host:heartbeats"  # the agent's finding that the node has no place for heartbeats
+BLIND_AFTER = 60.0  # seconds from a launch's start, as in `supervise.launcher.blind_nodes`
 _LOGS = "log:"  # prefix of findings in a rank's log, which count for one launch only
 
 
@@ -139,6 +141,21 @@ class _Known:
         if worst is not None:
             return "suspect", worst.words
         return ("slow", self._slow[node]) if node in self._slow else ("ok", "")
+
+
+def blind_nodes(state: State, sights: Mapping[str, NodeSight], launched: float | None, now: float) -> str:
+    """Name the nodes whose ranks nobody can see a minute after their launch, and why; "" if there are none."""
+    if launched is None or now - launched < BLIND_AFTER or state.phase.over or state.job.state != "RUNNING":
+        return ""
+    blind: dict[str, str] = {}
+    for node in state.job.nodes:
+        sight = sights.get(node)
+        last = next((f for f in reversed(sight.found) if f.kind == _HEARTBEATS), None) if sight is not None else None
+        if last is not None and last.verdict in _BAD:
+            blind[node] = last.words
+        elif (sight is None or sight.table is None) and node not in state.idle.nodes:
+            blind[node] = "its agent writes no table, see the attempt's agents.log"
+    return f"{some(tuple(blind))}: {next(iter(blind.values()))}" if blind else ""
 
 
 def _worst(found: tuple[Found, ...], launch: int) -> Found | None:

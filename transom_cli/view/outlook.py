@@ -5,73 +5,27 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli.ckpt.progress import CHECKING, WRITING, Part
 from transom_cli.ckpt.schedule.plan import NextSaves
-from transom_cli.core import events as ev
 from transom_cli.core.incident import Incident, Stage
-from transom_cli.core.operator.actions import Examine, Isolate, Probe
+from transom_cli.core.journal_times import RECENT
+from transom_cli.core.operator.actions import Isolate, Probe, ReadLogs
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.errors import NoCheckpoint
 from transom_cli.heartbeat.table import RankBeat
-from transom_cli.layout import RunDir, parse_attempt
+from transom_cli.layout import RunDir
 from transom_cli.plural import several
 from transom_cli.slurm.port import cluster_command
 from transom_cli.slurm.port import release_commands as let_go_on
 from transom_cli.view.model import NextStep, Operation, PlannedSave, RunView
 from transom_cli.view.text import count, size_of, some, span
 
-RECENT = 900.0  # seconds over which the step time is averaged
 SHORT = 2.0  # seconds: shorter operations end before anybody reads about them
 FREQUENT = 10.0  # seconds: saves that follow each other faster are not announced
+LONG, MANY = 60.0, 10  # seconds, or steps, over which a step time is computed
 _BUSY_PHASES = {"restore": "restoring", "checkpoint": "saving"}  # phases that ranks report
-
-# --- times from the journal ---
-
-
-@dataclass(frozen=True)
-class JournalTimes:
-    """Moments from the journal (Unix time); None: unknown.
-
-    Attributes:
-        durable: When the newest checkpoint on disk was seen.
-        running: When Slurm started the current attempt.
-        launched: When the newest launch of this attempt was seen.
-        steps: (time, step) since the last launch.
-    """
-
-    submitted: float | None = None
-    durable: float | None = None
-    running: float | None = None
-    launched: float | None = None
-    steps: tuple[tuple[float, int], ...] = ()
-
-
-def journal_times(events: Iterable[ev.Event], state: State) -> JournalTimes:
-    """Collect from the journal's events what the state does not keep."""
-    submitted = durable = running = launched = None
-    steps: list[tuple[float, int]] = []
-    newest = -1
-    for event in events:
-        if isinstance(event, ev.StepSeen):
-            if event.attempt == state.attempt:
-                if steps and event.step < steps[-1][1]:  # the way of counting steps has changed
-                    steps = []
-                steps.append((event.at, event.step))
-        elif isinstance(event, ev.Submitted):
-            submitted = event.at if submitted is None else submitted
-        elif isinstance(event, ev.CheckpointSeen):
-            newest, durable = (event.step, event.at) if event.step > newest else (newest, durable)
-        elif isinstance(event, ev.OutcomeSeen) and event.durable > newest:
-            newest, durable = event.durable, event.at
-        elif isinstance(event, ev.LaunchSeen) and event.attempt == state.attempt:
-            steps, launched = [], event.at
-            running = event.at if running is None else running
-        elif isinstance(event, ev.JobSeen) and event.state == "RUNNING" and running is None:
-            running = event.at if (event.job_id, event.restarts) == parse_attempt(state.attempt or "0.0") else None
-    return JournalTimes(submitted, durable, running, launched, tuple(steps))
 
 
 def step_time(steps: tuple[tuple[float, int], ...], last: tuple[float, int] | None = None) -> float | None:
@@ -80,12 +34,17 @@ def step_time(steps: tuple[tuple[float, int], ...], last: tuple[float, int] | No
     Args:
         steps: (time, step) by the operator's clock.
         last: The newest step of all and its time. It is by another clock, so it is used only if `steps` has one entry.
+
+    Times of `steps` are those at which the operator read them, so a stalled file system delays them. A few steps within
+    a short time give no figure.
     """
     points = [*steps, last] if last is not None and len(steps) == 1 else [*steps]
     if len(points) < 2:
         return None
     end, step = points[-1]
     began, first = next((p for p in points[:-1] if end - p[0] <= RECENT), points[-2])
+    if points[-1] is not last and end - began < LONG and step - first < MANY:
+        return None
     return (end - began) / (step - first) if step > first and end > began else None
 
 
@@ -210,12 +169,12 @@ def next_steps(
 
 def _incident_step(state: State, incident: Incident) -> NextStep:
     stage, pending = incident.stage, [a for a in state.pending if a.key.startswith(f"{incident.id}/")]
-    if stage is Stage.HEALING:
+    if stage is Stage.RELAUNCHING:
         return NextStep(f"{incident.id}: the launcher relaunches the ranks or swaps a node within this allocation")
     if stage is Stage.EXAMINING:
         nodes = tuple(a.node for a in pending if isinstance(a, Probe))
         doing = [f"probing {some(nodes)}"] if nodes else []
-        doing += ["reading the logs"] if any(isinstance(a, Examine) for a in pending) else []
+        doing += ["reading the logs"] if any(isinstance(a, ReadLogs) for a in pending) else []
         return NextStep(f"{incident.id}: {' and '.join(doing) or 'looking for the cause'}, then a decision")
     if stage is Stage.ISOLATING:
         nodes = tuple(a.node for a in pending if isinstance(a, Isolate))
@@ -273,7 +232,7 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
 def release_commands(job_id: int, reason: str, excluded: tuple[str, ...], cluster: str = "") -> list[tuple[str, str]]:
     """Return (label, command) that release a held job."""
     commands = let_go_on(job_id, reason, excluded, cluster)
-    return [("release" if label == "go on" else label, command) for label, command in commands.items()]
+    return [("release" if label == "continue" else label, command) for label, command in commands.items()]
 
 
 def _pending_commands(view: RunView) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -16,16 +17,16 @@ from transom_cli.ckpt.snapshot.status import newest_attempt, read_all
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.heartbeat.table import RankBeat
-from transom_cli.layout import RunDir, attempt_name, parse_attempt
+from transom_cli.layout import AttemptDir, RunDir, attempt_name, parse_attempt
 from transom_cli.ownership import other_owner
 from transom_cli.slurm.port import slurm_seconds
 from transom_cli.supervise.attempt_files import read_reports, saves_fail
 from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
-from transom_cli.view.model import RunView, build_view
-from transom_cli.view.node_state import NodeSight, NodeViews
-from transom_cli.view.outlook import journal_times, next_steps, operations, planned_saves, rank_operation, step_time
+from transom_cli.view.model import FRESH, RunView, build_view
+from transom_cli.view.node_state import NodeSight, NodeViews, blind_nodes
+from transom_cli.view.outlook import next_steps, operations, planned_saves, rank_operation, step_time
 from transom_cli.view.read_nodes import NodeReader
 
 try:
@@ -54,6 +55,7 @@ class RunSettings:
         cluster: The cluster of the job, if there are several.
         launcher: The batch script starts transom's launcher.
         requirements: On nodes, besides their number.
+        gpus: Per node; 0 if unknown.
     """
 
     checkpoints: Path
@@ -65,6 +67,7 @@ class RunSettings:
     cluster: str = ""
     launcher: bool = True
     requirements: str = ""
+    gpus: int = 0
 
 
 def read_run_settings(run: RunDir) -> RunSettings:
@@ -75,6 +78,7 @@ def read_run_settings(run: RunDir) -> RunSettings:
         return RunSettings(run.checkpoints)
     job, detect = _section(settings, "job"), _section(settings, "detect")
     steps, directory = settings.get("steps"), _section(settings, "checkpoint").get("directory")
+    gpus = job.get("gpus_per_node")
     return RunSettings(
         checkpoints=Path(directory) if isinstance(directory, str) and directory else run.checkpoints,
         steps=steps if isinstance(steps, int) else None,
@@ -85,6 +89,7 @@ def read_run_settings(run: RunDir) -> RunSettings:
         cluster=str(job.get("cluster", "")),
         launcher=_has_launcher(run),
         requirements=", ".join(f"{name} `{job[name]}`" for name in ("reservation", "constraint") if job.get(name)),
+        gpus=gpus if isinstance(gpus, int) else 0,
     )
 
 
@@ -191,6 +196,39 @@ def read_view(run: RunDir, patience: float = 0.0) -> RunView:
         patience: Seconds to watch the lease of an operator on another host, if its file alone does not tell.
     """
     return Reader(run, patience).look()
+
+
+def read_brief(run: RunDir, folded: Folded) -> RunView:
+    """Read what `transom list` shows of a run that is not over, without the files of its nodes.
+
+    The step is that of the journal, which is up to a minute old.
+    """
+    state, alive = folded.state, _operator_lives(run, 0.0)
+    attempt = run.attempt(state.job.id, state.job.restarts)
+    reports = read_reports(attempt).get("standing") if state.job.id else None
+    view = replace(
+        build_view(run.run_id, state, {}, time.time(), operator=alive),
+        path=str(run.path),
+        nodes_at=_newest_table(attempt) if state.job.id and not alive else None,
+        saves_fail=saves_fail(run, state),
+        reports=("reported",) * len(reports) if isinstance(reports, list) else (),
+        submitted=folded.times.submitted,
+        operator_job=0 if alive else operator_job(run),
+        owner=other_owner(run),
+    )
+    held = None if alive else _launcher_hold(run, state)
+    return held_view(view, held) if held is not None else view
+
+
+def _newest_table(attempt: AttemptDir) -> float | None:
+    """Return when the newest heartbeat table of an attempt was written."""
+    if (together := _mtime(attempt.path / "heartbeats")) is not None and time.time() - together < FRESH:
+        return together  # the launcher's file of all tables
+    try:
+        with os.scandir(attempt.nodes) as entries:
+            return max((one.stat().st_mtime for one in entries if one.name.endswith(".beats")), default=together)
+    except OSError:
+        return together
 
 
 def with_goodput(run: RunDir, view: RunView) -> RunView:
@@ -301,7 +339,7 @@ def _with_operator(run: RunDir, view: RunView) -> RunView:
 
 def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight], settings: RunSettings) -> RunView:
     """Add times from the journal, the step time, and what comes next."""
-    state, past = folded.state, journal_times(folded.events, folded.state)
+    state, past = folded.state, folded.times
     last = _last_step(view, sights) if len(past.steps) == 1 else None
     runs = past.running is not None and state.job.state == "RUNNING"
     limit = past.running + settings.limit if runs and past.running is not None and settings.limit else None
@@ -310,6 +348,7 @@ def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight]
         view,
         submitted=past.submitted,
         step_time=step_time(past.steps, last),
+        blind=blind_nodes(state, sights, past.launched if settings.launcher else None, view.now),
         durable_age=max(0.0, view.now - past.durable) if past.durable is not None else None,
         next_steps=next_steps(
             state,

@@ -48,7 +48,7 @@ def read_report(run: RunDir, *, patience: float = 0.0, now: float | None = None)
     job = settings.get("job") if isinstance(settings, Mapping) else None
     gpus = job.get("gpus_per_node") if isinstance(job, Mapping) else 0
     book = read_run_record(run, now, patience=patience, gpus=gpus if isinstance(gpus, int) else 0)
-    view = Reader(run, patience).look(Folded(book.state, max((e.at for e in book.events), default=0.0), book.events))
+    view = Reader(run, patience).look(Folded(book.state, 0.0, book.times))
     attempts = [run.attempt(*number) for number in sorted(attempt_numbers(run), reverse=True)]
     budget = _Budget(FILES)
     found: list[AgentFinding] = []

@@ -1,7 +1,8 @@
 """Reads the files of an attempt's nodes: heartbeat tables, findings, GPU readings.
 
 A thousand nodes have thousands of small files on a file system that may be slow to open each. So there is one listing
-per look, and unchanged files are not opened again.
+per look, and unchanged files are not opened again. The tables come from the launcher's one file of all of them, as long
+as it is current; else from the nodes' own files.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ from transom_cli.health.gpu import status
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat.table import BadTable, NodeTable, decode
 from transom_cli.layout import AttemptDir
+from transom_cli.supervise.heartbeat_monitor import AggregateFile
 from transom_cli.view.node_state import Found, NodeSight
 
 LIST_EVERY = 5.0  # seconds between two listings, for a reader with a budget
 TAIL = 64 << 10  # bytes of a node's findings that are read
+CURRENT = (
+    7.0  # seconds by which a node's own table may be newer than the file of all tables, which is written every 5 s
+)
+SAMPLE = 8  # nodes whose own tables are compared with it
 _VERDICTS = (b'"suspect"', b'"fail"')  # findings without any of them need no parsing
 
 
@@ -55,6 +61,8 @@ class NodeReader:
         self._sizes: dict[str, int] = {}  # of the findings files
         self._gpus: dict[str, tuple[NodeGpus, float]] = {}  # readings, modification time
         self._newest: float | None = None
+        self._file: AggregateFile | None = None
+        self._together: dict[str, tuple[NodeTable, float]] = {}  # from the file of all tables, and when each came
 
     def read(self, attempt: AttemptDir) -> tuple[dict[str, NodeSight], float | None]:
         """Return what is known of each node, and the modification time of the newest table."""
@@ -89,16 +97,33 @@ class NodeReader:
         """Read the nodes whose turn it is; in the first look, all."""
         read: dict[str, _Read] = {}
         folder = str(attempt.nodes)
+        current = self._file_is_current(attempt, folder)
         start, whole = self._turn % len(self._nodes) if self._nodes else 0, not self._sights
         for n, node in enumerate((*self._nodes[start:], *self._nodes[:start])):
             if n and not whole and time.monotonic() > deadline:
                 break
             self._turn = start + n + 1
-            has = _table(f"{folder}/{node}.beats")
+            has = self._together.get(node)
+            if has is None or not current:
+                own = _table(f"{folder}/{node}.beats")
+                has = own if has is None or (own is not None and own[0].seq >= has[0].seq) else has
             table, written = has if has is not None and has[0].attempt == attempt.name else (None, 0.0)
             gpus, gpus_written = self._shown(folder, node)
             read[node] = _Read(table, written, self._found(folder, node), gpus, gpus_written)
         return read
+
+    def _file_is_current(self, attempt: AttemptDir, folder: str) -> bool:
+        """Read the launcher's file of all tables; False if the nodes' own files are newer.
+
+        They are when the launcher is silent, and when the agents have written their last ones.
+        """
+        self._file = self._file or AggregateFile(attempt.heartbeats)
+        heard = self._file.read()
+        if heard is not None:
+            self._together = {one.table.node: (one.table, self._file.written - one.age) for one in heard}
+            self._nodes = sorted({*self._nodes, *self._together})
+        own = (_mtime(f"{folder}/{node}.beats") for node in self._nodes[:: max(1, len(self._nodes) // SAMPLE)])
+        return not attempt.outcome.exists() and max(own, default=0.0) - self._file.written <= CURRENT
 
     def _shown(self, folder: str, node: str) -> tuple[NodeGpus | None, float]:
         """Read the GPU readings if the file has changed."""
@@ -134,6 +159,13 @@ def _names(folder: str) -> list[str]:
         return [name for name in os.listdir(folder) if not name.startswith(".")]  # noqa: PTH208
     except OSError:
         return []
+
+
+def _mtime(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime  # noqa: PTH116
+    except OSError:
+        return 0.0
 
 
 def _table(path: str) -> tuple[NodeTable, float] | None:

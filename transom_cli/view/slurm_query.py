@@ -1,27 +1,31 @@
 """Ask Slurm about the job of a view, but not each time while Slurm does not respond.
 
 `transom status` is often called in a loop, a process each time. When Slurm does not answer one of them, a note in the
-user's state folder spares the others the same query for ten seconds.
+user's state folder spares the others the same query for ten seconds. So does an answer about a job that waits.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transom_cli.files import replace_text
+from transom_cli.files import make_private, publish_text, replace_text
+from transom_cli.slurm.port import Job, JobState
 
 if TYPE_CHECKING:
     from transom_cli.layout import RunDir
-    from transom_cli.slurm.port import Job, Slurm
+    from transom_cli.slurm.port import Slurm
     from transom_cli.view.model import RunView
 
 OUTAGE = 10.0  # seconds for which a failed query counts for other processes
+KEPT = 10.0  # seconds for which an answer about a waiting job counts for other processes
 SLURM_TIMEOUT = 3.0  # seconds
 
 
@@ -36,6 +40,7 @@ class Outage:
     def __init__(self, folder: Path, environ: Mapping[str, str], cluster: str = "") -> None:
         which = zlib.crc32(f"{environ.get('SLURM_CONF', '')}\0{cluster}".encode("utf-8", "surrogateescape"))
         self._note = folder / f"slurm-silent-{which:08x}"
+        self._answers = folder / f"slurm-jobs-{which:08x}.json"
 
     def recent(self) -> tuple[str, float] | None:
         """Return the error of a recent query and its time; None if this process is to ask.
@@ -55,12 +60,48 @@ class Outage:
     def note(self, error: str) -> None:
         """Record a failed query. If the note cannot be written, each process asks."""
         with contextlib.suppress(OSError):
-            self._note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self._note.parent)
             replace_text(self._note, error)
 
     def clear(self) -> None:
         with contextlib.suppress(OSError):
             self._note.unlink(missing_ok=True)
+
+    def kept(self, job_id: int) -> Job | None:
+        """Return a recent answer about a waiting job, or None."""
+        answer = self._recent_answers().get(str(job_id))
+        return build_job(answer) if answer is not None else None
+
+    def keep(self, job: Job) -> None:
+        """Keep an answer for other processes if the job waits: then it rarely changes."""
+        if job.state is not JobState.PENDING:
+            return
+        answers = {
+            **self._recent_answers(),
+            str(job.job_id): {"asked_at": time.time(), **asdict(job), "state": "PENDING"},
+        }
+        with contextlib.suppress(OSError):
+            self._answers.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            publish_text(self._answers, json.dumps(answers))
+
+    def _recent_answers(self) -> dict[str, dict[str, Any]]:
+        now = time.time()
+        try:
+            answers = json.loads(self._answers.read_text(encoding="utf-8"))
+            return {key: one for key, one in answers.items() if 0 <= now - one["asked_at"] < KEPT}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+
+def build_job(answer: dict[str, Any]) -> Job | None:
+    """Return the job of a kept answer, or None if another version of transom wrote it."""
+    given = {key: value for key, value in answer.items() if key != "asked_at"}
+    given |= {key: tuple(given.get(key, ())) for key in ("nodes", "excluded")}
+    given["requirements"] = tuple((str(flag), str(value)) for flag, value in given.get("requirements", ()))
+    try:
+        return Job(**{**given, "state": JobState(given["state"])})
+    except (TypeError, ValueError, KeyError):
+        return None
 
 
 class _NoAnswer(NamedTuple):
@@ -93,9 +134,13 @@ def _query(view: RunView, job_id: int, connect: Callable[[RunDir, float], Slurm]
     recent = outage.recent()
     if recent is not None:
         return _NoAnswer(*recent)
+    kept = outage.kept(job_id)
+    if kept is not None:
+        return kept
     answer: Job | _NoAnswer
     try:
         answer = connect(RunDir(Path(view.path)), SLURM_TIMEOUT).job(job_id)
+        outage.keep(answer)
     except NoSuchJob as error:
         answer = _NoAnswer(error.what)
     except TransomError as error:

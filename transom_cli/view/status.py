@@ -40,7 +40,7 @@ _TONES = {
 _BAR = (12, 40)  # smallest and largest width of the progress bar
 _REPAIRS = {"swapped": "swapped", "requeued": "requeued", "launched": "relaunched"}  # by kind of mark
 _OPEN = {
-    "healing": ("launcher is recovering", "warn"),
+    "relaunching": ("launcher is recovering", "warn"),
     "examining": ("being diagnosed", "warn"),
     "isolating": ("isolating", "warn"),
     "waiting": ("waiting to restart", "warn"),
@@ -77,6 +77,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False) -> lis
         *(rows("goodput", view.goodput_summary, width, most=2) if view.goodput_summary else []),
         *map_rows(view, width or PIPED),
         *_excluded(view, width),
+        *_requests(view, width),
         *_sources(view, width),
         *_next_steps(view, width),
         *(one for label, command in next_commands(view) for one in command_rows(label, command, width)),
@@ -187,6 +188,15 @@ def _operations(view: RunView, width: int | None) -> list[Line]:
     return [line for i, one in enumerate(shown) for line in rows("" if i else "now", one.message, width)]
 
 
+def _requests(view: RunView, width: int | None) -> list[Line]:
+    """Who requested what, the newest first."""
+    found: list[Line] = []
+    for one in reversed(view.requests):
+        words = f"{one.what} by {one.who}, {span(view.now - one.at)} ago" + (f": {one.result}" if one.result else "")
+        found += rows("" if found else "requests", words, width)
+    return found
+
+
 def _excluded(view: RunView, width: int | None) -> list[Line]:
     until = dict(view.excluded_until)
     lines: list[Line] = []
@@ -257,6 +267,8 @@ def _warnings(view: RunView, width: int | None) -> list[Line]:
     if not view.operator:
         job = f"; job {view.operator_job} will become the operator" if view.operator_pending else ""
         found.append(f"no live operator to restart the run or isolate bad nodes{job}")
+    if view.blind and view.phase in ("training", "starting"):
+        found.append(f"no heartbeats, so a hang is not detected, from {view.blind}")
     written = _last_written(view)
     if written is not None and view.now - written > STALE and (not view.fresh or view.phase == "training"):
         found.append(f"no update for {span(view.now - written)}; everything above is at least that old")

@@ -16,6 +16,7 @@ from transom_cli.core.incident import Incident
 from transom_cli.core.operator.state import SavesFail
 from transom_cli.plural import several
 from transom_cli.supervise.run_record import RunRecord
+from transom_cli.view.evidence import bounded, grouped
 from transom_cli.view.goodput import lost_by_kind
 from transom_cli.view.outlook import release_commands
 from transom_cli.view.text import NEVER_CUT, clock_time, count, fit, span, utc, wrapped
@@ -36,6 +37,7 @@ _PARTS = {
     "examined": "seen",
     "checked": "seen",
     "reported": "seen",
+    "left_out": "seen",
 }
 _PREFIXES = {"swapped": "spare "}
 _REPEATED = {
@@ -95,13 +97,16 @@ class Timeline:
     since_start: bool = False
 
 
-def build_timeline(incident: Incident, book: RunRecord) -> Timeline:
+def build_timeline(incident: Incident, book: RunRecord, *, full: bool = False) -> Timeline:
+    """Build the timeline of an incident. full: however long it is."""
     diagnosis = incident.diagnosis
     sums = cost(book.account, incident.id)
     cause = next((one for one in book.account.causes if one.key == incident.id), Cause(incident.id))
     suspects = diagnosis.nodes if diagnosis else ()
-    nodes = (*suspects, *incident.quiet_nodes, *incident.dead, *(f.node for f in incident.faults))
-    marks = sorted(incident.marks, key=lambda m: m.at)
+    nodes = (*suspects, *incident.suspect_nodes, *incident.dead, *(f.node for f in incident.faults))
+    marks = grouped(sorted(incident.marks, key=lambda m: m.at))
+    if not full:
+        marks = bounded(marks, f"transom explain {book.run_id} {incident.id} --full")
     before = [incident.began, *(m.at for m in marks)]
     return Timeline(
         id=incident.id,

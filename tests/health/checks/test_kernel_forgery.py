@@ -108,11 +108,11 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> N
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.delenv(LOG_FILE, raising=False)
-    monkeypatch.setattr(kernel, "KMSG", str(folder / "no-kmsg"))
 
 
 def judged() -> list[str]:
-    return bad(judge_kernel_log("n1", read_kernel(About(since=time.time() - 60)), About(), KernelLimits()))
+    reading = read_kernel(About(since=time.time() - 60), kmsg="/no-kmsg")
+    return bad(judge_kernel_log("n1", reading, About(), KernelLimits()))
 
 
 def test_a_second_line_of_a_journals_message_is_not_the_kernels_word(
@@ -134,7 +134,8 @@ def test_dmesg_prints_what_users_may_have_forged_and_accuses_no_node(
     (tmp_path / "said").write_text(f"{stamp} a.out[4711]: {CRASH}x\n{stamp} {XID}\n")
     programs(tmp_path / "bin", monkeypatch, journalctl="exit 1", dmesg=f"cat {tmp_path}/said")
     assert judged() == []
-    found = judge_kernel_log("n1", read_kernel(About(since=time.time() - 60)), About(), KernelLimits())
+    reading = read_kernel(About(since=time.time() - 60), kmsg="/no-kmsg")
+    found = judge_kernel_log("n1", reading, About(), KernelLimits())
     assert [f.verdict for f in found if XID in f.evidence] == [Verdict.MONITOR], "but it is worth watching"
 
 
@@ -146,7 +147,7 @@ def test_a_log_file_that_everybody_can_write_accuses_no_node(
     log.write_text(f"{XID}\n")
     log.chmod(mode)
     monkeypatch.setenv(LOG_FILE, str(log))
-    assert judged() == [] and "world-writable" in read_kernel(About()).trouble
+    assert judged() == [] and "world-writable" in read_kernel(About(), "/no-kmsg").trouble
     follow = KernelLog()
     assert follow.lines() == () and "world-writable" in follow.trouble
 
@@ -158,7 +159,7 @@ def test_a_log_file_of_another_user_accuses_no_node(
     log = ordinary_user.home / "log"
     ordinary_user.call(lambda: log.write_text(f"{XID}\n") and None)
     monkeypatch.setenv(LOG_FILE, str(log))
-    assert judged() == [] and f"belongs to user {ordinary_user.uid}" in read_kernel(About()).trouble
+    assert judged() == [] and f"belongs to user {ordinary_user.uid}" in read_kernel(About(), "/no-kmsg").trouble
     assert "belongs to user" in KernelLog().trouble
 
 

@@ -32,6 +32,8 @@ XID = "NVRM: Xid (PCI:0000:0f:00): 79, pid='<unknown>', name=<unknown>, GPU has 
 DISK = "blk_update_request: I/O error, dev sda, sector 2048 op 0x0:(READ)"
 NOW = 1_767_225_600.0  # 2026-01-01 00:00:00 UTC
 
+NONE = "/no-kmsg"  # in place of /dev/kmsg
+
 
 def iso(wall: float) -> str:
     return datetime.fromtimestamp(wall, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
@@ -136,7 +138,6 @@ def programs(folder: Path, **scripts: str) -> None:
 def test_journalctl_and_dmesg_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where /dev/kmsg may not be read; each program's own form, its own way to say that it shows nothing."""
     monkeypatch.delenv(LOG_FILE, raising=False)
-    monkeypatch.setattr(kernel, "KMSG", str(tmp_path / "no-kmsg"))
     bin_ = tmp_path / "bin"
     since = int(time.time()) - 60
     stamp = iso(time.time() - 5)
@@ -147,20 +148,20 @@ def test_journalctl_and_dmesg_stand_in(tmp_path: Path, monkeypatch: pytest.Monke
         dmesg=f'echo "{stamp},123456+00:00 {DISK}"\n',
     )
     monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
-    reading = read_kernel(About(since=since))
+    reading = read_kernel(About(since=since), NONE)
     assert (reading.source, reading.lines, reading.looked_at) == ("journalctl", (XID,), 1)
     assert (tmp_path / "asked").read_text() == f"-k -o short-iso --no-pager --since @{since} SYSLOG_FACILITY=0\n"
     (bin_ / "journalctl").write_text(
         "#!/bin/sh\necho 'Hint: You are currently not seeing messages from other users and the system.' >&2\n"
         "echo '-- No entries --'\n"
     )
-    reading = read_kernel(About(since=since))
+    reading = read_kernel(About(since=since), NONE)
     assert (reading.source, reading.lines) == ("dmesg", (DISK,))
     (bin_ / "dmesg").write_text(
         "#!/bin/sh\necho 'dmesg: read kernel buffer failed: Operation not permitted' >&2\nexit 1\n"
     )
-    trouble = read_kernel(About(since=since)).trouble
-    assert trouble.startswith(f"{tmp_path / 'no-kmsg'}: No such file or directory; journalctl: Hint: You are")
+    trouble = read_kernel(About(since=since), NONE).trouble
+    assert trouble.startswith(f"{NONE}: No such file or directory; journalctl: Hint: You are")
     assert trouble.endswith("; dmesg: dmesg: read kernel buffer failed: Operation not permitted")
 
 

@@ -27,9 +27,11 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
 LIMITS = MountsLimits()
 
 
-def look(*folders: Path, limits: MountsLimits = LIMITS, tier: Tier = Tier.QUICK) -> dict[str, Finding]:
+def look(
+    *folders: Path, limits: MountsLimits = LIMITS, tier: Tier = Tier.QUICK, timeout: float = 10.0
+) -> dict[str, Finding]:
     about = About(tier=tier, folders=tuple(map(str, folders)))
-    reading = read_mounts(about)
+    reading = read_mounts(about, timeout)
     assert codec.build(MountsReading, codec.plain(reading)) == reading
     return {f.check: f for f in judge_mounts("n1", reading, about, limits)}
 
@@ -76,17 +78,14 @@ def test_nothing_is_written_while_a_training_runs(tmp_path: Path, monkeypatch: p
     assert f"mount:{tmp_path}" in found and not [check for check in found if check.startswith("write:")]
 
 
-def test_hanging_file_system_costs_one_deadline_for_all_folders(
-    served: subprocess.Popen[bytes], where: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_file_system_costs_one_deadline_for_all_folders(served: subprocess.Popen[bytes], where: Path) -> None:
     folders = [where / name for name in "abcdefghijklmnopqrst"]
     for folder in folders:
         folder.mkdir()
     assert look(*folders)[f"mount:{where}"].verdict is Verdict.PASS, "the mount itself is probed too"
-    monkeypatch.setattr(module, "TIMEOUT", 1.0)
     stop(served.pid)
     before = time.monotonic()
-    found = look(*folders, limits=MountsLimits(mount_hung=1.0))
+    found = look(*folders, limits=MountsLimits(mount_hung=1.0), timeout=1.0)
     assert time.monotonic() - before < 15.0, "not one second per folder"
     for folder in folders:
         hung = found[f"mount:{folder}"]
@@ -97,29 +96,23 @@ def test_hanging_file_system_costs_one_deadline_for_all_folders(
     assert found["mount:/tmp"].verdict is Verdict.PASS
 
 
-def test_long_outage_costs_one_thread_per_path(
-    served: subprocess.Popen[bytes], where: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "TIMEOUT", 0.2)
+def test_long_outage_costs_one_thread_per_path(served: subprocess.Popen[bytes], where: Path) -> None:
     stop(served.pid)
-    look(where, tier=Tier.WATCH)
+    look(where, tier=Tier.WATCH, timeout=0.2)
     threads = threading.active_count()
     for _ in range(5):
-        hung = look(where, tier=Tier.WATCH, limits=MountsLimits(mount_hung=0.5))[f"mount:{where}"]
+        hung = look(where, tier=Tier.WATCH, limits=MountsLimits(mount_hung=0.5), timeout=0.2)[f"mount:{where}"]
     assert threading.active_count() <= threads
     assert hung.verdict is Verdict.SUSPECT, "it has hung since the first reading"
     served.send_signal(signal.SIGCONT)
     deadline = time.monotonic() + 10
-    while look(where, tier=Tier.WATCH)[f"mount:{where}"].verdict is not Verdict.PASS:
+    while look(where, tier=Tier.WATCH, timeout=0.2)[f"mount:{where}"].verdict is not Verdict.PASS:
         assert time.monotonic() < deadline
 
 
-def test_short_delay_is_only_monitored(
-    served: subprocess.Popen[bytes], where: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "TIMEOUT", 0.2)
+def test_short_delay_is_only_monitored(served: subprocess.Popen[bytes], where: Path) -> None:
     stop(served.pid)
-    assert look(where)[f"mount:{where}"].verdict is Verdict.MONITOR
+    assert look(where, timeout=0.2)[f"mount:{where}"].verdict is Verdict.MONITOR
 
 
 def test_server_that_refuses_writes_is_suspected(served: subprocess.Popen[bytes], where: Path, tmp_path: Path) -> None:

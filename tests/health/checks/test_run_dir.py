@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from transom_cli.core import codec
 from transom_cli.health.check import About
-from transom_cli.health.checks import run_dir
 from transom_cli.health.checks.run_dir import (
     RunDirLimits,
     RunDirReading,
@@ -30,13 +29,12 @@ WORDS = "transom i2 7f3a\nsecond line"
 @pytest.fixture(autouse=True)
 def node(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    monkeypatch.setattr(run_dir, "VISIBLE_WITHIN", 0.3)
     return "n1"
 
 
-def look(path: Path) -> Finding:
+def look(path: Path, visible: float = 0.3, timeout: float = 10.0) -> Finding:
     about = About(token=token(str(path), WORDS))
-    reading = read_run_dir(about)
+    reading = read_run_dir(about, visible, timeout)
     assert codec.build(RunDirReading, codec.plain(reading)) == reading
     (found,) = judge_run_dir("n1", reading, about, RunDirLimits())
     return found
@@ -57,12 +55,11 @@ def test_node_and_asking_host_see_each_others_files(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_late_file_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_dir, "VISIBLE_WITHIN", 60.0)
+def test_late_file_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("of the last attempt")
     threading.Timer(0.4, path.write_text, [WORDS]).start()
-    assert look(path).verdict is Verdict.PASS
+    assert look(path, visible=60.0).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(
@@ -90,10 +87,10 @@ def test_unwritable_directory_is_suspected(tmp_path: Path) -> None:
     assert found.verdict is Verdict.SUSPECT and f"cannot write beside {path}: Is a directory" in found.evidence
 
 
-def test_hanging_file_system_is_suspected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_dir, "TIMEOUT", 0.1)
-    monkeypatch.setattr(run_dir, "_read_and_write", lambda path, words: time.sleep(60))
-    found = look(tmp_path / "token")
+def test_hanging_file_system_is_suspected(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "token")  # opening it hangs until somebody writes
+    found = look(tmp_path / "token", timeout=0.1)
+    (tmp_path / "token").write_text(WORDS)
     assert found.verdict is Verdict.SUSPECT and "could not be read or written" in found.evidence
 
 

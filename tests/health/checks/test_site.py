@@ -11,8 +11,8 @@ from processes import wait_for
 
 from transom_cli.core import codec
 from transom_cli.health.check import About, Tier
-from transom_cli.health.checks import site
 from transom_cli.health.checks.site import (
+    TIMEOUT,
     NhcReading,
     SiteLimits,
     SiteReading,
@@ -41,9 +41,9 @@ def program(folder: Path, name: str, text: str, mode: int = 0o755) -> Path:
     return path
 
 
-def look(folder: Path) -> dict[str, Finding]:
+def look(folder: Path, timeout: float = TIMEOUT) -> dict[str, Finding]:
     about = About(tier=Tier.QUICK, site_checks=str(folder))
-    reading = read_site(about)
+    reading = read_site(about, timeout)
     assert codec.build(SiteReading, codec.plain(reading)) == reading
     return {f.check: f for f in judge_site("n1", reading, about, SiteLimits())}
 
@@ -86,15 +86,12 @@ def test_program_gets_node_tier_and_slurm_variables_only(folder: Path, monkeypat
     assert look(folder)["site:env"].evidence == "gpu007 quick 12 . /"
 
 
-def test_hanging_program_is_killed_with_its_children_and_others_still_count(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(site, "TIMEOUT", 1.0)
+def test_hanging_program_is_killed_with_its_children_and_others_still_count(folder: Path, tmp_path: Path) -> None:
     program(
         folder, "hangs", f"sleep 600 & echo $! >{tmp_path}/grandchild; echo $$ >{tmp_path}/child; echo waiting; wait"
     )
     program(folder, "well", "echo fine")
-    found = look(folder)
+    found = look(folder, timeout=1.0)
     assert found["site:hangs"].verdict is Verdict.UNKNOWN
     assert found["site:hangs"].evidence.endswith("hangs was killed after 1 s: waiting")
     assert found["site:well"].evidence == "fine"
@@ -155,12 +152,11 @@ def test_program_that_cannot_start_is_unknown(folder: Path) -> None:
     assert "could not run: No such file" in look(folder)["site:broken"].evidence
 
 
-def test_nhc_may_not_mark_nodes_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "NHC", str(program(tmp_path, "nhc", 'echo "ERROR:  nhc:  check_x failed ($*)"; exit 1')))
-    reading = read_nhc(About(tier=Tier.DEEP))
+def test_nhc_may_not_mark_nodes_offline(tmp_path: Path) -> None:
+    nhc = program(tmp_path, "nhc", 'echo "ERROR:  nhc:  check_x failed ($*)"; exit 1')
+    reading = read_nhc(About(tier=Tier.DEEP), str(nhc))
     assert reading.ran is not None and reading.ran.output.endswith("check_x failed (-l - MARK_OFFLINE=0)")
-    monkeypatch.setattr(site, "NHC", str(tmp_path / "none"))
-    assert read_nhc(About()) == NhcReading()
+    assert read_nhc(About(), str(tmp_path / "none")) == NhcReading()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from transom_cli.core.codec import build, plain
 from transom_cli.health.check import About, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict
-from transom_cli.health.gpu import dcgm
 from transom_cli.health.gpu.dcgm import LEVEL, DcgmLimits, DcgmReading, judge_dcgm, overdue_dcgm, parse_dcgm, read_dcgm
 
 DEEP = About(tier=Tier.DEEP, gpus=2)
@@ -159,10 +158,9 @@ def test_it_is_run_and_its_exit_code_is_no_news(dcgmi: Path, monkeypatch: pytest
         assert read_dcgm(DEEP).level == level
 
 
-def test_hanging_dcgmi_is_killed_with_its_children(dcgmi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dcgm, "_TIMEOUT", 0.5)
+def test_hanging_dcgmi_is_killed_with_its_children(dcgmi: Path) -> None:
     script(dcgmi, "sleep 300 &\nwait\n")  # the grandchild holds the pipe, too
-    (found,) = judged(read_dcgm(DEEP))
+    (found,) = judged(read_dcgm(DEEP, timeout=0.5))
     assert found.verdict is Verdict.UNKNOWN and "did not finish" in found.evidence
     assert overdue_dcgm("n1", 900.0, DEEP).verdict is Verdict.UNKNOWN
 

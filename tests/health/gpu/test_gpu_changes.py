@@ -54,7 +54,7 @@ def test_vanished_gpu_and_lost_gpu() -> None:
     ]
     assert "was there 30 s ago" in found[0].evidence
     lost = replace(at(30), gpus=(*BASE.gpus[:7], Gpu(7, trouble="GPU is lost", trouble_code=GPU_IS_LOST)))
-    assert changes(BASE, lost) == [], "it is counted, and `gpu_lost` tells of its state"
+    assert changes(BASE, lost) == [], "it is counted, and `gpu_lost` reports its state"
     assert changes(BASE, NvmlReading(absent="Driver Not Loaded", absent_code=9)) == []
     assert changes(BASE, replace(fewer, barred=1)) == [], "kept from the watcher, and maybe well"
     sliced = at(30, mig=True, links=tuple(replace(link, up=False) for link in BASE.gpus[2].links))
@@ -125,7 +125,7 @@ def test_gpu_that_recovers_gets_a_pass() -> None:
     cool = {f.device: f for f in follow.judge(at(30)) if f.check == "gpu_clocks"}
     assert {device: f.verdict for device, f in cool.items()} == {"": P, "GPU-h100-0002": P}
     assert cool["GPU-h100-0002"].evidence.startswith("no longer: GPU 2")
-    assert [f.device for f in follow.judge(at(60)) if f.check == "gpu_clocks"] == [""], "told once"
+    assert [f.device for f in follow.judge(at(60)) if f.check == "gpu_clocks"] == [""], "reported once"
 
 
 def test_one_finding_for_each_check_and_gpu() -> None:

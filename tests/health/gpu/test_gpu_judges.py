@@ -234,7 +234,7 @@ def test_links_of_a_mig_gpu_may_be_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "asked", "verdict", "applies", "remedy"),
+    ("code", "queried", "verdict", "applies", "remedy"),
     [
         (r.LIBRARY_NOT_FOUND, 0, Verdict.PASS, False, Remedy.NONE),
         (r.DRIVER_NOT_LOADED, 0, Verdict.PASS, False, Remedy.NONE),
@@ -245,8 +245,8 @@ def test_links_of_a_mig_gpu_may_be_off() -> None:
         (r.NO_BINDING, 8, Verdict.UNKNOWN, True, Remedy.SETUP),
     ],
 )
-def test_a_node_without_nvml(code: int, asked: int, verdict: Verdict, applies: bool, remedy: Remedy) -> None:
-    found = judge_nvml("n1", NvmlReading(absent="NVML's words", absent_code=code), About(gpus=asked), LIMITS)
+def test_a_node_without_nvml(code: int, queried: int, verdict: Verdict, applies: bool, remedy: Remedy) -> None:
+    found = judge_nvml("n1", NvmlReading(absent="NVML's words", absent_code=code), About(gpus=queried), LIMITS)
     assert [f.check for f in found] == list(FINDINGS)
     assert (found[0].verdict, found[0].applies, found[0].remedy) == (verdict, applies, remedy)
     assert "NVML's words" in found[0].evidence
@@ -308,9 +308,9 @@ gpus = st.builds(
 
 
 @given(st.lists(gpus, max_size=4).map(tuple), st.sampled_from(Tier), st.integers(0, 4))
-def test_any_reading_is_judged(found: tuple[Gpu, ...], tier: Tier, asked: int) -> None:
+def test_any_reading_is_judged(found: tuple[Gpu, ...], tier: Tier, queried: int) -> None:
     """Whatever of it the driver does not tell: every check answers, and those without a value do not fail."""
-    findings = judge_nvml("n1", NvmlReading(gpus=found), About(tier=tier, gpus=asked), LIMITS)
+    findings = judge_nvml("n1", NvmlReading(gpus=found), About(tier=tier, gpus=queried), LIMITS)
     assert {f.check for f in findings} == set(FINDINGS)
     if not any(gpu.recovery for gpu in found):
         assert all(f.verdict is Verdict.PASS for f in findings if f.check == "gpu_recovery")

@@ -66,7 +66,7 @@ def test_readings_come_again_and_again(stub: StubNode, watch: Start) -> None:
 
 
 def test_event_is_printed_at_once(stub: StubNode, watch: Start) -> None:
-    """The readings are ten minutes apart: nothing but the event itself can have been told."""
+    """The readings are ten minutes apart, so only the event itself can have been reported."""
     state = healthy(2)
     stub.set(state)
     child = watch()
@@ -113,7 +113,7 @@ def test_without_events_there_are_readings(stub: StubNode, watch: Start, broken:
     child = watch("0.1")
     lines = [line(child) for _ in range(3)]
     assert all("reading" in one for one in lines)
-    assert list(lines[-1]) == ["reading"], "it does not say that events are heard, once it knows that they are not"
+    assert list(lines[-1]) == ["reading"], "it does not say that events are received, once it knows that they are not"
 
 
 def test_gpu_lost_during_a_wait(stub: StubNode, watch: Start) -> None:

@@ -43,15 +43,15 @@ def recorded(name: str) -> tuple[NvmlReading, About]:
 HEALTHY, EIGHT = recorded("h100x8-healthy")
 
 
-def shown(reading: NvmlReading, about: About = EIGHT, heard: EventHistory | None = None) -> NodeGpus:
+def shown(reading: NvmlReading, about: About = EIGHT, received: EventHistory | None = None) -> NodeGpus:
     follow = GpuMonitor("n1", about, LIMITS)
     found = follow.judge(HEALTHY), follow.judge(reading)
     assert follow.last is not None
-    return summarize("n1", "7.0", 30.0, follow.last, found[1], heard or EventHistory(), about, LIMITS)
+    return summarize("n1", "7.0", 30.0, follow.last, found[1], received or EventHistory(), about, LIMITS)
 
 
-def told(reading: NvmlReading, about: About = EIGHT, heard: EventHistory | None = None) -> tuple[str, str, str]:
-    node = shown(reading, about, heard)
+def told(reading: NvmlReading, about: About = EIGHT, received: EventHistory | None = None) -> tuple[str, str, str]:
+    node = shown(reading, about, received)
     known = "?" if node.answering is None else node.answering
     return f"{known}/{node.expected}", node.worst, node.level
 
@@ -125,60 +125,60 @@ def test_lost_gpu_keeps_its_name() -> None:
     assert (one.heat, one.busy, one.throttle, one.ecc_uncorrected, one.rows_pending) == (None,) * 5
 
 
-def happened(heard: EventHistory, event: GpuEvent) -> Finding:
+def happened(received: EventHistory, event: GpuEvent) -> Finding:
     found = judge_event("n1", event)
-    heard.add(event, found)
+    received.add(event, found)
     return found
 
 
 def test_a_fatal_xid_counts_for_an_hour_and_one_of_the_program_is_only_kept() -> None:
-    heard, uuid = EventHistory(), HEALTHY.gpus[3].uuid
+    received, uuid = EventHistory(), HEALTHY.gpus[3].uuid
     at = HEALTHY.wall
-    happened(heard, GpuEvent("xid", uuid, xid=31, wall=at - 10))
-    node = shown(HEALTHY, heard=heard)
+    happened(received, GpuEvent("xid", uuid, xid=31, wall=at - 10))
+    node = shown(HEALTHY, received=received)
     assert (node.worst, node.xid, node.xid_gpu, node.xid_at) == ("", 31, 3, at - 10)
-    happened(heard, GpuEvent("xid", uuid, xid=79, wall=at - 5))
-    node = shown(HEALTHY, heard=heard)
+    happened(received, GpuEvent("xid", uuid, xid=79, wall=at - 5))
+    node = shown(HEALTHY, received=received)
     assert (node.worst, node.level) == ("gpu3 Xid 79", "fault")
     assert (gpus_of(node)[3].xid, gpus_of(node)[2].xid) == (79, None)
-    happened(heard, GpuEvent("xid", uuid, xid=43, wall=at - 4))
-    node = shown(HEALTHY, heard=heard)
+    happened(received, GpuEvent("xid", uuid, xid=43, wall=at - 4))
+    node = shown(HEALTHY, received=received)
     assert (node.worst, node.xid) == ("gpu3 Xid 79", 43), "what comes of a dead GPU's program takes nothing back"
     later = replace(HEALTHY, wall=at + EVENT_LASTS)
-    assert (shown(later, heard=heard).worst, shown(later, heard=heard).xid) == ("", 43)
+    assert (shown(later, received=received).worst, shown(later, received=received).xid) == ("", 43)
 
 
 def test_driver_request_ends_when_the_driver_withdraws_it() -> None:
-    heard, uuid = EventHistory(), HEALTHY.gpus[3].uuid
-    assert happened(heard, GpuEvent("double_bit_ecc", uuid, wall=HEALTHY.wall)).verdict is Verdict.FAIL
-    assert told(HEALTHY, heard=heard)[1] == "gpu3 ECC errors"
-    happened(heard, GpuEvent("recovery_action", uuid, recovery=0, wall=HEALTHY.wall))
-    assert told(HEALTHY, heard=heard) == ("8/8", "", "")
+    received, uuid = EventHistory(), HEALTHY.gpus[3].uuid
+    assert happened(received, GpuEvent("double_bit_ecc", uuid, wall=HEALTHY.wall)).verdict is Verdict.FAIL
+    assert told(HEALTHY, received=received)[1] == "gpu3 ECC errors"
+    happened(received, GpuEvent("recovery_action", uuid, recovery=0, wall=HEALTHY.wall))
+    assert told(HEALTHY, received=received) == ("8/8", "", "")
 
 
 def test_xid_of_a_lost_gpu_is_reported_without_its_index() -> None:
-    heard = EventHistory()
-    happened(heard, GpuEvent("xid", "", xid=79, wall=HEALTHY.wall))
-    node = shown(HEALTHY, heard=heard)
+    received = EventHistory()
+    happened(received, GpuEvent("xid", "", xid=79, wall=HEALTHY.wall))
+    node = shown(HEALTHY, received=received)
     assert (node.worst, node.xid, node.xid_gpu) == ("Xid 79", 79, None)
 
 
-def test_no_xid_is_said_only_where_one_would_have_been_heard() -> None:
-    heard = EventHistory({"GPU-a": (13, 5.0)})
-    assert heard.since is None
-    heard.set_listening(True, 10.0)
-    heard.set_listening(True, 40.0)
-    assert (heard.since, heard.xids) == (10.0, {"GPU-a": (13, 5.0)})
-    heard.set_listening(False, 70.0)
-    assert heard.since is None
+def test_no_xid_is_said_only_where_one_would_have_been_received() -> None:
+    received = EventHistory({"GPU-a": (13, 5.0)})
+    assert received.since is None
+    received.set_listening(True, 10.0)
+    received.set_listening(True, 40.0)
+    assert (received.since, received.xids) == (10.0, {"GPU-a": (13, 5.0)})
+    received.set_listening(False, 70.0)
+    assert received.since is None
 
 
 def test_a_check_that_is_off_is_not_shown() -> None:
     assert worst(with_gpu(1, reasons=0x48), (), {}) == ("", "")
     event = GpuEvent("xid", HEALTHY.gpus[3].uuid, xid=79, wall=HEALTHY.wall)
-    heard = EventHistory()
-    heard.add(event, judge_event("n1", event), counts=False)
-    assert told(HEALTHY, heard=heard) == ("8/8", "", "")
+    received = EventHistory()
+    received.add(event, judge_event("n1", event), counts=False)
+    assert told(HEALTHY, received=received) == ("8/8", "", "")
 
 
 readings = st.builds(

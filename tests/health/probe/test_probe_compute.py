@@ -72,6 +72,6 @@ def test_device_error_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with TORCH_USE_CUDA_DSA\x1b[0m")
 
     monkeypatch.setattr("transom_cli.health.probe.compute.kernels", broken)
-    told = measured()
-    assert told.error == "CUDA error: uncorrectable ECC error encountered Compile with TORCH_USE_CUDA_DSA"
-    assert told.digests == ()
+    found = measured()
+    assert found.error == "CUDA error: uncorrectable ECC error encountered Compile with TORCH_USE_CUDA_DSA"
+    assert found.digests == ()

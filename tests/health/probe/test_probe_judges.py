@@ -137,8 +137,8 @@ def test_node_without_free_cpu_is_suspected_after_all_measurements() -> None:
     assert verdicts(judge_speed(reading(first, beside), LIMITS), "compute_speed")["n3"] is M
     sure = judge_speed(reading(first, beside, beside), LIMITS)
     assert verdicts(sure, "compute_speed") == {"n0": P, "n1": P, "n2": P, "n3": S}
-    told = "it waited for a CPU 90% of the time (median of the others: 40%); again 90% of the time"
-    assert next(f.evidence for f in sure if f.node == "n3").startswith(told)
+    shown = "it waited for a CPU 90% of the time (median of the others: 40%); again 90% of the time"
+    assert next(f.evidence for f in sure if f.node == "n3").startswith(shown)
     busy = starving("n3", "n0", "n1", usual=0.6)  # all had to wait then
     assert verdicts(judge_speed(reading(first, busy), LIMITS), "compute_speed")["n3"] is M
     assert again(reading(first, busy), LIMITS) == ()
@@ -236,11 +236,11 @@ def test_garbled_bytes_are_the_fault_of_one_direction() -> None:
 def test_answers_that_came_late_or_never() -> None:
     silent = (Silent("n0", 0, "compute 1", 9.8, late=True), Silent("n1", 0, "pairs 1", 6.0, "killed by signal 9"))
     found = judge_answers(reading(rates(n0=1.0, n1=1.0, n2=1.0), silent=silent))
-    told = {f.node: f for f in found if f.verdict is not P}
-    assert (told["n0"].verdict, told["n0"].check) == (M, "compute_answer")
-    assert told["n0"].evidence == "compute 1: no answer in 9.8 s; it came later"
-    assert (told["n1"].verdict, told["n1"].check) == (S, "link_answer")
-    assert told["n1"].evidence == "pairs 1: no answer in 6.0 s (killed by signal 9)"
+    shown = {f.node: f for f in found if f.verdict is not P}
+    assert (shown["n0"].verdict, shown["n0"].check) == (M, "compute_answer")
+    assert shown["n0"].evidence == "compute 1: no answer in 9.8 s; it came later"
+    assert (shown["n1"].verdict, shown["n1"].check) == (S, "link_answer")
+    assert shown["n1"].evidence == "pairs 1: no answer in 6.0 s (killed by signal 9)"
 
 
 def test_a_device_that_cannot_compute_unless_its_memory_is_taken() -> None:

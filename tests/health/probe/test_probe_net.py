@@ -48,11 +48,11 @@ def probe(ranks: LocalRanks, network: netns.Network, tier: Tier = Tier.QUICK) ->
     return drive(ranks, About(tier=tier), LIMITS, addresses=network.addresses)
 
 
-def probe_until(ranks: LocalRanks, network: netns.Network, told: Callable[[ProbeResult], bool]) -> ProbeResult:
+def probe_until(ranks: LocalRanks, network: netns.Network, shown: Callable[[ProbeResult], bool]) -> ProbeResult:
     """Three times at most: on a machine that is busy with something else a probe's processes wait, and tell nothing."""
     for _ in range(3):
         result = probe(ranks, network)
-        if told(result):
+        if shown(result):
             break
     return result
 
@@ -99,6 +99,6 @@ def test_a_throttled_link_is_named_with_its_direction(ranks: LocalRanks, network
     network.throttle("n0", "n1", "50mbit")
     result = probe_until(ranks, network, lambda result: bool(links(result)))
     assert named(result) == set()
-    told = {f.node: f.evidence for f in links(result)}
-    assert told["n0"].startswith("n0 to n1, slow in 2 of 2 meetings")
-    assert told["n1"] == told["n0"]
+    shown = {f.node: f.evidence for f in links(result)}
+    assert shown["n0"].startswith("n0 to n1, slow in 2 of 2 meetings")
+    assert shown["n1"] == shown["n0"]

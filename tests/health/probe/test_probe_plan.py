@@ -75,9 +75,9 @@ def test_network_that_is_down_everywhere_costs_two_rounds() -> None:
 def test_suspect_meets_a_node_that_succeeded() -> None:
     nodes = names(5)
     met = (Meeting(("n0", "n1"), Outcome.FAILED), Meeting(("n2", "n3"), Outcome.WELL))
-    told = {frozenset(pair) for pair in next_round(nodes, met)}
-    assert not any("n4" in pair for pair in told)
-    assert {next(iter(pair & {"n2", "n3"})) for pair in told} == {"n2", "n3"}
+    found = {frozenset(pair) for pair in next_round(nodes, met)}
+    assert not any("n4" in pair for pair in found)
+    assert {next(iter(pair & {"n2", "n3"})) for pair in found} == {"n2", "n3"}
 
 
 @given(st.integers(1, 200), st.integers(3, 32))

@@ -24,7 +24,7 @@ def ask(process: subprocess.Popen[str], message: dict[str, object]) -> object:
 
 
 def test_its_first_word_is_an_answer_and_from_then_on_it_is_warm() -> None:
-    """Before the hello it must not use the device: whoever looks at the device would take that for a leftover."""
+    """Before the hello it must not use the device: a check of the device would take it for a leftover."""
     pytest.importorskip("torch")
     with rank("--device", "cpu", "--of", "2") as process:
         hello = ask(process, HELLO)

@@ -114,7 +114,7 @@ def test_a_stopped_one_is_named_and_costs_one_deadline(ranks: LocalRanks, phase:
     waited = [t for name, t in result.timings if name.startswith(("compute", "all", "pairs"))]
     patience = LIMITS.probe_compute if phase == "compute" else LIMITS.probe_link
     assert sum(t > patience for t in waited) == 1, result.timings
-    after = probe(some)  # it goes on, and its late answers are nobody's
+    after = probe(some)  # it continues, and its late answers are nobody's
     assert bad(after) == {}
 
 
@@ -167,16 +167,16 @@ def started(torch: str = "", folder: Path | None = None) -> tuple[subprocess.Pop
 
 
 def test_without_torch_the_hello_says_why(tmp_path: Path) -> None:
-    process, told = started("raise ModuleNotFoundError(\"No module named 'torch'\")\n", tmp_path)
-    assert (told["says"], told["error"]) == ("hello", "ModuleNotFoundError: No module named 'torch'")
+    process, found = started("raise ModuleNotFoundError(\"No module named 'torch'\")\n", tmp_path)
+    assert (found["says"], found["error"]) == ("hello", "ModuleNotFoundError: No module named 'torch'")
     again, _ = process.communicate('{"do": "hello"}\n', timeout=30)
-    assert again == "" or json.loads(again) == told
+    assert again == "" or json.loads(again) == found
 
 
 def test_a_library_that_prints_does_not_disturb_the_answers(tmp_path: Path) -> None:
     noise = "import os\nos.system('echo noise')\nprint('more noise', flush=True)\nraise ImportError('none')\n"
-    process, told = started(noise, tmp_path)
-    assert told["error"] == "ImportError: none"
+    process, found = started(noise, tmp_path)
+    assert found["error"] == "ImportError: none"
     assert process.communicate(timeout=30) == ("", "noise\nmore noise\n")
 
 

@@ -34,8 +34,8 @@ def names(count: int) -> tuple[str, ...]:
 
 def probe(crew: SimCrew, tier: Tier = Tier.QUICK, limits: ProbeLimits = LIMITS, **options: Any) -> ProbeResult:
     result = drive(crew, About(tier=tier), limits, clock=crew.now, **options)
-    told = [(finding.node, finding.check) for finding in result.findings]
-    assert sorted(told) == sorted((node, check) for node in crew.nodes for check in CHECKS), "one of each, for each"
+    found = [(finding.node, finding.check) for finding in result.findings]
+    assert sorted(found) == sorted((node, check) for node in crew.nodes for check in CHECKS), "one of each, for each"
     return result
 
 
@@ -237,5 +237,5 @@ def test_other_messages_of_the_crew_are_handed_on() -> None:
 
 def test_suspect_gets_the_remedy_that_its_evidence_allows() -> None:
     faulty = probe(SimCrew(names(4), World(bits={"n1": "exact"}, slow={"n2": 0.2})))
-    asked = {f.node: (f.verdict, f.remedy) for f in faulty.findings if f.verdict.bad}
-    assert asked == {"n1": (Verdict.FAIL, Remedy.REPAIR), "n2": (Verdict.SUSPECT, Remedy.AVOID)}
+    requested = {f.node: (f.verdict, f.remedy) for f in faulty.findings if f.verdict.bad}
+    assert requested == {"n1": (Verdict.FAIL, Remedy.REPAIR), "n2": (Verdict.SUSPECT, Remedy.AVOID)}

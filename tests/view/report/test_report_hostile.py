@@ -38,9 +38,9 @@ def made(folder: Path, bad: str) -> RunDir:
     one = Made(folder, nodes=2, settings=_toml(settings)).began(2.0).stepped().saved()
     node = f"gpu000{bad}"
     one.seen((300.0, ev.JobSeen(0, JOB, 0, "RUNNING", nodes=(*one.nodes, node))))
-    one.seen((290.0, ev.HealSeen(0, f"{JOB}.0", f"l1{bad}", "seen", f"seen {bad}")))
-    one.seen((280.0, ev.HealSeen(0, f"{JOB}.0", f"l1{bad}", "evidence", f"{bad} evidence")))
-    one.seen((270.0, ev.HealSeen(0, f"{JOB}.0", f"l1{bad}", "diagnosed", f"why {bad}", f"hang{bad}", (node,))))
+    one.seen((290.0, ev.RecoverySeen(0, f"{JOB}.0", f"l1{bad}", "seen", f"seen {bad}")))
+    one.seen((280.0, ev.RecoverySeen(0, f"{JOB}.0", f"l1{bad}", "evidence", f"{bad} evidence")))
+    one.seen((270.0, ev.RecoverySeen(0, f"{JOB}.0", f"l1{bad}", "diagnosed", f"why {bad}", f"hang{bad}", (node,))))
     one.seen((200.0, ev.NodeSilent(0, f"{JOB}.0", "gpu001", 11.0)))
     one.seen((199.0, ev.Probed(0, "i2/probe/gpu001/1", "gpu001", "FAIL", bad)))
     one.seen((100.0, ev.SlurmLost(0, bad)))

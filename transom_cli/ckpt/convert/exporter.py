@@ -41,7 +41,7 @@ class Exported:
     values: tuple[str, ...]  # flat keys of other values in it
     code: tuple[str, ...] = ()  # those of `values` that torch loads with weights_only=False alone
     not_tensors: tuple[str, ...] = ()  # flat keys of what safetensors cannot hold
-    left_out_ranks: bool = False  # whether there is per-rank state that was not asked for
+    left_out_ranks: bool = False  # whether there is per-rank state that was not requested
 
 
 def export(

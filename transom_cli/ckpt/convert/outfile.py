@@ -37,7 +37,7 @@ def appearing(out: Path, *, force: bool) -> Iterator[BinaryIO]:
     Raises FileExistsError if `out` was created meanwhile and `force` is not given, and other OSErrors.
     """
     partial = out.parent / f".transom-{os.getpid()}-{secrets.token_hex(4)}.partial"
-    file = partial.open("xb+")
+    file = open(partial, "xb+", opener=lambda name, flags: os.open(name, flags, 0o644))  # noqa: SIM115
     try:
         with file:
             yield file

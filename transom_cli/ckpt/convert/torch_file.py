@@ -101,7 +101,7 @@ def read(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except OSError:
         raise
-    except Exception as error:  # whatever torch and zipfile raise for damaged bytes
+    except Exception as error:  # torch and zipfile raise many types for damaged bytes
         found = _GLOBAL.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if found:
             raise BadFile(

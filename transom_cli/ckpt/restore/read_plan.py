@@ -106,12 +106,12 @@ def parts(name: str, wanted: Wanted) -> list[Part]:
     return tensors + [(name, one.start, one.length) for one in wanted.objects]
 
 
-def exchange(asked: Iterable[Part], ranks: Ranks, serve: Callable[[Part], bytes]) -> Parts:
+def exchange(requested: Iterable[Part], ranks: Ranks, serve: Callable[[Part], bytes]) -> Parts:
     """Fetch parts from the ranks that wrote them; `serve` reads a part of this rank's share. A collective.
 
     Raises OSError, with the message of the rank that could not serve a part.
     """
-    wanted = list(asked)
+    wanted = list(requested)
     everyones = {part for of_rank in ranks.gather(wanted) for part in of_rank}
     mine: Parts = {}
     trouble = ""

@@ -140,8 +140,8 @@ class MappedReader(FileSystemReader):
         except Exception as error:
             trouble = error
         if self._source.checks:
-            asked = [part for name, wanted in far.items() for part in parts(name, wanted)]
-            found = exchange(asked, ranks, self._serve)
+            requested = [part for name, wanted in far.items() for part in parts(name, wanted)]
+            found = exchange(requested, ranks, self._serve)
             for name, wanted in far.items():
                 self._put(name, wanted, found, targets)
         if trouble is not None:

@@ -73,7 +73,7 @@ def undone(rollbacks: Iterable[Rollback], step: int, attempt: str) -> bool:
 def roll_back(directory: Path, rollback: Rollback) -> tuple[str, ...]:
     """Record the rollback, and set aside what it undoes. Idempotent. Raises OSError and BadRollbacks.
 
-    The record comes first: if this is interrupted, a restore passes over the rest all the same.
+    The record comes first: if this is interrupted, a restore still ignores the rest.
 
     Returns:
         The names that were set aside, newest first.

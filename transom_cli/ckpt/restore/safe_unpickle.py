@@ -36,7 +36,7 @@ class _Refused(pickle.UnpicklingError):
 
 
 def metadata(data: bytes, *, allow_code: bool = False) -> Any:
-    """Unpickle `.metadata`. Raises NeedsCode, and whatever pickle raises for damaged bytes."""
+    """Unpickle `.metadata`. Raises NeedsCode, and any exception of pickle for damaged bytes."""
     if allow_code:
         return pickle.loads(data)
     before = [(kind, dict(vars(kind))) for kind in _DCP.values()]

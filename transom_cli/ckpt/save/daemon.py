@@ -26,8 +26,9 @@ from transom_cli.ckpt.snapshot.persist import ENDED, FAILED, RUNNING
 from transom_cli.ckpt.snapshot.protect import domain
 from transom_cli.ckpt.snapshot.protection import NONE, Protection
 from transom_cli.ckpt.snapshot.record import Launch, Record
-from transom_cli.ckpt.snapshot.rendezvous import find_daemon, names, own_address, token
+from transom_cli.ckpt.snapshot.rendezvous import find_daemon, launch_key, names, own_address, token
 from transom_cli.core.codec import plain
+from transom_cli.errors import TransomError
 from transom_cli.rpc import local
 from transom_cli.rpc.errors import Failed, RpcError, Unreachable
 from transom_cli.rpc.local import TIMEOUT, Client
@@ -39,7 +40,7 @@ _UNHEARD = 10.0  # seconds without news of a write, after which it is looked for
 
 
 class DaemonSession:
-    """What this rank has told its daemon, and the connection to it. For one thread at a time, except `outcome`.
+    """What this rank has reported to its daemon, and the connection to it. For one thread at a time, except `outcome`.
 
     buffers: this rank's memory, by slot. shares: what was last held in each. records: of committed steps. taken: the
     slot of the snapshot that is being made. restored: the step that this launch resumed from, while its memory must be
@@ -61,9 +62,14 @@ class DaemonSession:
         made = None
         if ranks.first:
             made = (Launch(attempt, secrets.token_hex(8)), secrets.token_hex(32), token(directory))
-        self._launch, self._key, self._token = ranks.from_first(made)
-        self._at = find_daemon(directory)
-        self._port = 0
+        self._launch, name, self._token = ranks.from_first(made)
+        try:
+            self._key = launch_key(name)
+        except TransomError as error:
+            self._key = secrets.token_hex(32)  # which no other node has
+            say(f"this node's snapshots are not shared with other nodes: {error.what} ({error.why})")
+        self._at = find_daemon(directory, self._token)
+        self._address, self._port = "", 0  # where the other nodes reach the daemon
         self._client = self._at.connect()
         answers = ranks.gather((self._at.node, self._at.daemon, self._at.trouble))
         by_rank = names([(node, daemon) for node, daemon, _ in answers])
@@ -75,8 +81,9 @@ class DaemonSession:
         self._places: dict[str, tuple[str, int]] = {}
         self._domains: dict[str, str | None] = {}
         if len(self.nodes) > 1:
-            self._listening(self.send("listen", again=True, port=self._port, **self._training()))
-            self._places = dict(ranks.gather((self.node, (own_address(), self._port))))
+            self._address = own_address()
+            self._listening(self.send("listen", again=True, **self._listen()))
+            self._places = dict(ranks.gather((self.node, (self._address, self._port))))
         elif protection != NONE:
             say("snapshots are not protected by other nodes: there is one node")
         self._domains = dict(ranks.gather((self.node, domain(os.environ))))
@@ -96,7 +103,7 @@ class DaemonSession:
         """Send one request. If the daemon is gone, replay the session to a new one.
 
         Args:
-            again: repeat the request to the new daemon. Without it the replay has told the daemon already, and the
+            again: repeat the request to the new daemon. Without it the replay has reported it already, and the
                 answer is None.
             payload: bytes that are passed as a descriptor.
 
@@ -227,7 +234,7 @@ class DaemonSession:
     def _replay(self) -> None:
         """Tell a new daemon all that this rank has."""
         if self._places:
-            self._listening(self._send("listen", port=self._port, **self._training()))
+            self._listening(self._send("listen", **self._listen()))
         for fd in self._send("join", **self._joining())[1]:  # memory of another rank's session, which is none of ours
             os.close(fd)
         for index, buffer in self.buffers.items():
@@ -245,6 +252,9 @@ class DaemonSession:
     def _listening(self, answer: tuple[Fields, list[int]] | None) -> None:
         if answer is not None:
             self._port = int(answer[0]["port"])
+
+    def _listen(self) -> dict[str, Any]:
+        return {**self._training(), "address": self._address, "port": self._port}
 
     def _training(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"directory": str(self._directory), "token": self._token, "node": self.node}

@@ -11,9 +11,9 @@ Slurm sends TERM on preemption, at the time limit, on cancel and on requeue, and
 launcher uses that time to request a checkpoint, which needs living ranks. A rank that gets no request must not hold up
 its node: it dies of that TERM, a few seconds late.
 
-Training goes on meanwhile, and may be anywhere: a main thread that waits in a collective runs no Python handler. So the
+Meanwhile training may be anywhere: a main thread that waits in a collective runs no Python handler. So the
 interpreter's C handler writes the signal to a pipe (signal.set_wakeup_fd), and a thread that reads the pipe decides.
-That thread needs the GIL: a process that is stuck while holding it is left to KILL.
+That thread needs the GIL: only KILL ends a process that is stuck while holding it.
 
 Existing handlers are respected: if the trainer handles TERM itself, or a wakeup descriptor is in use (asyncio), TERM is
 not delayed. A forked child gets the default handler back before a signal can reach it; a new program has it after exec.

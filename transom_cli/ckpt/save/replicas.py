@@ -182,7 +182,7 @@ def _digest_on_device(local: torch.Tensor) -> int:
 
 
 def _digest_of_value(value: Any) -> int | None:
-    """A checksum that is equal for equal values, whatever objects they share: pickled without back references."""
+    """Return a checksum that is equal for equal values, even if they share objects: pickled without back references."""
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, protocol=4)
     pickler.fast = True

@@ -337,7 +337,7 @@ class Saver:
         )
         self._status.failed(what, step, trouble)
         if not reported:
-            self._say(f"{step_name(step)} was not saved: {trouble}; training goes on, and the next save tries again")
+            self._say(f"{step_name(step)} was not saved: {trouble}; training continues, and the next save tries again")
 
     def _publish_plan(self) -> None:
         """Tell the daemon when the next saves come, for status displays. Rank 0's plan holds for all ranks."""
@@ -354,7 +354,7 @@ class Saver:
 
 
 def check_storable(flat: Flat, paths: Paths) -> None:
-    """Raise whatever a save of these values would raise. Nothing is copied."""
+    """Raise what a save of these values would raise, without a copy."""
     local_plan(flat, paths, first=True)
     serializer = Serializer()
     for key, value in flat.items():

@@ -246,7 +246,7 @@ class Snapshots:
                 time.sleep(1.0)
 
     def _secure(self) -> bool:
-        """Make the restored step durable, so that its memory can be used: there is none beside it for the next save.
+        """Make the restored step durable, so that its memory can be used: the next save has no other.
 
         Returns:
             False if nothing is kept for a restore.
@@ -262,7 +262,7 @@ class Snapshots:
             if answer is None or not answer[0].get("kept"):
                 self.daemon.restored = None  # a newer step is committed by now: there may be memory
                 return True
-            why = "there is no memory for another beside it"
+            why = "there is no memory for a second one"
             self._say(f"step {step}, restored from memory, is written to disk: {why}")
             trouble = self.daemon.outcome(step)
             if not trouble and not self.daemon.on_disk(step):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from transom_cli.core.codec import BadRecord, build, plain
 from transom_cli.errors import printable
-from transom_cli.files import publish_text
+from transom_cli.files import make_private, publish_text
 from transom_cli.heartbeat import paths
 from transom_cli.heartbeat.local_table import own_attempt
 from transom_cli.layout import AttemptDir
@@ -124,7 +124,7 @@ def _write(path: Path) -> None:
         with _lock:
             text = encode(_statuses[path])
         with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path.parent)
             publish_text(path, text)
 
 

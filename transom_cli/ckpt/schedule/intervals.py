@@ -78,11 +78,11 @@ def _share(costs: Costs, mtbf: float, lost: float) -> float:
 
 
 def _chosen(costs: str, bound: float, young: float, overhead: float, failures: str) -> tuple[float, str]:
-    asked = f"{_percent(overhead)} of the time"
+    target = f"{_percent(overhead)} of the time"
     if bound > LONGEST:
-        return LONGEST, f"{costs}, more than {asked}, but no failure may cost more than {span(LONGEST)} of work"
+        return LONGEST, f"{costs}, more than {target}, but no failure may cost more than {span(LONGEST)} of work"
     if bound >= young:
-        return bound, f"{costs}: {asked}"
+        return bound, f"{costs}: {target}"
     if young > LONGEST:
         return LONGEST, f"{costs}, and no failure may cost more than {span(LONGEST)} of work"
     return young, f"{costs}, and {failures}: least time lost to both"

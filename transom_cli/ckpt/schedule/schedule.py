@@ -281,13 +281,13 @@ def check(every: int | str, overhead: float) -> None:
 def make(every: int | str, overhead: float, persist: int | str, ranks: Ranks, say: Callable[[str], None]) -> Every:
     """Make the schedule. A collective. Raises UsageError on all ranks if their arguments differ."""
     measured = AUTO in (every, persist)
-    asked = ranks.gather((every, overhead, persist) if measured else (every, None, None))
-    if any(other != asked[0] for other in asked):
-        words = ", ".join(f"rank {n} {other[0]!r}" for n, other in enumerate(asked) if other not in asked[:n])
+    options = ranks.gather((every, overhead, persist) if measured else (every, None, None))
+    if any(other != options[0] for other in options):
+        words = ", ".join(f"rank {n} {other[0]!r}" for n, other in enumerate(options) if other not in options[:n])
         raise UsageError(
             "The ranks would save at different steps",
             f"of `every` they have: {words}"
-            if len({o[0] for o in asked}) > 1
+            if len({o[0] for o in options}) > 1
             else "they differ in `overhead` or `persist`",
             "give every rank the same `every`, `overhead` and `persist`",
         )

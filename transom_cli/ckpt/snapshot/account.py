@@ -44,7 +44,7 @@ class Step:
 class Account:
     directory: str
     steps: tuple[Step, ...]  # newest first
-    protect: str  # what was asked for, as `protection.parse` reads it
+    protect: str  # the requested protection, as `protection.parse` reads it
     protected: int | None  # the newest step that is
     left_out: tuple[str, ...]  # nodes whose shares its parity does not cover
     parity: int  # bytes
@@ -57,7 +57,7 @@ class Account:
 
 @dataclass(frozen=True)
 class InMemory:
-    """A step as all nodes that were heard of have it."""
+    """A step, as all nodes that answered hold it."""
 
     step: int
     created: str
@@ -111,11 +111,11 @@ def newest_whole(trainings: Iterable[Mapping[str, Account]]) -> InMemory | None:
 
 
 def _protection(step: int, uses: tuple[str, ...], accounts: list[Account]) -> str:
-    asked = accounts[0].protect
-    if asked == str(NONE):
+    scheme = accounts[0].protect
+    if scheme == str(NONE):
         return "not protected"
     by = [account for account in accounts if account.protected == step]
     if by:
         out = sorted({node for account in by for node in account.left_out})
-        return f"{asked}, protected" + (f" but for {', '.join(out)}" if out else "")
-    return f"{asked}, {BEING_PROTECTED if BEING_PROTECTED in uses else 'not protected'}"
+        return f"{scheme}, protected" + (f" but for {', '.join(out)}" if out else "")
+    return f"{scheme}, {BEING_PROTECTED if BEING_PROTECTED in uses else 'not protected'}"

@@ -28,18 +28,21 @@ def agents_path(beats_dir: str) -> str:
     return f"{beats_dir}/{SOCKET}"
 
 
-def own_path(directory: Path) -> str:
-    """Return where a daemon listens that ranks start: one per checkpoints directory, user and host."""
-    return f"{paths.private_folder(_name(directory))}/{SOCKET}"
+def own_path(directory: Path, token: str) -> str:
+    """Return where a daemon listens that ranks start: one per checkpoints directory, user and host.
+
+    token: the directory's (`rendezvous.token`). Others cannot read it, so they cannot take the name.
+    """
+    return f"{paths.private_folder(folder_prefix(directory), token[:16])}/{SOCKET}"
 
 
-def living_path(directory: Path) -> str | None:
+def living_path(directory: Path, token: str) -> str | None:
     """Return `own_path` if such a daemon has been there. Creates nothing."""
-    folder = paths.private_folder_there(_name(directory))
+    folder = paths.private_folder_there(folder_prefix(directory), token[:16])
     return None if folder is None else f"{folder}/{SOCKET}"
 
 
-def _name(directory: Path) -> str:
+def folder_prefix(directory: Path) -> str:
     return f"transom-{os.getuid()}-memory-{crc32(os.fsencode(directory)):08x}"
 
 
@@ -49,7 +52,7 @@ def start(path: str, *more: str) -> subprocess.Popen[bytes]:
     It has none of our streams, because a reader of those would wait for it. Its log is beside its socket.
     """
     env = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
-    Path(path).parent.mkdir(mode=0o700, exist_ok=True)  # a daemon that has just ended has removed it
+    paths.make_private(os.path.dirname(path))  # noqa: PTH120 - a daemon that has just ended has removed it
     log = os.open(f"{path}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         return subprocess.Popen(

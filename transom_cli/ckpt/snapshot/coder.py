@@ -40,7 +40,7 @@ class Coder:
     def fold(self, into: memoryview, data: memoryview, coefficient: int) -> None:
         """Add coefficient * data to the first bytes of `into`, which is writable, no shorter, and other memory.
 
-        The GIL is let go. Raises ValueError, and has changed nothing then.
+        Releases the GIL. Raises ValueError before it has changed anything.
         """
         if into.readonly or not (into.c_contiguous and data.c_contiguous):
             raise ValueError("bytes are folded in one piece, into memory that may be written")

@@ -33,10 +33,11 @@ from transom_cli.heartbeat import paths
 from transom_cli.heartbeat.attempt_end import AttemptEnd, End
 from transom_cli.layout import AttemptDir
 from transom_cli.rpc import local
-from transom_cli.rpc.server import Server
+from transom_cli.rpc.server import ALL, Server
 from transom_cli.rpc.verbs import Call, Reply
 
 LOOK = 0.5  # seconds between two checks whether it is still needed
+OUTCOME_EVERY = 5.0  # seconds between two looks for the attempt's outcome; its agent ends it sooner
 LINGER = 60.0  # seconds without a connection
 PARTING = 5.0  # the same, after all ranks have left in order
 NICE = 10  # yields to the training on a shared core, and costs nothing on an idle one
@@ -154,13 +155,13 @@ class Daemon:
         with self._lock:
             self._forgotten.add(training.store.directory)
 
-    def listen(self, directory: str, key: bytes, node: str, port: int) -> int:
+    def listen(self, directory: str, key: bytes, node: str, address: str, port: int) -> int:
         with self._lock:
             former = self._servers.get(directory)
             if former is not None and (former.key, former.node) == (key, node):
                 return former.port
             server = Server(key, identity(node), None, self._answer_peer, make_hash=make_hash)
-            new = self._servers[directory] = _PeerServer(key, node, server, server.start(port=port))
+            new = self._servers[directory] = _PeerServer(key, node, server, server.start(address or ALL, port))
         if former is not None:  # an earlier launch's; this waits for calls that are being answered
             former.server.stop()
         return new.port
@@ -186,8 +187,8 @@ class Attempt:
         self._end = AttemptEnd(AttemptDir(path), clock())
 
     def over(self) -> bool:
-        """Return whether its outcome is known, or its folder has vanished for good."""
-        return self._end.look(self._clock()) is not End.NOT_YET
+        """Return whether its outcome is known, or its folder was deleted."""
+        return self._end.look(self._clock(), OUTCOME_EVERY) is not End.NOT_YET
 
     def close(self) -> None:
         """Leave the folder. The last process to leave removes it."""

@@ -1,4 +1,4 @@
-"""One share of a snapshot from wherever it is: this node's memory, a peer's, or made from parity.
+"""Find one share of a snapshot: in this node's memory, in a peer's, or by rebuilding it from parity.
 
 Every byte that is handed on was checked against the record here, or will be by the asker; what does not match is passed
 over like a share that is lost, and said.

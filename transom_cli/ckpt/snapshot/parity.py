@@ -38,13 +38,13 @@ class Group:
             "files": {node: [list(row) for row in rows] for node, rows in self.files.items()},        }  # fmt: skip
 
 
-def read_group(told: Any) -> Group:
+def read_group(record: Any) -> Group:
     """Raises ValueError and its kind for what is none."""
-    files = {str(n): tuple((str(name), int(size)) for name, size in rows) for n, rows in told["files"].items()}
-    nodes = tuple(str(node) for node in told["nodes"])
+    files = {str(n): tuple((str(name), int(size)) for name, size in rows) for n, rows in record["files"].items()}
+    nodes = tuple(str(node) for node in record["nodes"])
     if set(files) != set(nodes) or any(size < 0 for rows in files.values() for _, size in rows):
         raise ValueError("a group whose files are not its nodes'")
-    return Group(int(told["step"]), parse(str(told["protection"])), nodes, files)
+    return Group(int(record["step"]), parse(str(record["protection"])), nodes, files)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Parity:
         self._spare: list[mmap.mmap] = []
 
     def memory(self, size: int) -> mmap.mmap:
-        """For a row to be made; touched already, as a rule. What stands in it is not zeros. Raises OSError."""
+        """Return memory for a new row, mostly touched before. Its content is undefined. Raises OSError."""
         with self._lock:
             for found in self._spare:
                 if size <= len(found) <= 2 * size + mmap.PAGESIZE:

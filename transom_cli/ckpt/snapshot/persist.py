@@ -1,6 +1,6 @@
 """Make a committed snapshot a durable checkpoint: by the daemons alone, from shared memory, without another copy.
 
-One daemon leads the write: the one that was asked, usually that of rank 0's node. It needs no trainer, so the write
+One daemon leads the write: the one with the request, usually that of rank 0's node. It needs no trainer, so the write
 also finishes when the trainer is gone. After the checkpoint is durable, every n-th one is written from the same memory
 into each further directory. A failure there is reported, and only the end of the training waits for it.
 """
@@ -33,7 +33,7 @@ ALL = Keep(1 << 30)  # none is deleted
 RUNNING, COPYING, DONE, FAILED, UNKNOWN = "running", "copying", "done", "failed", "unknown"
 ENDED = frozenset((COPYING, DONE, FAILED))  # nothing more becomes of the checkpoint itself
 _REMEMBERED = 64  # of each kind
-_SILENCE = 10.0  # seconds until it is asked for what it should have told
+_SILENCE = 10.0  # seconds until the missing report is requested
 _UNSURE = 2.0  # seconds between questions while the answer is that nothing is known
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class Persister:
         self._turns = CopyTurns(self._turns.also)
 
     def begin(self, order: Order) -> None:
-        """Returns at once. Asked for a step that is under way or done, it does nothing more."""
+        """Start to persist a step, and return at once. Ignore a step that is in progress or done."""
         self.keep = order.keep
         if self._outcomes.begin(order.step):
             threading.Thread(target=self._run, args=(order,), name=f"persist-{order.step}", daemon=True).start()
@@ -88,9 +88,9 @@ class Persister:
         """Return the state of a write that the daemon of `node` leads."""
         if node == self._members.current.own:
             return self.outcome(step, patience)
-        if self._outcomes.heard(step, patience)[0] not in ENDED:
+        if self._outcomes.reported(step, patience)[0] not in ENDED:
             self._ask_if_due(node, step)
-        return self._outcomes.heard(step)
+        return self._outcomes.reported(step)
 
     def hear(self, step: int, state: str, trouble: str) -> None:
         """Note what the leading daemon reports. After the end, nothing but copies is made of the step."""
@@ -120,7 +120,7 @@ class Persister:
         return bool(self._outcomes.copying(own=True) or self._outcomes.copying(own=False))
 
     def forget(self, step: int | None) -> None:
-        """What is newer than `step` is of a past that did not happen: it may be asked for again."""
+        """What is newer than `step` is of a past that did not happen: it may be requested again."""
         self._outcomes.forget(step)
 
     def write(self, step: int, work: Path, names: list[str]) -> tuple[str, dict[str, str]]:
@@ -194,7 +194,7 @@ class Outcomes:
 
     def __init__(self) -> None:
         self._own: dict[int, State] = {}
-        self._heard: dict[int, State] = {}
+        self._reported: dict[int, State] = {}
         self._ask_at: dict[int, float] = {}
         self._changed = threading.Condition()
 
@@ -214,14 +214,14 @@ class Outcomes:
     def hear(self, step: int, state: str, trouble: str) -> None:
         """Note what the leading daemon reports."""
         with self._changed:
-            _remember(self._heard, step, (state, trouble))
+            _remember(self._reported, step, (state, trouble))
             _remember(self._ask_at, step, time.monotonic() + (_UNSURE if state == UNKNOWN else _SILENCE))
             self._changed.notify_all()
 
     def tried_again(self, step: int) -> None:
         """Forget earlier failures of a step that was saved again."""
         with self._changed:
-            for known in (self._own, self._heard):
+            for known in (self._own, self._reported):
                 if known.get(step, ("", ""))[0] == FAILED:
                     del known[step]
 
@@ -231,11 +231,11 @@ class Outcomes:
             self._changed.wait_for(lambda: self._own.get(step, ("", ""))[0] in ENDED, patience)
             return self._own.get(step, (UNKNOWN, ""))
 
-    def heard(self, step: int, patience: float = 0.0) -> State:
+    def reported(self, step: int, patience: float = 0.0) -> State:
         """Return the state of another daemon's write. It counts as running until that daemon reports otherwise."""
         with self._changed:
-            self._changed.wait_for(lambda: self._heard.get(step, ("", ""))[0] in ENDED, patience)
-            return self._heard.get(step, (RUNNING, ""))
+            self._changed.wait_for(lambda: self._reported.get(step, ("", ""))[0] in ENDED, patience)
+            return self._reported.get(step, (RUNNING, ""))
 
     def due(self, step: int) -> bool:
         """Return whether to ask the leading daemon now. Of several waiting threads, one gets True."""
@@ -248,7 +248,7 @@ class Outcomes:
     def copying(self, *, own: bool) -> list[int]:
         """Steps that are durable, and being written into a further directory."""
         with self._changed:
-            return [n for n, (state, _) in (self._own if own else self._heard).items() if state == COPYING]
+            return [n for n, (state, _) in (self._own if own else self._reported).items() if state == COPYING]
 
     @property
     def busy(self) -> bool:
@@ -256,12 +256,12 @@ class Outcomes:
             return any(state in (RUNNING, COPYING) for state, _ in self._own.values())
 
     def forget(self, step: int | None) -> None:
-        """What is newer than `step` is of a past that did not happen: it may be asked for again, and so may what
+        """What is newer than `step` is of a past that did not happen: it may be requested again, and so may what
         failed."""
         with self._changed:
-            for known in (self._own, self._heard):
+            for known in (self._own, self._reported):
                 for n in [n for n, (state, _) in known.items() if step is None or n > step or state == FAILED]:
-                    if known is self._heard or known[n][0] not in (RUNNING, COPYING):
+                    if known is self._reported or known[n][0] not in (RUNNING, COPYING):
                         del known[n]
             self._ask_at = {n: at for n, at in self._ask_at.items() if step is not None and n <= step}
 

@@ -3,7 +3,7 @@
 Who holds a row pulls the chunks that go into it, one after the other, and folds each in as it comes. The daemon of rank
 0's node sees to it that all do. Nodes that do not answer, or whose bytes cannot be had, are left out: the others form
 groups without them, and it is said. The step that was protected before is given up only when a newer one is on all
-nodes: a node that is left out may have died, and then it is the older step that can be had whole.
+nodes: a missing node may have died, and then only the older step is complete.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Protector:
                     return
             try:
                 self._protect(step)
-            except Exception as error:  # the training goes on, protected as it was
+            except Exception as error:  # training continues, with the protection that it had
                 self._say(f"step {step} is not protected: {one_line(error)}")
             self._release(step)
 
@@ -98,15 +98,15 @@ class Protector:
                 break
         else:
             raise OSError(f"{', '.join(sorted(absent))} could not be reached, one after the other")
-        told = frozenset(absent)
-        if told != self._left_out:
-            self._left_out = told
+        missing = frozenset(absent)
+        if missing != self._left_out:
+            self._left_out = missing
             self._say(
-                f"step {step} is protected, but for what is on {', '.join(sorted(told))}: no daemon answers there"
-                if told
+                f"step {step} is protected, except for data on {', '.join(sorted(missing))}: no daemon answers there"
+                if missing
                 else f"step {step} is protected on all nodes again"
             )
-        peers.call_all("partly" if told else "settled", 5.0, step=step, left_out=sorted(told))
+        peers.call_all("partly" if missing else "settled", 5.0, step=step, left_out=sorted(missing))
 
     def _round(self, peers: Peers, step: int, files: dict[str, Files]) -> set[str]:
         """All groups at once. Returns the nodes that did not do their part, and those whose bytes could not be had."""

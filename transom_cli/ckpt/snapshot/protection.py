@@ -28,7 +28,7 @@ _FORM = re.compile(r"xor:(?P<ones>[1-9][0-9]{0,3})|rs:(?P<data>[1-9][0-9]{0,3})\
 
 @dataclass(frozen=True)
 class Protection:
-    """The code asked for. Groups of another size than data + parity keep the parity, and have more or less data."""
+    """The requested code. Groups of another size than data + parity keep the parity, and have more or less data."""
 
     data: int  # chunks of data in a stripe
     parity: int  # chunks of parity in it: so many nodes of a group may be lost
@@ -77,7 +77,7 @@ def parse(text: str) -> Protection:
 
 
 def code(size: int, protection: Protection) -> tuple[int, int]:
-    """(k, m) of a group of `size` nodes; (0, 0) where nothing is protected: nothing asked for, or a node alone.
+    """(k, m) of a group of `size` nodes; (0, 0) where nothing is protected: not requested, or a single node.
 
     A group too small for the code gives up data before parity: with as many nodes as may be lost, or fewer, every node
     holds a copy of all.
@@ -89,12 +89,12 @@ def code(size: int, protection: Protection) -> tuple[int, int]:
 def groups(
     nodes: Sequence[str], protection: Protection, domains: Mapping[str, str] | None = None
 ) -> tuple[tuple[str, ...], ...]:
-    """The nodes in groups for the code; each alone where no protection is asked for.
+    """The nodes in groups for the code; each alone if no protection is requested.
 
     As many groups as the code allows, of sizes as equal as possible: from data + parity to nearly twice that, or fewer
     where there are fewer nodes. `domains` names what fails together (a switch, a rack); a node that is not in it is
     its own. No group has more of a domain's nodes than another group by more than one, which is the best there is.
-    The same nodes in the same order give the same groups on every node, so nobody needs to be told.
+    The same nodes in the same order give the same groups on every node, so the groups need not be sent.
     """
     if len(set(nodes)) != len(nodes):
         raise ValueError("a node is named twice")
@@ -126,7 +126,7 @@ def stripes(group: Sequence[str], protection: Protection) -> tuple[Stripe, ...]:
     if rows == 0:
         return ()
     turned = (tuple(group[i:]) + tuple(group[:i]) for i in range(len(group)))
-    # A node stands at another place in each stripe, so at each column once: the column is its chunk's number too.
+    # A node has another position in each stripe, so each column once: the column is also its chunk's number.
     return tuple(Stripe(nodes[rows:], tuple(range(columns)), nodes[:rows]) for nodes in turned)
 
 
@@ -148,7 +148,7 @@ class Segment:
 def cut(files: Sequence[tuple[str, int]], chunks: int, chunk: int) -> tuple[Segment, ...]:
     """Where chunk number `chunk` of `chunks` lies in a node's files, given as (name, bytes), one after the other.
 
-    All chunks are equally long, but for the last ones, which may be shorter or empty.
+    All chunks are equally long, except the last ones, which may be shorter or empty.
     """
     if not 0 <= chunk < chunks:
         raise ValueError(f"there is no chunk {chunk} of {chunks}")

@@ -52,7 +52,7 @@ def open_query(directory: Path, attempt: AttemptDir | None) -> Query | None:
             token = Path(name, MEMORY).read_text("ascii")[:64]
         except (OSError, UnicodeError):
             return None
-        for path in _sockets(Path(name), attempt):
+        for path in _sockets(Path(name), token, attempt):
             try:
                 client = connect(path)
             except OSError:
@@ -65,8 +65,8 @@ def open_query(directory: Path, attempt: AttemptDir | None) -> Query | None:
     return None
 
 
-def _sockets(directory: Path, attempt: AttemptDir | None) -> Iterator[str]:
+def _sockets(directory: Path, token: str, attempt: AttemptDir | None) -> Iterator[str]:
     if attempt is not None:
         yield from map(agents_path, paths.beats_dirs(str(attempt.path)))
-    elif (path := living_path(directory)) is not None:
+    elif (path := living_path(directory, token)) is not None:
         yield path

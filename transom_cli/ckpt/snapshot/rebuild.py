@@ -25,7 +25,7 @@ Read = Callable[[int, memoryview], None]  # from that byte of a source on, fill 
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Row:
     """A row that some node holds."""
 
     node: str
@@ -52,20 +52,22 @@ class Rebuilder:
     def rebuild(self, step: int, entry: FileEntry, into: memoryview) -> str:
         """Fill `into` with the share. Returns "" or why that cannot be."""
         peers = self._members.current
-        told = [row for node, answer in peers.call_all("rows", WAIT, step=step).items() for row in _read(node, answer)]
-        groups = {row.group.nodes: row.group for row in told}
+        found_rows = [
+            row for node, answer in peers.call_all("rows", WAIT, step=step).items() for row in _read(node, answer)
+        ]
+        groups = {row.group.nodes: row.group for row in found_rows}
         trouble = "no parity of it is held"
         for group in groups.values():
             owner = _owner(group, entry)
             if owner is not None:
-                rows = [row for row in told if row.group.nodes == group.nodes]
+                rows = [row for row in found_rows if row.group.nodes == group.nodes]
                 trouble = self._from(peers, group, rows, owner, entry, into)
                 if not trouble:
                     return ""
         return trouble
 
     def _from(
-        self, peers: Peers, group: Group, told: list[_Told], owner: str, entry: FileEntry, into: memoryview
+        self, peers: Peers, group: Group, found_rows: list[_Row], owner: str, entry: FileEntry, into: memoryview
     ) -> str:
         held = peers.call_all("held", WAIT, step=group.step)
         places = {
@@ -80,7 +82,7 @@ class Rebuilder:
             wanted = cut(group.files[owner], group.columns, stripe.chunks[column])
             if all(segment.file != entry.name for segment in wanted):
                 continue
-            sources = _Sources(peers, group, number, [row for row in told if row.stripe == number], places)
+            sources = _Sources(peers, group, number, [row for row in found_rows if row.stripe == number], places)
             trouble = sources.rebuild(column, wanted, entry.name, into)
             if trouble:
                 return trouble
@@ -90,9 +92,7 @@ class Rebuilder:
 class _Sources:
     """One stripe's chunks and rows, as they can be had now."""
 
-    def __init__(
-        self, peers: Peers, group: Group, number: int, rows: list[_Told], places: dict[str, list[str]]
-    ) -> None:
+    def __init__(self, peers: Peers, group: Group, number: int, rows: list[_Row], places: dict[str, list[str]]) -> None:
         self._peers, self._group, self._number, self._places = peers, group, number, places
         stripe = group.stripes()[number]
         self._chunks = [
@@ -123,8 +123,8 @@ class _Sources:
         for other, factor in recipe.columns:
             self._fold(made, factor, ("column", other), _length(self._chunks[other]), self._reader(other), sums[other])
         for row, factor in recipe.rows:
-            told = self._rows[row]
-            self._fold(made, factor, ("row", row), told.size, self._row_reader(told), told.sum)
+            parity_row = self._rows[row]
+            self._fold(made, factor, ("row", row), parity_row.size, self._row_reader(parity_row), parity_row.sum)
         at = 0
         for segment in wanted:
             if segment.file == name:
@@ -166,11 +166,16 @@ class _Sources:
                 error = failed
         raise error
 
-    def _row_reader(self, told: _Told) -> Read:
-        about = {"step": self._group.step, "nodes": list(self._group.nodes), "stripe": told.stripe, "row": told.row}
+    def _row_reader(self, parity_row: _Row) -> Read:
+        about = {
+            "step": self._group.step,
+            "nodes": list(self._group.nodes),
+            "stripe": parity_row.stripe,
+            "row": parity_row.row,
+        }
 
         def read(start: int, data: memoryview) -> None:
-            self._peers.call(told.node, "row", WAIT, data, start=start, size=len(data), **about)
+            self._peers.call(parity_row.node, "row", WAIT, data, start=start, size=len(data), **about)
 
         return read
 
@@ -185,10 +190,10 @@ def _parts(segments: tuple[Segment, ...], start: int, data: memoryview) -> Itera
         at += segment.length
 
 
-def _read(node: str, answer: dict[str, Any]) -> Iterator[_Told]:
+def _read(node: str, answer: dict[str, Any]) -> Iterator[_Row]:
     for row in answer.get("rows", []):
         sums = tuple(str(total) for total in row["sums"])
-        yield _Told(
+        yield _Row(
             node, read_group(row["group"]), int(row["stripe"]), int(row["row"]), sums, str(row["sum"]), int(row["size"])
         )
 

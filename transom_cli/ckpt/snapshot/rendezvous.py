@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import secrets
 import socket
@@ -15,6 +16,8 @@ from transom_cli.ckpt.names import MEMORY
 from transom_cli.ckpt.snapshot.client import agents_path, own_path, reach, reach_or_start
 from transom_cli.ckpt.snapshot.daemon import in_process
 from transom_cli.heartbeat import paths
+from transom_cli.layout import RunDir
+from transom_cli.rpc import secret
 from transom_cli.rpc.errors import RpcError, Unreachable
 from transom_cli.rpc.local import Client
 
@@ -45,13 +48,13 @@ class DaemonAddress:
             return reach_or_start(self.path)
 
 
-def find_daemon(directory: Path) -> DaemonAddress:
-    """Find this node's daemon or start one. If neither is possible, use one in this process."""
+def find_daemon(directory: Path, token: str) -> DaemonAddress:
+    """Find this node's daemon or start one. If neither is possible, use one in this process. token: the directory's."""
     node, folder = paths.node_name(), os.environ.get(paths.BEAT_DIR)
     agents = os.environ.get(paths.MEMORY) == paths.AGENTS
     why = ""
     try:
-        found = DaemonAddress(node, "", agents, agents_path(folder) if folder else own_path(directory))
+        found = DaemonAddress(node, "", agents, agents_path(folder) if folder else own_path(directory, token))
         for _ in range(_TRIES):
             with contextlib.closing(found.connect(afresh=True)) as client:
                 try:
@@ -86,6 +89,18 @@ def token(directory: Path) -> str:
     made = secrets.token_hex(16)
     files.write_new(path, made.encode("ascii"))
     return made
+
+
+def launch_key(launch: str) -> str:
+    """Return the secret of a launch's daemons, in hex. launch: a random name of the launch.
+
+    It is derived from the run's secret, which each rank reads from the run directory: nothing protects what ranks send
+    over torch's process groups. Outside a run there is no such secret. Raises TransomError.
+    """
+    run = os.environ.get(paths.RUN_DIR)
+    path = RunDir(Path(run)).secret if run else None
+    known = secret.read(path) if path is not None and path.exists() else b""
+    return hmac.digest(known, f"snapshot daemons {launch}".encode(), "sha256").hex()
 
 
 def own_address() -> str:

@@ -42,7 +42,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Listen:
-    """``key``: hex, the secret of the launch's daemons. ``port``: 0 for any."""
+    """``key``: hex, the secret of the launch's daemons. ``port``: 0 for any. ``address``: "" for all of this host."""
 
     launch: LaunchFields
     directory: str
@@ -50,6 +50,7 @@ class Listen:
     node: str
     key: str
     port: int = 0
+    address: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ class Reservations:
         self._early: set[Use] = set()  # released before the commit that reserves them has come
 
     def commit(self, step: int, uses: Iterable[str]) -> None:
-        """The step counts from now on, and is kept for these uses but for those that are over already."""
+        """Keep the step from now on for these uses, except those that are over already."""
         self._held |= {(step, use) for use in uses} - self._early
         self._early = {early for early in self._early if early[0] > step}
 

@@ -43,8 +43,8 @@ class Host(Protocol):
 
     def trainings(self) -> list[Training]: ...
 
-    def listen(self, directory: str, key: bytes, node: str, port: int) -> int:
-        """Listen for a directory's peers, on that port if it is free. Return the port."""
+    def listen(self, directory: str, key: bytes, node: str, address: str, port: int) -> int:
+        """Listen for a directory's peers at the address, on that port if it is free. Return the port."""
 
     def forget(self, training: Training) -> None:
         """No rank needs it any more."""
@@ -109,7 +109,8 @@ class Session:
         training = self._host.training(request.directory, request.token, request.node)
         training.store.admit(Launch(request.launch.attempt, request.launch.token))
         key = bytes.fromhex(request.key)
-        return Reply({"port": self._host.listen(request.directory, key, request.node, request.port)})
+        port = self._host.listen(request.directory, key, request.node, request.address, request.port)
+        return Reply({"port": port})
 
     def join(self, request: requests.Join) -> Reply:
         """Return the rank's buffers from an earlier launch, as [index, bytes] and a descriptor each."""

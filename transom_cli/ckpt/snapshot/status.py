@@ -1,4 +1,4 @@
-"""What a node's snapshot daemon shows in the attempt's folder, so that it can be seen from where no node can be asked.
+"""What a node's snapshot daemon shows in the attempt's folder, so that it can be seen where no node can be reached.
 
 The daemon removes its file when it ends in order. One that was killed leaves it behind; so a living daemon touches it
 from time to time though nothing has changed, and a file that is too old is of nobody.
@@ -33,7 +33,7 @@ class StatusWriter:
 
     def __init__(self, path: Path, accounts: Callable[[], list[Account]]) -> None:
         self._path, self._accounts = path, accounts
-        self._shown: list[Any] | None = None  # None: what stands there is not known
+        self._shown: list[Any] | None = None  # None: the file's content is unknown
         self._touched = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shown", daemon=True)
@@ -101,10 +101,10 @@ def read_all(attempt: AttemptDir, now: float) -> dict[str, TrainingStatus]:
     found: dict[str, TrainingStatus] = {}
     for path in sorted(attempt.nodes.glob("*.memory")):
         try:
-            age, told = max(0.0, now - path.stat().st_mtime), json.loads(path.read_bytes())
-            if told["schema"] != SCHEMA:
+            age, document = max(0.0, now - path.stat().st_mtime), json.loads(path.read_bytes())
+            if document["schema"] != SCHEMA:
                 continue
-            accounts = [build(Account, training) for training in told["trainings"]]
+            accounts = [build(Account, training) for training in document["trainings"]]
         except (OSError, ValueError, KeyError, TypeError):
             continue  # removed meanwhile, or of another version
         for account in accounts:
@@ -123,5 +123,5 @@ def read(attempt: AttemptDir, directory: Path, now: float) -> TrainingStatus:
     return next((sight for name, sight in sights.items() if _same(name, directory)), TrainingStatus())
 
 
-def _same(told: str, directory: Path) -> bool:
-    return told == str(directory.absolute()) or os.path.realpath(told) == os.path.realpath(directory)
+def _same(recorded: str, directory: Path) -> bool:
+    return recorded == str(directory.absolute()) or os.path.realpath(recorded) == os.path.realpath(directory)

@@ -7,7 +7,7 @@ what is reserved to be made durable or protected, and what is being read. A step
 that was held and never committed is only a candidate: another node may know its record.
 
 After a restore the ranks may be on other nodes, or fewer. The restored step stays in the buffers of the former ranks
-until a newer step is committed on all nodes, and protected where that is asked for, or until the restored one is
+until a newer step is committed on all nodes, and protected if requested, or until the restored one is
 durable.
 """
 
@@ -150,7 +150,7 @@ class Store:
             mine.writing = None
 
     def again(self, launch: Launch, rank: int, index: int, share: Share) -> None:
-        """What a rank had told a daemon that is gone."""
+        """What a rank reported to a daemon that has ended."""
         with self._changed:
             self._mine(launch, rank).buffers[index].holds(share)
 
@@ -327,7 +327,7 @@ class Store:
             self._forget_old()
 
     def _close_former(self, kept: dict[int, str]) -> None:
-        """Give back the memory of ranks that are not of this launch, but for what is in it of the `kept` steps."""
+        """Free the memory of ranks of other launches, except where it holds one of the `kept` steps."""
         for rank, had in [(rank, had) for rank, had in self._ranks.items() if self.launch != had.launch]:
             for index in [n for n, buffer in had.buffers.items() if not _is_of(buffer, kept)]:
                 had.buffers.pop(index).close()

@@ -91,9 +91,18 @@ class Training:
                 held.setdefault(share.step, []).append(Held(rank, share.file, share.size))
         steps = []
         for step, record, uses in self.store.committed():
-            told, here = record.read, tuple(held.get(step, ()))
+            saved, here = record.read, tuple(held.get(step, ()))
             steps.append(
-                Step(step, told.created, told.attempt, told.world_size, told.size, len(shares(told)), here, tuple(uses))
+                Step(
+                    step,
+                    saved.created,
+                    saved.attempt,
+                    saved.world_size,
+                    saved.size,
+                    len(shares(saved)),
+                    here,
+                    tuple(uses),
+                )
             )
         protected = self.store.protected if nodes > 1 else None  # a node alone has nothing to protect it
         left_out = () if protected is None else self._left_out

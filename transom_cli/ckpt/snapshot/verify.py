@@ -74,19 +74,19 @@ class Verifier:
             if "error" in answer:
                 damage.append(f"{node} does not answer: {answer['error']}")
                 continue
-            told = build(OfNode, answer)
-            for found in told.files:
+            checked = build(OfNode, answer)
+            for found in checked.files:
                 if found.state == GOOD and found.what not in good:
                     good.add(found.what)
                     size += found.size
                 elif found.state == DAMAGED:
                     damaged.add(found.what)
-            for found in (*told.files, *told.rows, *told.made):
+            for found in (*checked.files, *checked.rows, *checked.made):
                 words = f"{node}: {found.what} is {found.state}" + (f" ({found.why})" if found.why else "")
                 if found.state != GOOD:
                     (damage if found.state == DAMAGED else untried).append(words)
-            rows += sum(found.state == GOOD for found in told.rows)
-            made += sum(found.state == GOOD for found in told.made)
+            rows += sum(found.state == GOOD for found in checked.rows)
+            made += sum(found.state == GOOD for found in checked.made)
         lost = []
         for name in sorted(set(wanted) - good):
             found = self._make(step, wanted[name], None)
@@ -112,8 +112,8 @@ class Verifier:
         else:
             files = tuple(self._files(step, manifest, record))
             found = OfNode(files, tuple(self._rows(step)), tuple(self._next(step, manifest)))
-        told: Answer = plain(found)
-        return told
+        report: Answer = plain(found)
+        return report
 
     def _record(self, step: int) -> Record:
         record = self._store.records.get(step)

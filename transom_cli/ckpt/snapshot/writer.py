@@ -1,8 +1,8 @@
 """A committed snapshot is written into one directory, as a checkpoint: by the daemons of all nodes, from their memory.
 
-The daemon that is asked makes the working directory, has every node write the shares that it holds, writes itself what
-no node could, and publishes. The directory must be the same on all nodes. Where it is not, that shows: a node finds no
-working directory there, or what it wrote is not to be seen here.
+The leading daemon makes the working directory and has every node write its shares. It writes what no node could, and
+publishes. The directory must be the same on all nodes. If it is not, a node finds no working directory, or the leading
+daemon does not see what that node wrote.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from transom_cli.ckpt.snapshot.peers import AT_ONCE, Membership, Peers
 from transom_cli.ckpt.snapshot.record import Record
 from transom_cli.ckpt.snapshot.store import Store
 from transom_cli.errors import TransomError
+from transom_cli.files import make_private
 
 WRITE = 7200.0  # seconds for a node to write its shares
 
@@ -75,7 +76,7 @@ class CheckpointWriter:
         writer = order.attempt if age(order.attempt) else local_attempt(socket.gethostname(), os.getpid())
         work = directory / tmp_name(order.step, writer, secrets.token_hex(4))
         try:
-            work.mkdir(parents=True, mode=0o700)
+            make_private(work)
             trouble = self._write_all(order.step, record, work)
             if not trouble:
                 retention = self._keeping(directory, order.attempt, order.keep)
@@ -144,13 +145,13 @@ class CheckpointWriter:
     def _ask_to_write(
         self, peers: Peers, step: int, work: Path, parts: dict[str, list[str]]
     ) -> dict[str, dict[str, Any]]:
-        asked = {node: names for node, names in parts.items() if names}
+        by_node = {node: names for node, names in parts.items() if names}
 
         def one(node: str) -> dict[str, Any]:
-            return peers.call_all("write", WRITE, [node], step=step, work=str(work), files=asked[node])[node]
+            return peers.call_all("write", WRITE, [node], step=step, work=str(work), files=by_node[node])[node]
 
-        with ThreadPoolExecutor(min(AT_ONCE, max(1, len(asked))), thread_name_prefix="write") as pool:
-            return dict(zip(asked, pool.map(one, asked), strict=True))
+        with ThreadPoolExecutor(min(AT_ONCE, max(1, len(by_node))), thread_name_prefix="write") as pool:
+            return dict(zip(by_node, pool.map(one, by_node), strict=True))
 
     def _write_found(self, step: int, entry: FileEntry, work: Path) -> str:
         """What its own node did not write, from where it can be had. A part of it may stand there."""

@@ -5,7 +5,7 @@
 """
 
 from transom_cli.core.goodput.account import Account, Category, Sums, account, cost
-from transom_cli.core.goodput.history import attempt_of, history
+from transom_cli.core.goodput.history import JournalHistory, attempt_of, history
 from transom_cli.core.goodput.model import NS, Attempt, Cause, History, Kind, Launch, Span
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Category",
     "Cause",
     "History",
+    "JournalHistory",
     "Kind",
     "Launch",
     "Span",

@@ -34,8 +34,8 @@ def attempt_of(name: str, journal: Iterable[Record], progress: Iterable[Record],
         kind = record.get("type")
         if kind == "launch" and isinstance(number := record.get("launch"), int):
             launches.setdefault(number, Launch(number, at))
-        elif kind == "heal":
-            attempt = _healed(attempt, at, record, bool(launches))
+        elif kind == "recovery":
+            attempt = _recovery(attempt, at, record, bool(launches))
         elif kind == "outcome":
             attempt = replace(attempt, ended=at, status=str(record.get("status", "")))
         elif kind == "requeued" and record.get("how") in _HANDOFFS:
@@ -59,7 +59,7 @@ def attempt_of(name: str, journal: Iterable[Record], progress: Iterable[Record],
     return replace(attempt, launches=tuple(with_samples), step=step if isinstance(step, int) else -1, cause=cause)
 
 
-def _healed(attempt: Attempt, at: int, record: Record, launched: bool) -> Attempt:
+def _recovery(attempt: Attempt, at: int, record: Record, launched: bool) -> Attempt:
     what, name = record.get("what"), str(record.get("incident", ""))
     if what == "checked" and not name and not launched:
         return replace(attempt, checked=at)
@@ -117,7 +117,63 @@ _OF_PHASE = {
 _NO_FAULT = ("nothing", "ignored")  # results of an incident that cost nothing
 
 
-def history(seen: Sequence[Seen], attempts: Iterable[Attempt], now: float, *, alive: bool) -> History:
+class JournalHistory:
+    """Collects what an account needs from the journal, event by event. `history` does it at once."""
+
+    def __init__(self) -> None:
+        self._begin = self._latest = self._end = None  # type: float | None
+        self._state, self._attempt = State(), ""
+        self._steps_seen = False
+        self._about: dict[str, list[ev.Event]] = {}
+        self._observations: list[Observation] = []
+
+    def hear(self, event: ev.Event, state: State) -> None:
+        """Take in the next event. state: after it."""
+        self._begin = event.at if self._begin is None else self._begin
+        self._latest = event.at if self._latest is None else max(self._latest, event.at)
+        if self._end is None and state.phase.over:
+            self._end = event.at
+        self._steps_seen = self._steps_seen or isinstance(event, ev.StepSeen)
+        if state is self._state and isinstance(event, (ev.StepSeen, ev.CheckpointSeen)):
+            self._of_attempt(self._attempt if isinstance(event, ev.CheckpointSeen) else event.attempt, event)
+            return  # as most events of a long journal: the state is the one after the last event
+        self._of_attempt(_about(event, state), event)
+        _add_observation(self._observations, _observation(event, state))
+        self._state, self._attempt = state, state.attempt
+
+    def _of_attempt(self, name: str, event: ev.Event) -> None:
+        if name:
+            self._about.setdefault(name, []).append(event)
+
+    def merged(self, attempts: Iterable[Attempt], now: float, *, alive: bool) -> History:
+        """Merge the journal and the attempts, as `history`."""
+        if self._begin is None or self._latest is None:
+            return History(ns(now), ns(now), over=False, alive=alive)
+        last, about, end = self._state, self._about, self._end
+        by_name = {a.name: a for a in attempts}
+        for name, events in about.items():
+            by_name[name] = _completed(by_name.get(name, Attempt(name)), events)
+        incidents = (*last.incidents, *((last.incident,) if last.incident is not None else ()))
+        known = [_named(a, incidents, about.get(a.name, ())) for a in sorted(by_name.values(), key=lambda a: a.order)]
+        if not any(a.launcher for a in known):
+            known = [_scripted(a, about.get(a.name, ())) for a in known]
+        exact = any(one.exact for a in known for one in a.launches)
+        observations: list[Observation] = []
+        for one in sorted(self._observations, key=lambda p: p.at):
+            _add_observation(observations, one)
+        return History(
+            begin=ns(self._begin),
+            until=ns(max(self._latest, now) if end is None else end),
+            over=end is not None,
+            alive=alive,
+            steps_seen=exact or self._steps_seen,
+            observations=tuple(observations),
+            attempts=tuple(known),
+            signs=tuple((i.attempt, _sign(i)) for i in incidents if i.result not in _NO_FAULT),
+        )
+
+
+def history(seen: Iterable[Seen], attempts: Iterable[Attempt], now: float, *, alive: bool) -> History:
     """Merge the journal and the attempts.
 
     Args:
@@ -125,41 +181,16 @@ def history(seen: Sequence[Seen], attempts: Iterable[Attempt], now: float, *, al
         now: Unix time, for a run that is not over.
         alive: The operator is alive.
     """
-    if not seen:
-        return History(ns(now), ns(now), over=False, alive=alive)
-    last = seen[-1][1]
-    end = next((e.at for e, state in seen if state.phase.over), None)
-    about: dict[str, list[ev.Event]] = {}
+    journal = JournalHistory()
     for event, state in seen:
-        if name := _about(event, state):
-            about.setdefault(name, []).append(event)
-    by_name = {a.name: a for a in attempts}
-    for name, events in about.items():
-        by_name[name] = _completed(by_name.get(name, Attempt(name)), events)
-    incidents = (*last.incidents, *((last.incident,) if last.incident is not None else ()))
-    known = [_named(a, incidents, about.get(a.name, ())) for a in sorted(by_name.values(), key=lambda a: a.order)]
-    if not any(a.launcher for a in known):
-        known = [_scripted(a, about.get(a.name, ())) for a in known]
-    exact = any(one.exact for a in known for one in a.launches)
-    return History(
-        begin=ns(seen[0][0].at),
-        until=ns(max(*(e.at for e, _ in seen), now) if end is None else end),
-        over=end is not None,
-        alive=alive,
-        steps_seen=exact or any(isinstance(e, ev.StepSeen) for e, _ in seen),
-        observations=_observations(seen),
-        attempts=tuple(known),
-        signs=tuple((i.attempt, _sign(i)) for i in incidents if i.result not in _NO_FAULT),
-    )
+        journal.hear(event, state)
+    return journal.merged(attempts, now, alive=alive)
 
 
-def _observations(seen: Sequence[Seen]) -> tuple[Observation, ...]:
-    """Return observations in order of time, without repetitions."""
-    found: list[Observation] = []
-    for one in sorted((_observation(*one) for one in seen), key=lambda p: p.at):
-        if one.restarted or not found or (one.kind, one.attempt) != (found[-1].kind, found[-1].attempt):
-            found.append(one)
-    return tuple(found)
+def _add_observation(found: list[Observation], one: Observation) -> None:
+    """Append an observation, unless it repeats the last one."""
+    if one.restarted or not found or (one.kind, one.attempt) != (found[-1].kind, found[-1].attempt):
+        found.append(one)
 
 
 def _observation(event: ev.Event, state: State) -> Observation:
@@ -177,7 +208,7 @@ def _about(event: ev.Event, state: State) -> str:
     if isinstance(event, ev.JobSeen):
         name = attempt_name(event.job_id, event.restarts)
         return name if event.state == "RUNNING" and name == state.attempt else ""
-    if isinstance(event, (ev.LaunchSeen, ev.StepSeen, ev.OutcomeSeen, ev.HealSeen)):
+    if isinstance(event, (ev.LaunchSeen, ev.StepSeen, ev.OutcomeSeen, ev.RecoverySeen)):
         return event.attempt
     return state.attempt if isinstance(event, ev.CheckpointSeen) else ""
 
@@ -195,7 +226,11 @@ def _completed(attempt: Attempt, events: Sequence[ev.Event]) -> Attempt:
             ended = ns(e.at) if attempt.ended is None else attempt.ended
             attempt = replace(attempt, ended=ended, status=attempt.status or e.status, cause=attempt.cause or e.cause)
             attempt = replace(attempt, step=max(attempt.step, -1 if e.since_start else e.step), launcher=True)
-        elif isinstance(e, ev.HealSeen) and e.what == "seen" and e.incident not in {s.incident for s in attempt.signs}:
+        elif (
+            isinstance(e, ev.RecoverySeen)
+            and e.what == "seen"
+            and e.incident not in {s.incident for s in attempt.signs}
+        ):
             attempt = replace(attempt, signs=(*attempt.signs, Sign(ns(e.at), e.incident)), launcher=True)
     return replace(attempt, launches=_with_samples(attempt.launches, events))
 
@@ -251,11 +286,11 @@ def _sign(incident: Incident) -> Sign:
 def _named(attempt: Attempt, incidents: Iterable[Incident], events: Sequence[ev.Event]) -> Attempt:
     """Use the launcher's time of the first sign, and the operator's name of the incident."""
     marks = {(m.at, m.what, m.words): _sign(i) for i in incidents if i.attempt == attempt.name for m in i.marks}
-    heard = [e for e in events if isinstance(e, ev.HealSeen)]
-    healed = {e.incident: sign for e in heard if (sign := marks.get((e.at, "seen", e.words))) is not None}
+    reported = [e for e in events if isinstance(e, ev.RecoverySeen)]
+    recoveries = {e.incident: sign for e in reported if (sign := marks.get((e.at, "seen", e.words))) is not None}
     signs = [
-        replace(s, incident=healed[s.incident].incident, category=s.category or healed[s.incident].category)
-        if s.incident in healed
+        replace(s, incident=recoveries[s.incident].incident, category=s.category or recoveries[s.incident].category)
+        if s.incident in recoveries
         else s
         for s in attempt.signs
     ]

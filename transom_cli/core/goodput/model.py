@@ -27,7 +27,7 @@ class Kind(enum.Enum):
     UNSEEN = "unseen"  # ranks run, but no steps are visible
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """The time [begin, end) of one kind. attempt: which it counts to. cause: a key of `Cause`, or ""."""
 
@@ -42,7 +42,7 @@ class Span:
         return self.end - self.begin
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
     """Every rank had finished `step` by `at`. stalled: ns spent in checkpoints so far; None: unknown."""
 
@@ -108,7 +108,7 @@ class Attempt:
         return int(job), int(restart)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Observation:
     """What the operator knew from `at` on.
 

@@ -45,7 +45,7 @@ from transom_cli.core.launcher.events import (
     Tick,
     TimeLimitNear,
 )
-from transom_cli.core.launcher.outcome import made_progress
+from transom_cli.core.launcher.outcome import after_attempt
 from transom_cli.core.launcher.state import Launch, Memory, Nodes, Phase, Policy, Reason, State
 
 __all__ = [
@@ -90,7 +90,7 @@ __all__ = [
     "TasksSeen",
     "Tick",
     "TimeLimitNear",
+    "after_attempt",
     "decide",
-    "made_progress",
     "next_deadline",
 ]

@@ -130,7 +130,7 @@ def _roll_back(state: State, name: str, anomaly: AnomalyReported, *, skip: bool)
     """
     steps = (anomaly.before + 1, anomaly.step) if skip else None
     skipped = f"; the batches of steps {steps[0]} to {steps[1]} are to be skipped" if steps else ""
-    words = f"back to step {anomaly.back_to} of {state.launch.step}{skipped}"
+    words = f"back to step {anomaly.back_to} of {state.progress.step}{skipped}"
     why = f"{anomaly.what} at step {anomaly.step}: {anomaly.words}"
     entry = Journal(name, "rolled_back", words, DIVERGED, durable=anomaly.back_to)
     state = replace(state, progress=replace(state.progress, durable=anomaly.back_to), memory=Memory.NONE)

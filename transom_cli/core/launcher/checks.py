@@ -16,7 +16,8 @@ from transom_cli.core.launcher.events import AttemptStarted, FaultsFound, NodesC
 from transom_cli.core.launcher.failure import fail, suspects_checked
 from transom_cli.core.launcher.judgement import Sign, ignore
 from transom_cli.core.launcher.outcome import lack_nodes, stop
-from transom_cli.core.launcher.state import Budget, Decision, History, Memory, Phase, Progress, State, after
+from transom_cli.core.launcher.state import Decision, History, Memory, Phase, State, after
+from transom_cli.core.progress import Counted, Progress
 
 
 def attempt_started(state: State, e: AttemptStarted) -> Decision:
@@ -26,8 +27,7 @@ def attempt_started(state: State, e: AttemptStarted) -> Decision:
         state,
         since=e.at,
         begun=e,
-        progress=Progress(durable=e.durable),
-        budget=Budget(reached=e.durable),
+        progress=Progress(durable=e.durable, counted=Counted(durable=e.durable)),
         history=History(earlier=tuple(replace(t, at=e.at + t.at) for t in e.taken)),
     )
     if not state.policy.preflight:

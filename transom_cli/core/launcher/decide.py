@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from transom_cli.core.diagnose import first_bad
+from transom_cli.core.clocks import first_bad
 from transom_cli.core.launcher import anomalies, checks, departure, failure
 from transom_cli.core.launcher.actions import Action, Journal
 from transom_cli.core.launcher.events import (
@@ -182,7 +182,7 @@ def _settle(state: State, at: float) -> Decision:
 
 
 def _ended_well(state: State, at: float, which: str) -> Decision:
-    """A trainer that ends with code 0 because it was asked to end is not done."""
+    """A trainer that ends with code 0 on request is not done."""
     words = f"{which} ended with exit code 0"
     if state.stop:
         return stop(state, at, f": {words}")
@@ -204,22 +204,17 @@ def _ended(state: State, e: LaunchEnded) -> Decision:
 
 
 def _stepped(state: State, e: Stepped) -> Decision:
-    launch, progress = state.launch, state.progress
-    recounted = progress.since_start and not e.since_start and e.step >= 0  # the training's own step is known now
-    if not state.trains(e.launch) or (e.step <= launch.step and not recounted):
+    launch, before = state.launch, state.progress
+    if not state.trains(e.launch) or not before.newer(e.step, e.since_start):
         return state, ()
-    furthest = e.step if recounted else max(e.step, progress.max_step)
-    state = replace(
-        state,
-        launch=replace(launch, step=e.step, stepped_at=e.at),
-        progress=replace(progress, max_step=furthest, since_start=e.since_start),
-    )
+    progress = before.stepped(e.step, e.since_start, e.step)
+    state = replace(state, launch=replace(launch, stepped_at=e.at), progress=progress)
     entries: tuple[Action, ...] = ()
     if state.incident is not None:
         words = f"step {e.step} done in launch {launch.number}"
         entries = (Journal(state.incident.id, "recovered", words),)
         state = close(state, e.at, "recovered")
-    return after(entries, departure.first_step(state)) if launch.step < 0 else (state, entries)
+    return after(entries, departure.first_step(state)) if before.step < 0 else (state, entries)
 
 
 def _stalled(state: State, e: Stalled) -> Decision:
@@ -235,14 +230,14 @@ def _unreachable(state: State, e: NodeUnreachable) -> Decision:
     """Act on a vanished node while all ranks wait, even if the limit for a stall is not known yet."""
     if not state.runs or state.stop or e.node not in state.nodes.training:
         return state, ()
-    launch = state.launch
+    launch, step = state.launch, state.progress.step
     limit = max(e.limit, state.policy.silent * (1 if state.nodes.ready else 3))
-    waited = e.at - (launch.stepped_at if launch.step >= 0 else state.since)
+    waited = e.at - (launch.stepped_at if step >= 0 else state.since)
     if e.silent_for < limit or waited < limit:
         return state, ()
-    last = f"step {launch.step}{' of this start' if state.progress.since_start else ''}"
-    done = f"no rank has stepped since {last}" if launch.step >= 0 else "no rank has made a step"
-    words = f"nothing is heard of {e.node} for {e.silent_for:.0f} s, its slurmd does not answer, and {done}"
+    last = f"step {step}{' of this start' if state.progress.since_start else ''}"
+    done = f"no rank has stepped since {last}" if step >= 0 else "no rank has made a step"
+    words = f"{e.node} has been silent for {e.silent_for:.0f} s, its slurmd does not answer, and {done}"
     return fail(state, e.at, Sign(words, stalled=True, suspects=(e.node,)))
 
 

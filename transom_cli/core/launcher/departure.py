@@ -64,7 +64,7 @@ def begin(state: State, reason: Reason) -> Decision:
 
 
 def stop_requested(state: State, e: StopRequested) -> Decision:
-    """Ranks get Slurm's signal too. Whatever was under way is not resumed."""
+    """Ranks get Slurm's signal too. What was in progress is not resumed."""
     if state.stop:
         return state, ()
     if state.phase is Phase.CHECKING and state.launch.number < 0:
@@ -84,7 +84,11 @@ def checkpoint_planned(state: State, e: CheckpointPlanned) -> Decision:
     if e.step < 0 and e.keeps and state.stop:
         return end(state, e.at)  # ranks would wait for a request that does not come
     known = bool(cannot) and cannot == departure.cannot_save
-    what = f"all ranks save at step {e.step}" if e.step >= 0 else f"the ranks cannot be asked to save: {e.words}"
+    what = (
+        f"all ranks save at step {e.step}"
+        if e.step >= 0
+        else f"the ranks cannot receive the request to save: {e.words}"
+    )
     entries = () if known else (Journal("", "leaving", what, departure.reason.value),)
     return after(entries, checkpoint_durable(state, CheckpointDurable(e.at, state.progress.durable)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transom_cli.core.clocks import NodeClock
 from transom_cli.core.events import NodeFault, RankExit, Stall, Taken
 
 THIS_LAUNCHER = "this launcher"  # in place of a survivor's node: our own failure, for which no node is blamed
@@ -95,7 +96,7 @@ class Stalled(Event):
 
 @dataclass(frozen=True)
 class NodeUnreachable(Event):
-    """A node has been silent for `silent_for` seconds while others are heard, and its slurmd does not answer either.
+    """A node has been silent for `silent_for` seconds while others report, and its slurmd does not answer either.
 
     limit: seconds without a step that are not unusual; 0 if that is not known yet.
     """
@@ -125,7 +126,7 @@ class LaunchEnded(Event):
 
     unheard: nodes whose agent did not confirm the end. survivors: (node, process that survives there); the node is
     THIS_LAUNCHER if the launcher itself failed. evidence: one line per rank, if requested.
-    suspects: after a hang, nodes that the others waited for, by the evidence.
+    suspects: after a hang, nodes that the others waited for, by the evidence. clocks: of the nodes, as measured.
     """
 
     launch: int
@@ -134,6 +135,7 @@ class LaunchEnded(Event):
     survivors: tuple[tuple[str, str], ...] = ()
     evidence: tuple[str, ...] = ()
     suspects: tuple[str, ...] = ()
+    clocks: tuple[NodeClock, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -147,12 +149,16 @@ class LaunchEnded(Event):
 
 @dataclass(frozen=True)
 class LogsRead(Event):
-    """Answer to `ReadLogs`: category and line as in `core.events.Examined`."""
+    """Answer to `ReadLogs`: category and line as in `core.events.Examined`.
+
+    port_taken: the line says that another program uses the launch's rendezvous port.
+    """
 
     launch: int
     category: str
     line: str
     where: str = ""
+    port_taken: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,7 @@ class NodesChecked(Event):
 
 @dataclass(frozen=True)
 class FaultsFound(Event):
-    """An agent found faults of its own node, which trains or stands by."""
+    """An agent found faults of its own node, which trains or is a spare."""
 
     faults: tuple[NodeFault, ...]
 

@@ -6,23 +6,24 @@ that names cause and suspects.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from transom_cli.core.category import DEVICE
-from transom_cli.core.diagnose import first_bad
+from transom_cli.core.clocks import failed_first, on_launchers_clock
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Diagnosis, Stage
 from transom_cli.core.launcher.actions import Action, CheckNodes, EndLaunch, Journal, ReadLogs, StartLaunch
 from transom_cli.core.launcher.events import LaunchEnded, LogsRead
 from transom_cli.core.launcher.judgement import Sign, journal_diagnosis, judge
-from transom_cli.core.launcher.outcome import close, finish, made, saved_words, stop
+from transom_cli.core.launcher.outcome import close, count_last_step, finish, saved_words, stop
 from transom_cli.core.launcher.state import Budget, Decision, Departure, Phase, Reason, State, after
 from transom_cli.core.policy import SWAP
-from transom_cli.core.progress import made_progress
-from transom_cli.plural import several, times
+from transom_cli.plural import times
 
 _OURS = (9, 15)  # signals by which the launcher ends the other ranks
 EVIDENCE = 64  # ranks whose stack goes into the journal; the files hold all of them
+_PORT_TAKEN = "another program uses the rendezvous port: the next launch has another one, and this one costs no budget"
 _ON_ONE_NODE = ("rank_killed", "rank_failed", "hang")  # causes after which repeated blame of a node is checked
 
 
@@ -50,13 +51,14 @@ def ended(state: State, e: LaunchEnded) -> Decision:
     entries = tuple(Journal(incident.id, "evidence", line) for line in lines)
     if incident.outcome is not None:  # a late record may be of the rank that died first, unless we killed it
         known = {x.rank: x for x in e.exits if x.signal not in _OURS} | {x.rank: x for x in incident.outcome.exits}
-        outcome = replace(incident.outcome, exits=tuple(known[rank] for rank in sorted(known)))
-        incident = replace(incident, outcome=outcome)
-    if incident.quiet and (suspects := tuple(n for n in e.suspects if n in state.nodes.training)):
-        incident = replace(incident, quiet_nodes=suspects)
-    first = first_bad(incident.outcome.exits) if incident.outcome else None
-    read = ReadLogs(state.launch.number, first.rank if first else None)
-    state = replace(state, incident=incident, launch=replace(state.launch, ended=e)).enter(Phase.READING, e.at)
+        exits = on_launchers_clock((known[rank] for rank in sorted(known)), e.clocks)
+        incident = replace(incident, outcome=replace(incident.outcome, exits=exits))
+    if incident.stalled and (suspects := tuple(n for n in e.suspects if n in state.nodes.training)):
+        incident = replace(incident, suspect_nodes=suspects)
+    first = failed_first(incident.outcome.exits) if incident.outcome else ()
+    read = ReadLogs(state.launch.number, first[0].rank if len(first) == 1 else None)
+    launch = replace(state.launch, ended=e, exits=on_launchers_clock(state.launch.exits, e.clocks))
+    state = replace(state, incident=incident, launch=launch).enter(Phase.READING, e.at)
     return state, (*entries, read)
 
 
@@ -65,8 +67,10 @@ def logs_read(state: State, e: LogsRead) -> Decision:
     if e.launch != state.launch.number or state.phase is not Phase.READING or incident is None or gone is None:
         return state, ()
     state = replace(state, health=state.health.current(e.at, len(state.nodes.allocated)))
+    if e.port_taken and state.progress.step < 0:
+        state = replace(state, launch=replace(state.launch, port_taken=True))
     faults = state.health.of(state.nodes.training)
-    incident = replace(incident, log_category=e.category, log_line=e.line, faults=faults)
+    incident = replace(incident, log_category=e.category, log_line=e.line, log_rank=_rank_of(e), faults=faults)
     diagnosis = judge(state, incident, gone, e.at)
     state = replace(state, incident=replace(incident, diagnosis=diagnosis))
     actions: tuple[Action, ...] = (Journal(incident.id, "examined", f"{e.where}: {e.line}"),) if e.line else ()
@@ -75,6 +79,12 @@ def logs_read(state: State, e: LogsRead) -> Decision:
     if nodes := _to_be_checked(state, diagnosis):
         return state.enter(Phase.CHECKING, e.at), (*actions, CheckNodes(incident.id, nodes, "deep"))
     return after(actions, recover(state, e.at, diagnosis, gone))
+
+
+def _rank_of(e: LogsRead) -> int | None:
+    """The rank whose log has the cause."""
+    name = re.match(r"rank-(\d+)\.log", e.where)
+    return int(name[1]) if name and e.category not in ("", "unknown") else None
 
 
 def suspects_checked(state: State, at: float) -> Decision:
@@ -112,12 +122,13 @@ def recover(state: State, at: float, diagnosis: Diagnosis | None, gone: LaunchEn
     """Choose between a relaunch, a swap and the end of the attempt."""
     if state.stop:
         return stop(state, at, f"; {saved_words(state)}")
+    state = count_last_step(state)
     words = diagnosis.words if diagnosis else "the training step ended"
     if state.departure.reason is Reason.TIME_LIMIT:
         return finish(state, at, "failed", f"{words}; and the time limit is near")
     survivor = next((f"{what} on {node} cannot be ended" for node, what in gone.survivors), "")
     why = f"{words}; {survivor}" if survivor else words
-    if diagnosis is None or not diagnosis.restart or not state.policy.relaunches:
+    if diagnosis is None or not diagnosis.restart or not (state.policy.relaunches or state.costs_nothing):
         return finish(state, at, "failed", why)
     suspects = _suspects(state, diagnosis, gone)
     if any(node not in suspects for node in gone.left_behind):
@@ -127,15 +138,15 @@ def recover(state: State, at: float, diagnosis: Diagnosis | None, gone: LaunchEn
     blamed, usable = state.nodes.of_launch(diagnosis.nodes), state.nodes.usable
     if diagnosis.decided.action == SWAP and blamed and len(usable) >= len(blamed):  # else a relaunch
         return swap(state, at, blamed, usable[: len(blamed)], diagnosis.cause)
+    if state.costs_nothing:
+        entry = Journal(state.incident.id if state.incident else "", "decided", _PORT_TAKEN, diagnosis.cause)
+        return after((entry,), relaunch(state, at, diagnosis.cause, state.nodes.training))
     if state.launch.number > 0 and not state.launch.started:
         return finish(state, at, "failed", words)  # another try would end the same way
-    spent = 0 if _progressed(state) else state.budget.spent(diagnosis.cause)
+    spent = 0 if state.progress.further() else state.budget.spent(diagnosis.cause)
     if spent < state.policy.relaunches:
         return relaunch(state, at, diagnosis.cause, state.nodes.training)
-    beyond = f" beyond step {state.budget.reached}" if state.budget.reached >= 0 else ""
-    if _counts_from_start(state):
-        beyond = f" ({several(made(state)[0], 'step')} in the last start)"
-    why = f"{words}; relaunched {times(spent)} without progress{beyond}"
+    why = f"{words}; relaunched {times(spent)} without progress{state.progress.beyond}"
     if blamed:
         return _swap_if_possible(state, at, diagnosis, blamed, why)
     return finish(state, at, "failed", why)
@@ -179,50 +190,23 @@ def swap(state: State, at: float, out: tuple[str, ...], into: tuple[str, ...], c
 
 
 def relaunch(state: State, at: float, cause: str, nodes: tuple[str, ...]) -> Decision:
-    steps, since_start = made(state)
-    progress = state.progress
+    state = count_last_step(state)
+    budget, progress = state.budget, state.progress
+    if state.costs_nothing:
+        budget = replace(budget, ports_taken=budget.ports_taken + 1)
+    else:
+        spent = {} if progress.further() else dict(budget.relaunches)
+        if nodes == state.nodes.training:
+            spent[cause] = spent.get(cause, 0) + 1
+        taken = budget.ports_taken if state.launch.port_taken else 0
+        budget, progress = Budget(tuple(sorted(spent.items())), ports_taken=taken), progress.charged()
     state = replace(
         state,
-        budget=_charged(state, cause, nodes),
-        progress=replace(
-            progress,
-            since_start=since_start,
-            max_step=max(steps, progress.max_step) if since_start else progress.max_step,
-        ),
+        budget=budget,
+        progress=progress.new_start(),
         nodes=replace(state.nodes, training=nodes),
         launch=state.launch.next(),
         departure=Departure(),
         incident=replace(state.incident, stage=Stage.STARTING) if state.incident else None,
     )
     return state.enter(Phase.TRAINING, at), (StartLaunch(state.launch.number, nodes),)
-
-
-def _charged(state: State, cause: str, nodes: tuple[str, ...]) -> Budget:
-    """The budget after a relaunch on `nodes`."""
-    budget = state.budget
-    spent = {} if _progressed(state) else dict(budget.relaunches)
-    if nodes == state.nodes.training:
-        spent[cause] = spent.get(cause, 0) + 1
-    steps, since_start = made(state)
-    return Budget(
-        tuple(sorted(spent.items())),
-        reached=budget.reached if _counts_from_start(state) else max(budget.reached, _reached(state)),
-        made=steps if since_start and steps >= 0 else budget.made,
-    )
-
-
-def _reached(state: State) -> int:
-    """The step that a new launch can resume from: the newest durable one, or without checkpoints the newest one."""
-    return state.progress.durable if state.progress.durable >= 0 else state.progress.max_step
-
-
-def _counts_from_start(state: State) -> bool:
-    """Whether progress can only be judged by steps that count from the start of the processes."""
-    return state.progress.durable < 0 and made(state)[1]
-
-
-def _progressed(state: State) -> bool:
-    """Whether the launch progressed beyond those before it."""
-    if _counts_from_start(state):
-        return made_progress(made(state)[0], state.budget.made)
-    return _reached(state) > state.budget.reached

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.diagnose import NODE_FAULT, REPORTED, first_bad, taken_in
+from transom_cli.core.clocks import first_bad
+from transom_cli.core.diagnose import NODE_FAULT, REPORTED, taken_in
 from transom_cli.core.events import OutcomeSeen, RankExit
 from transom_cli.core.incident import Stage
 from transom_cli.core.launcher.actions import Action, FinishAttempt, PersistMemory
 from transom_cli.core.launcher.state import Decision, Memory, Parting, Phase, Reason, State
-from transom_cli.core.progress import made_progress as made_new_steps
+from transom_cli.core.progress import Counted, Progress
 from transom_cli.plural import several, was
 
-_ON_PURPOSE = (Reason.TIME_LIMIT.value, Reason.MAINTENANCE.value)
 LEFT = 75  # EX_TEMPFAIL: not done, and to be continued in another attempt
 
 
@@ -31,14 +31,14 @@ def finish(state: State, at: float, status: str, why: str, cause: str = "") -> D
         return waiting.enter(Phase.PERSISTING, at), actions
     why = f"{why}; {state.persisted}" if state.persisted else why
     incident, launch, nodes = state.open_incident, state.launch, state.nodes.training
-    hung = incident is not None and incident.quiet
+    hung = incident is not None and incident.stalled
     failed = status == "failed"
     exits = () if hung or status == "left" else launch.exits  # as they were before we ended the others
     if failed and incident is not None and incident.diagnosis is not None and not hung:
         found = incident.diagnosis.cause
         cause = cause or (found if found in (NODE_FAULT, *REPORTED) else "")
     cause = cause or ("hang" if hung else Reason.TIME_LIMIT.value if status == "stopped" and state.warned else "")
-    steps, since_start = made(state)
+    state = count_last_step(state)
     outcome = OutcomeSeen(
         at,
         state.attempt,
@@ -48,11 +48,11 @@ def finish(state: State, at: float, status: str, why: str, cause: str = "") -> D
         _missing(state, silent=failed and not hung),
         nodes,
         cause,
-        suspects=incident.quiet_nodes if incident is not None else (),
+        suspects=incident.suspect_nodes if incident is not None else (),
         durable=state.progress.durable,
         blamed=_blamed(state),
-        step=max(state.progress.max_step, steps) if since_start else state.progress.max_step,
-        since_start=since_start,
+        step=state.progress.max_step,
+        since_start=state.progress.since_start,
         faults=state.health.faults if failed else (),
     )
     again = _again(state, outcome)
@@ -120,41 +120,34 @@ def saved_words(state: State) -> str:
     return f"{newest}" + (f" ({departure.cannot_save})" if departure.cannot_save else "")
 
 
-def made(state: State) -> tuple[int, bool]:
-    """The present launch's newest step (-1: none), and whether steps count from the start of the processes.
+def count_last_step(state: State) -> State:
+    """Count the last step of the rank that failed first.
 
-    Heartbeats may be a second old; the wrapper of the rank that failed first knows that rank's last step.
+    Heartbeats may be a second old; the wrapper of that rank knows its last step.
     """
-    step, since_start, exits = state.launch.step, state.progress.since_start, state.launch.exits
+    exits, progress = state.launch.exits, state.progress
     if state.incident is not None and state.incident.outcome is not None:
         exits = state.incident.outcome.exits or exits
     first = first_bad(exits)
-    if first is not None and first.step >= 0 and (step < 0 or first.since_start == since_start):
-        return first.step, first.since_start
-    return step, since_start
+    if first is None or first.step < 0 or (progress.step >= 0 and first.since_start != progress.since_start):
+        return state
+    return replace(state, progress=progress.stepped(first.step, first.since_start, first.step))
 
 
-def made_progress(outcome: OutcomeSeen, durable: int, step: int, steps_made: int) -> bool:
-    """Whether an attempt progressed beyond those before it: by their newest checkpoint, else by steps.
-
-    Steps that count from the start of the processes are judged by `core.progress`. An attempt that stepped until its
-    time limit progressed in any case.
-
-    Args:
-        steps_made: of the last attempt before that made any.
-    """
-    if max(outcome.durable, durable) >= 0:
-        return outcome.durable > durable
-    further = made_new_steps(outcome.step, steps_made) if outcome.since_start else outcome.step > step
-    return further or (outcome.step >= 0 and outcome.cause in _ON_PURPOSE)
+def after_attempt(progress: Progress, outcome: OutcomeSeen) -> Progress:
+    """Return the run's progress after an attempt with this outcome; the budget has not counted it yet."""
+    progress = progress.new_start()
+    if outcome.step >= 0:
+        progress = progress.stepped(outcome.step, outcome.since_start, outcome.step)
+    return replace(progress, durable=max(outcome.durable, progress.durable))
 
 
 def _missing(state: State, *, silent: bool) -> tuple[str, ...]:
     """Nodes of the launch whose agent did not answer; with `silent`, also those whose ranks reported no exit."""
     ended = state.launch.ended
-    heard = {x.node for x in (*state.launch.exits, *(ended.exits if ended else ()))}
+    exited = {x.node for x in (*state.launch.exits, *(ended.exits if ended else ()))}
     unheard = ended.unheard if ended is not None else ()
-    return tuple(n for n in state.nodes.training if n in unheard or (silent and n not in heard))
+    return tuple(n for n in state.nodes.training if n in unheard or (silent and n not in exited))
 
 
 def _blamed(state: State) -> tuple[str, ...]:
@@ -177,8 +170,9 @@ def _again(state: State, outcome: OutcomeSeen) -> str:
     if outcome.status == "done" or (outcome.status == "failed" and diagnosis is not None and not diagnosis.restart):
         return ""
     before = state.before
-    progressed = made_progress(outcome, before.durable, before.step, before.made)
-    enough = not progressed and before.stuck + 1 > state.policy.max_without_progress
+    counted = Counted(before.step, before.made, before.durable)
+    progress = after_attempt(Progress(max_step=before.step, durable=before.durable, counted=counted), outcome)
+    enough = not progress.further(outcome.cause) and before.stuck + 1 > state.policy.max_without_progress
     if outcome.status == "stopped" or state.departure.reason is Reason.STOP:
         return "" if enough else "uncancelled"
     return "hold" if enough else "requeue"

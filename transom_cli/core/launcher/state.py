@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from transom_cli.core.events import NodeFault, RankExit, Taken
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.launcher.actions import Action
 from transom_cli.core.launcher.events import AnomalyReported, AttemptStarted, LaunchEnded, Response, StopRequested
 from transom_cli.core.policy import Rule
+from transom_cli.core.progress import Progress
 from transom_cli.layout import attempt_name
 
 DOUBT = 600.0  # seconds for which an agent's suspicion counts
@@ -22,6 +23,7 @@ class Policy:
 
     relaunches: per cause and without progress, before the attempt ends; 0 disables relaunching.
     max_without_progress: attempts in a row, after which a launcher without an operator holds the job.
+    ports_taken: relaunches in a row that cost no budget, since another program used the rendezvous port.
     settle: time after the first bad exit in which the other ranks' exits are still collected.
     late: time for exit records to arrive through a network file system after srun ended.
     come_up: time limit for a relaunched step to start its tasks. The limit is at least three times the first startup.
@@ -38,6 +40,7 @@ class Policy:
 
     relaunches: int = 3
     max_without_progress: int = 3
+    ports_taken: int = 5
     settle: float = 0.3
     late: float = 5.0
     come_up: float = 120.0
@@ -70,7 +73,7 @@ class Reason(enum.Enum):
     TIME_LIMIT = "time_limit"
     MAINTENANCE = "maintenance"
     ANOMALY = "reported"  # slow, or a bad loss, and a rule asks for more than a report
-    STOP = "told"  # a stop request: the attempt ends in any case
+    STOP = "stop_request"  # a stop request: the attempt ends in any case
 
 
 class Memory(enum.Enum):
@@ -78,7 +81,7 @@ class Memory(enum.Enum):
 
     NONE = "none"  # no agents, or nothing more can be done
     HELD = "held"  # there may be some
-    REQUESTED = "requested"  # the nodes were asked to write them to disk
+    REQUESTED = "requested"  # the nodes are to write them to disk
 
 
 @dataclass(frozen=True)
@@ -130,12 +133,12 @@ class Launch:
     failing_since: float | None = None  # when the first bad exit was seen
     over_since: float | None = None  # when its srun was seen to have ended
     srun_code: int | None = None
-    step: int = -1  # the newest step that all ranks have done
-    stepped_at: float = 0.0  # when that was seen
+    stepped_at: float = 0.0  # when its newest step was seen
     startup: float = 0.0  # seconds until the tasks of the attempt's first launch were seen
     anomalies: tuple[AnomalyReported, ...] = ()  # present ones
     response: Response | None = None  # what is being done about one of them
     ended: LaunchEnded | None = None  # how its processes were removed
+    port_taken: bool = False  # it failed since another program used its rendezvous port
 
     @property
     def started(self) -> bool:
@@ -149,19 +152,11 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Progress:
-    max_step: int = -1  # of this attempt
-    since_start: bool = False  # steps count from the start of the processes: see core.progress
-    durable: int = -1  # the newest checkpoint's step
-
-
-@dataclass(frozen=True)
 class Budget:
     """Relaunches since the last progress."""
 
     relaunches: tuple[tuple[str, int], ...] = ()  # by cause, on the same nodes
-    reached: int = -1  # the step that the last relaunch could resume from
-    made: int = -1  # steps of the last launch that made any, if steps count from the start of the processes
+    ports_taken: int = 0  # launches in a row that failed since their rendezvous port was taken, and cost nothing
 
     def spent(self, cause: str) -> int:
         return dict(self.relaunches).get(cause, 0)
@@ -182,7 +177,7 @@ class Departure:
 @dataclass(frozen=True)
 class Health:
     faults: tuple[NodeFault, ...] = ()  # of nodes of the allocation
-    doubts: tuple[tuple[NodeFault, float], ...] = ()  # agents' suspicions among them, and when they were last heard
+    doubts: tuple[tuple[NodeFault, float], ...] = ()  # agents' suspicions among them, and when they were last reported
 
     def of(self, nodes: tuple[str, ...]) -> tuple[NodeFault, ...]:
         return tuple(f for f in self.faults if f.node in nodes)
@@ -209,10 +204,12 @@ class Health:
         for f, _ in self.doubts:
             of_check.setdefault(f.check, set()).add(f.node)
         shared = {check for check, nodes in of_check.items() if len(nodes) >= 2 and len(nodes) * 2 > allocated}
-        late = {f for f, heard in self.doubts if at - heard > DOUBT}
+        late = {f for f, last_seen in self.doubts if at - last_seen > DOUBT}
         gone = late | {f for f, _ in self.doubts if f.check in shared}
         faults = tuple(f for f in self.faults if f not in gone)
-        return replace(self, faults=faults, doubts=tuple((f, heard) for f, heard in self.doubts if f not in late))
+        return replace(
+            self, faults=faults, doubts=tuple((f, last_seen) for f, last_seen in self.doubts if f not in late)
+        )
 
 
 @dataclass(frozen=True)
@@ -248,7 +245,7 @@ class State:
     since: float = 0.0  # when the phase began
     begun: AttemptStarted | None = None
     launch: Launch = Launch()
-    progress: Progress = Progress()
+    progress: Progress = field(default_factory=Progress)
     budget: Budget = Budget()
     departure: Departure = Departure()
     warned: bool = False  # the time limit is near
@@ -287,7 +284,12 @@ class State:
     def steps(self) -> bool:
         """Ranks run and step, and the attempt is not about to end."""
         leaving = self.stop is not None or self.departure.reason is not Reason.NONE
-        return self.runs and self.launch.step >= 0 and not leaving
+        return self.runs and self.progress.step >= 0 and not leaving
+
+    @property
+    def costs_nothing(self) -> bool:
+        """Whether the present launch failed for its rendezvous port, and a relaunch with another one is free."""
+        return self.launch.port_taken and self.budget.ports_taken < self.policy.ports_taken
 
     @property
     def open_incident(self) -> Incident | None:

@@ -25,7 +25,7 @@ class Probe(Action):
 
 
 @dataclass(frozen=True)
-class Examine(Action):
+class ReadLogs(Action):
     """Read the logs of an attempt for the root cause. rank: the rank that died first, if known."""
 
     attempt: str

@@ -11,16 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from transom_cli.core import events as ev
-from transom_cli.core.diagnose import PREFLIGHT, UNKNOWN
+from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.incident import Sign, Stage
-from transom_cli.core.operator import idle, job, relaunches
+from transom_cli.core.operator import answers, idle, job, relaunches
 from transom_cli.core.operator import incident as inc
-from transom_cli.core.operator.actions import Action, Cancel, Examine, Isolate, Patch, Probe, Release, Restart, Submit
-from transom_cli.core.operator.state import Phase, SavesFail, State, Step, answered, both, order
+from transom_cli.core.operator.actions import Release, Submit
+from transom_cli.core.operator.state import Phase, SavesFail, State, Step, both, order
 from transom_cli.layout import parse_attempt
 from transom_cli.plural import several
 
-_CANCELLED = "job_cancelled"  # the kind of the error by which Slurm refuses to continue such a job
 _TIMERS: tuple[tuple[Callable[[State], float | None], Callable[[State, float], Step]], ...] = (
     (inc.due_at, inc.advance),
     (job.finish_at, job.finish),
@@ -63,29 +62,6 @@ def _started(state: State, e: ev.Started) -> Step:
     if not state.job.id and not state.pending:
         return order(replace(state, since=e.at), Submit("submit"))
     return state, state.pending  # unanswered actions are ordered again: each is safe to repeat
-
-
-def _submitted(state: State, e: ev.Submitted) -> Step:
-    if _pending(state, e.key, Submit) is not None:
-        state = answered(state, e.key)
-    if state.job.id:
-        return state, ()
-    state = replace(state, job=replace(state.job, id=e.job_id, state="PENDING")).in_phase(Phase.PENDING, e.at)
-    state = _unheld(state) if e.released else state
-    return job.cancel(state, e.at) if state.stop_requested else (state, ())
-
-
-def _unheld(state: State) -> State:
-    return replace(state, job=replace(state.job, unheld=state.attempt))
-
-
-def _submission_answered(state: State, e: ev.SubmissionAnswered) -> Step:
-    if e.number <= sum(key == e.key for key, _ in state.submissions):
-        return state, ()
-    state = replace(state, submissions=(*state.submissions, (e.key, e.job_id)))
-    if e.job_id and not state.job.id and state.stop_requested:
-        return _submitted(state, ev.Submitted(e.at, e.key, e.job_id))
-    return state, ()
 
 
 def _slurm_lost(state: State, e: ev.SlurmLost) -> Step:
@@ -133,7 +109,7 @@ def _first_launch(state: State, e: ev.LaunchSeen) -> State:
     return state
 
 
-def _heal_seen(state: State, e: ev.HealSeen) -> Step:
+def _recovery_seen(state: State, e: ev.RecoverySeen) -> Step:
     if not _mine(state, e.attempt) or state.restarting:
         return state, ()
     e = replace(e, faults=_of_ours(state, e.faults)) if e.faults else e
@@ -164,7 +140,7 @@ def _ended(state: State, e: ev.OutcomeSeen) -> Step:
         return state, ()
     e = replace(e, faults=_of_ours(state, e.faults))
     if e.status == "done":
-        if state.incident is not None:  # the training has ended well all the same
+        if state.incident is not None:  # the training has ended well nevertheless
             state = inc.close(state, e.at, "recovered" if state.starting else "nothing")
         return state.in_phase(Phase.FINISHING, e.at), ()
     state = _stepped(state, e)  # heartbeats are up to a second old; the rank wrappers know exactly
@@ -193,7 +169,7 @@ def _mine(state: State, attempt: str) -> bool:
 
 def _suspects(state: State, nodes: tuple[str, ...]) -> tuple[str, ...]:
     """Add these nodes to the suspects of the open incident; never a node outside our job."""
-    known = state.incident.quiet_nodes if state.incident is not None and not state.starting else ()
+    known = state.incident.suspect_nodes if state.incident is not None and not state.starting else ()
     return tuple(n for n in dict.fromkeys((*known, *nodes)) if n in state.job.nodes)
 
 
@@ -225,20 +201,19 @@ def _stalled(state: State, e: ev.Stalled) -> Step:
 
 def _stall_ended(state: State, e: ev.StallEnded) -> Step:
     incident = state.incident
-    if not _mine(state, e.attempt) or incident is None or not incident.quiet:
+    if not _mine(state, e.attempt) or incident is None or not incident.stalled:
         return state, ()
     if incident.stage is Stage.WAITING and incident.silence_only:
         state = state.mark(e.at, "nothing", "the ranks step again during the back-off")
         return inc.close(state, e.at, "nothing").in_phase(Phase.TRAINING, e.at), ()
     if incident.stage is not Stage.EXAMINING:
         return state, ()
-    incident = replace(incident, quiet_over=True).marked(e.at, "seen", "the ranks step again")
+    incident = replace(incident, stall_over=True).marked(e.at, "seen", "the ranks step again")
     return inc.advance(replace(state, incident=incident), e.at)
 
 
 def _step_seen(state: State, e: ev.StepSeen) -> Step:
-    recounted = state.progress.since_start and not e.since_start and e.step >= 0
-    if e.attempt != state.attempt or (e.step <= state.progress.step and not recounted):
+    if e.attempt != state.attempt or not state.progress.newer(e.step, e.since_start):
         return state, ()
     state = replace(state, progress=state.progress.stepped(e.step, e.since_start, e.step))
     if state.starting:
@@ -266,90 +241,10 @@ def _saves_seen(state: State, e: ev.SavesSeen) -> Step:
     return replace(state, saves_fail=fails), ()
 
 
-def _pending(state: State, key: str, *kinds: type[Action]) -> Action | None:
-    """The pending action that an answer is about. An answer counts once, and only to an action of the right kind."""
-    return next((a for a in state.pending if a.key == key and isinstance(a, kinds)), None)
-
-
-def _examined(state: State, e: ev.Examined) -> Step:
-    if _pending(state, e.key, Examine) is None:
-        return state, ()
-    state = answered(state, e.key)
-    if state.incident is not None and e.key.startswith(f"{state.incident.id}/"):
-        state = replace(state, incident=replace(state.incident, log_category=e.category, log_line=e.line))
-        state = state.mark(e.at, "examined", f"{e.where}: {e.line}") if e.line else state
-    return inc.advance(state, e.at)
-
-
-def _probed(state: State, e: ev.Probed) -> Step:
-    asked = _pending(state, e.key, Probe)
-    if not isinstance(asked, Probe) or asked.node != e.node:
-        return state, ()
-    probed = idle.probed if e.key.startswith(idle.PREFIX) else inc.probed
-    return probed(answered(state, e.key), e.at, e.key, e.node, e.verdict, e.evidence)
-
-
-def _isolated(state: State, e: ev.Isolated) -> Step:
-    asked = _pending(state, e.key, Isolate)
-    if not isinstance(asked, Isolate) or asked.node != e.node:
-        return state, ()
-    if e.key.startswith(idle.PREFIX):
-        return idle.isolated(answered(state, e.key), e.at, e)
-    return inc.isolated(answered(state, e.key), e.at, e.node, e.how, e.detail)
-
-
-def _restarted(state: State, e: ev.Restarted) -> Step:
-    if _pending(state, e.key, Restart) is None:
-        return state, ()
-    state = answered(state, e.key)
-    if state.phase is Phase.STOPPING:  # the run was stopped during the restart: cancel the new start
-        return job.cancel(inc.close(state, e.at, "stopped").in_attempt(e.job_id, e.restarts), e.at)
-    state = inc.restarted(state, e.at, e.job_id, e.restarts, e.how)
-    return state if e.how == "already" else _unheld(state), ()
-
-
-def _acted(state: State, e: ev.Acted) -> Step:
-    if _pending(state, e.key, Cancel, Patch, Release) is None:
-        return state, ()
-    if state.phase is Phase.FINISHING and e.key.startswith(job.FINISH):
-        return job.over(state, e.at, Phase.DONE, "", 0)
-    if e.key == job.UNSUBMITTED and not state.job.id:
-        return job.over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
-    return answered(state, e.key), ()
-
-
-def _action_failed(state: State, e: ev.ActionFailed) -> Step:
-    """A failure is an answer too: a probe's result is then unknown, and a node that cannot be drained is excluded."""
-    action = _pending(state, e.key, Action)
-    if action is None:
-        return state, ()
-    if isinstance(action, Probe):
-        return _probed(state, ev.Probed(e.at, e.key, action.node, "UNKNOWN", e.error))
-    if isinstance(action, Examine):
-        return _examined(state, ev.Examined(e.at, e.key, "unknown", e.error, "the logs could not be read"))
-    if isinstance(action, Isolate):
-        return _isolated(state, ev.Isolated(e.at, e.key, action.node, "excluded", e.error))
-    state = answered(state, e.key)
-    if state.phase is Phase.FINISHING and isinstance(action, Cancel):
-        return job.over(state, e.at, Phase.DONE, "", 0)  # the training is done, whatever Slurm still holds
-    if isinstance(action, Submit):
-        words = f"Cannot submit the job: {e.error}"
-        return job.over(state, e.at, inc.final_phase(state), words, state.exit_code or 1)
-    if isinstance(action, Cancel):
-        words = f"{state.verdict} (cancelling failed: {e.error})"
-        return job.over(state, e.at, inc.final_phase(state), words, UNKNOWN)  # the job may live on
-    if isinstance(action, Restart) and state.phase is Phase.STOPPING:
-        return job.cancel(inc.close(state, e.at, "stopped"), e.at)
-    if isinstance(action, Restart) and e.kind == _CANCELLED:
-        return job.over(state, e.at, Phase.STOPPED, e.error, 130)
-    if isinstance(action, Restart):
-        return inc.restart_refused(state, e.at, e.error)
-    return state.mark(e.at, "refused", e.error), ()
-
-
 def _stop_requested(state: State, e: ev.StopRequested) -> Step:
     if state.phase is Phase.STOPPING or state.stop_requested:
         return state, ()
+    state = state.requested(e.at, "stop", e.who)
     state = replace(state, stop_requested=True, verdict=f"stopped by {e.who}", exit_code=130)
     if not state.job.id:
         return job.cancel_submission(state, e.at)
@@ -365,6 +260,8 @@ def _lift_requested(state: State, e: ev.LiftRequested) -> Step:
         return state, ()
     state = replace(state, isolation=replace(known, lifts=(*known.lifts, e.request)))
     lifted = tuple(x.node for x in known.exclusions if x.node in e.nodes)
+    result = f"{', '.join(lifted)} may be used again" if lifted else "no node of the request was excluded"
+    state = state.requested(e.at, "lift", e.who, e.request, result)
     if not lifted:
         return state, ()
     state = state.mark(e.at, "lifted", f"{', '.join(lifted)} lifted by {e.who}")
@@ -373,17 +270,34 @@ def _lift_requested(state: State, e: ev.LiftRequested) -> Step:
     return replace(state, isolation=state.isolation.expiring(lifted, e.at)), ()
 
 
+def _requeue_requested(state: State, e: ev.RequeueRequested) -> Step:
+    if state.heard(e.request):
+        return state, ()
+    refused = inc.requeue_refused(state)
+    state = state.requested(e.at, "requeue", e.who, e.request, refused or "the job is requeued")
+    return (state, ()) if refused else inc.requeue(state, e.at, e.who)
+
+
+def _resume_requested(state: State, e: ev.ResumeRequested) -> Step:
+    if state.heard(e.request):
+        return state, ()
+    held = state.phase is Phase.HELD
+    result = "the job is released" if held else f"nothing to resume: the run is {state.phase.value}"
+    state = state.requested(e.at, "resume", e.who, e.request, result)
+    return order(state, Release(f"release/{state.attempt}/{e.request}", state.job.id)) if held else (state, ())
+
+
 _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.Started: _started,
     ev.Tick: _tick,
-    ev.Submitted: _submitted,
-    ev.SubmissionAnswered: _submission_answered,
+    ev.Submitted: answers.submitted,
+    ev.SubmissionAnswered: answers.submission_answered,
     ev.JobSeen: job.seen,
     ev.JobGone: job.gone,
     ev.SlurmLost: _slurm_lost,
     ev.SlurmBack: _slurm_back,
     ev.LaunchSeen: _launch_seen,
-    ev.HealSeen: _heal_seen,
+    ev.RecoverySeen: _recovery_seen,
     ev.OutcomeSeen: _outcome_seen,
     ev.NodeSilent: _node_silent,
     ev.NodeBack: _node_back,
@@ -392,12 +306,14 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.StepSeen: _step_seen,
     ev.CheckpointSeen: _checkpoint_seen,
     ev.SavesSeen: _saves_seen,
-    ev.Examined: _examined,
-    ev.Probed: _probed,
-    ev.Isolated: _isolated,
-    ev.Restarted: _restarted,
-    ev.Acted: _acted,
-    ev.ActionFailed: _action_failed,
+    ev.Examined: answers.examined,
+    ev.Probed: answers.probed,
+    ev.Isolated: answers.isolated,
+    ev.Restarted: answers.restarted,
+    ev.Acted: answers.acted,
+    ev.ActionFailed: answers.action_failed,
     ev.StopRequested: _stop_requested,
     ev.LiftRequested: _lift_requested,
+    ev.RequeueRequested: _requeue_requested,
+    ev.ResumeRequested: _resume_requested,
 }

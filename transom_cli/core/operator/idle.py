@@ -28,7 +28,7 @@ def suspect(state: State, node: str) -> Step:
     return order(state, Probe(_key(state, node, "1"), node, state.job.id))
 
 
-def given_up(state: State, e: ev.HealSeen) -> Step:
+def given_up(state: State, e: ev.RecoverySeen) -> Step:
     """The launcher has replaced nodes with spares. Suspected nodes are excluded for a while, dead ones isolated.
 
     Where the policy asks for a swap only, the probes decide.
@@ -77,8 +77,8 @@ def _isolate(state: State, at: float, node: str, reason: str, *, sure: bool) -> 
     if not counted and not isolation.room(state, at):
         return state.mark(at, "capped", f"{node} not isolated: {isolation.beyond(state)} ({reason})"), ()
     key = _key(state, node, _SURE if sure else "exclude")
-    asked = order(state, Isolate(key, node, reason, sure and state.policy.drain))
-    return asked if counted else (isolation.count(asked[0], at, len(asked[1])), asked[1])
+    ordered = order(state, Isolate(key, node, reason, sure and state.policy.drain))
+    return ordered if counted else (isolation.count(ordered[0], at, len(ordered[1])), ordered[1])
 
 
 def isolated(state: State, at: float, e: ev.Isolated) -> Step:

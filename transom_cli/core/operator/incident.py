@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.diagnose import PREFLIGHT, RunFacts, diagnose, first_bad, judged
-from transom_cli.core.incident import SECOND_PROBE, Incident, Sign, Stage
+from transom_cli.core.clocks import first_bad
+from transom_cli.core.diagnose import PREFLIGHT, RunFacts, diagnose, judged
+from transom_cli.core.incident import SECOND_PROBE, Diagnosis, Incident, Sign, Stage
 from transom_cli.core.operator import isolation
-from transom_cli.core.operator.actions import Action, Cancel, Examine, Probe, Restart
+from transom_cli.core.operator.actions import Action, Cancel, Probe, ReadLogs, Restart
 from transom_cli.core.operator.state import Exclusion, Phase, State, Step, both, order, withdraw_patches
 from transom_cli.core.policy import IGNORE
-from transom_cli.plural import several, times
+from transom_cli.plural import times
 
 HELD = 21
+REQUESTED = "requested"  # the cause of a restart that a person asked for
 
 
 def sign(state: State, seen: Sign) -> Step:
@@ -24,11 +26,11 @@ def sign(state: State, seen: Sign) -> Step:
     if state.incident is not None and state.incident.stage is Stage.STARTING:
         state = close(state, seen.at, "failed again")
     incident = state.incident
-    if incident is not None and incident.stage not in (Stage.EXAMINING, Stage.HEALING):
+    if incident is not None and incident.stage not in (Stage.EXAMINING, Stage.RELAUNCHING):
         return state, ()  # the attempt is being given up already
     incident = (incident or state.new_incident(seen.at, Stage.EXAMINING)).with_sign(seen)
-    asked = order(replace(state, incident=incident), *_questions(state, incident))
-    return both(asked, advance(asked[0], seen.at))
+    ordered = order(replace(state, incident=incident), *_questions(state, incident))
+    return both(ordered, advance(ordered[0], seen.at))
 
 
 def silence(state: State, seen: Sign) -> Step:
@@ -44,22 +46,22 @@ def silence(state: State, seen: Sign) -> Step:
 
 
 def _questions(state: State, incident: Incident) -> list[Action]:
-    asked: list[Action] = []
+    ordered: list[Action] = []
     outcome = incident.outcome
     over = outcome is not None or bool(incident.ended)
     on_purpose = outcome is not None and outcome.status == "left"  # then no log explains it
     if over and not on_purpose and not _examined(state, incident):
         first = first_bad(outcome.exits) if outcome else None
-        asked.append(Examine(f"{incident.id}/examine", incident.attempt, first.rank if first else None))
+        ordered.append(ReadLogs(f"{incident.id}/examine", incident.attempt, first.rank if first else None))
     probed = {probes.node for probes in incident.probes}
     nodes = dict.fromkeys(incident.silent_nodes)
     if outcome is not None:
         nodes.update(dict.fromkeys(outcome.missing))
-    elif incident.ended or (incident.quiet and not incident.quiet_nodes):
+    elif incident.ended or (incident.stalled and not incident.suspect_nodes):
         nodes.update(dict.fromkeys(state.job.nodes))  # no node stands out: probe them all
     asking = {a.node for a in state.pending if isinstance(a, Probe)}
     fresh = [n for n in nodes if n in state.job.nodes and n not in probed and n not in asking]
-    return asked + [Probe(f"{incident.id}/probe/{n}/1", n, _through(state, incident)) for n in fresh]
+    return ordered + [Probe(f"{incident.id}/probe/{n}/1", n, _through(state, incident)) for n in fresh]
 
 
 def _through(state: State, incident: Incident) -> int:
@@ -125,19 +127,19 @@ def _run_facts(state: State) -> RunFacts:
 def _judge(state: State, incident: Incident, at: float) -> Step:
     run = _run_facts(state)
     diagnosis = judged(diagnose(incident, run), incident, run, at)
-    if diagnosis is None and incident.healing:
-        incident = replace(incident, stage=Stage.HEALING).marked(at, "nothing", "every node that was asked answers")
+    if diagnosis is None and incident.launcher_number:
+        incident = replace(incident, stage=Stage.RELAUNCHING).marked(at, "nothing", "every probed node answers")
         return replace(state, incident=incident), ()
     if diagnosis is None:
         unknown = [probes for probes in incident.probes if probes.open]
-        words = f"{unknown[0].node} could not be asked: {unknown[0].evidence}" if unknown else "everything answers"
+        words = f"{unknown[0].node} could not be probed: {unknown[0].evidence}" if unknown else "everything answers"
         return close(state.mark(at, "nothing", f"{words}; no fault found"), at, "nothing"), ()
     if diagnosis != incident.diagnosis:
         incident = replace(incident, diagnosis=diagnosis).marked(at, "diagnosed", diagnosis.words)
         if diagnosis.decided.words and diagnosis.restart:  # a stop is part of the diagnosis' own words
             incident = incident.marked(at, "decided", diagnosis.decided.words)
     state = replace(state, incident=incident)
-    if diagnosis.decided.action == IGNORE and incident.silence_only and not incident.healing:
+    if diagnosis.decided.action == IGNORE and incident.silence_only and not incident.launcher_number:
         return close(state, at, "ignored"), ()
     if not diagnosis.restart:
         return stop(state, at, diagnosis.words, diagnosis.exit_code)
@@ -148,9 +150,9 @@ def _judge(state: State, incident: Incident, at: float) -> Step:
     if choice.capped:
         incident = incident.marked(at, "capped", choice.capped)
     state = replace(state, incident=replace(incident, stage=Stage.ISOLATING))
-    asked = order(state, *choice.orders(state, diagnosis, incident.id))
-    state = isolation.count(asked[0], at, len(choice.new))
-    return both((state, asked[1]), advance(state, at))
+    ordered = order(state, *choice.orders(state, diagnosis, incident.id))
+    state = isolation.count(ordered[0], at, len(choice.new))
+    return both((state, ordered[1]), advance(state, at))
 
 
 def isolated(state: State, at: float, node: str, how: str, detail: str) -> Step:
@@ -171,12 +173,10 @@ def _budget(state: State, incident: Incident, at: float) -> Step:
     if incident.not_before is not None:  # charged already, before a second round of probes
         return advance(replace(state, incident=replace(incident, stage=Stage.WAITING)), at)
     progress, budget = state.progress, state.budget
-    reached = budget.reached if progress.by_length else progress.reached
-    further = progress.further_than(budget.reached) or _ended_by_slurm(state, incident)
+    further = progress.further(incident.diagnosis.cause if incident.diagnosis else "")
     if further:
         budget = replace(budget, no_progress=0, spared=0)
-    budget = replace(budget, reached=max(reached, budget.reached))
-    state = replace(state, progress=progress.counted())
+    state = replace(state, progress=progress.charged())
     if _found_by_preflight(state, incident) and budget.spared < isolation.cap(state):
         incident = incident.marked(at, "spared", "the checks found it before any rank began: no restart is counted")
         state = replace(state, budget=replace(budget, spared=budget.spared + 1))
@@ -184,7 +184,7 @@ def _budget(state: State, incident: Incident, at: float) -> Step:
     stuck = 0 if further else budget.no_progress + 1
     state = replace(state, budget=replace(budget, no_progress=stuck))
     if stuck > state.policy.max_without_progress:
-        return stop(state, at, _exhausted(state, incident, stuck, reached), HELD)
+        return stop(state, at, _exhausted(state, incident, stuck), HELD)
     delay = min(state.policy.backoff * 2.0 ** (stuck - 1), state.policy.backoff_cap) if stuck else 0.0
     incident = replace(incident, stage=Stage.WAITING, not_before=at + delay)
     if delay:
@@ -192,12 +192,9 @@ def _budget(state: State, incident: Incident, at: float) -> Step:
     return advance(replace(state, incident=incident), at)
 
 
-def _exhausted(state: State, incident: Incident, stuck: int, reached: int) -> str:
-    beyond = f" beyond step {reached}" if reached >= 0 else ""
-    if state.progress.by_length and state.progress.made >= 0:
-        beyond = f" ({several(state.progress.made, 'step')} in the last start)"
+def _exhausted(state: State, incident: Incident, stuck: int) -> str:
     last = incident.diagnosis.words if incident.diagnosis else ""
-    words = f"restarted {times(stuck - 1)} without progress{beyond}; last: {last}"
+    words = f"restarted {times(stuck - 1)} without progress{state.progress.beyond}; last: {last}"
     return words + isolation.or_the_checks(incident.diagnosis)
 
 
@@ -209,18 +206,6 @@ def _found_by_preflight(state: State, incident: Incident) -> bool:
     if incident.diagnosis is None or incident.diagnosis.cause != PREFLIGHT:
         return False
     return any(x.incident == incident.id and x.faults for x in state.isolation.exclusions)
-
-
-def _ended_by_slurm(state: State, incident: Incident) -> bool:
-    """Whether the attempt stepped until Slurm took its nodes back. Such an attempt made progress.
-
-    Without checkpoints of transom's, a trainer may count steps from its own start and keep its state by itself. Then no
-    number shows that a new attempt came further.
-    """
-    cause = incident.diagnosis.cause if incident.diagnosis else ""
-    progress = state.progress
-    idle = progress.step < 0 <= progress.max_step
-    return progress.durable < 0 and cause in ("time_limit", "preempted", "maintenance") and not idle
 
 
 def _restart(state: State, incident: Incident, at: float, *, key: str = "restart") -> Step:
@@ -237,6 +222,27 @@ def _restart(state: State, incident: Incident, at: float, *, key: str = "restart
         drop=tuple(dict.fromkeys((*let_in, *expired))),
     )
     return order(state, action)
+
+
+def requeue_refused(state: State) -> str:
+    """Return why a person's request to requeue changes nothing, "" if it does."""
+    if state.incident is not None and state.incident.stage not in (Stage.RELAUNCHING, Stage.STARTING):
+        return "refused: the operator is handling a failure and decides about a restart itself"
+    if state.job.state != "RUNNING" or state.phase in (Phase.STOPPING, Phase.FINISHING):
+        return f"refused: no job is running (the run is {state.phase.value})"
+    return ""
+
+
+def requeue(state: State, at: float, who: str) -> Step:
+    """Requeue the job because a person asked for it. The budget does not count it."""
+    if state.incident is not None and state.incident.stage is Stage.STARTING:
+        state = close(state, at, "failed again")
+    words = f"requeue requested by {who}"
+    incident = (state.incident or state.new_incident(at, Stage.WAITING)).marked(at, "seen", words)
+    diagnosis = Diagnosis(REQUESTED, words, (), True, "none", True)
+    incident = replace(incident, stage=Stage.WAITING, diagnosis=diagnosis, not_before=at)
+    pending = tuple(a for a in state.pending if not a.key.startswith(f"{incident.id}/"))
+    return advance(replace(state, incident=incident, pending=pending).in_phase(Phase.RECOVERING, at), at)
 
 
 def restart_refused(state: State, at: float, error: str) -> Step:
@@ -270,9 +276,11 @@ def suspended(state: State, at: float) -> State:
     if incident is None or incident.stage not in silent or not incident.silence_only or incident.faults:
         return state
     state = state.mark(at, "suspended", "Slurm suspended the job: its silence is no evidence")
-    if incident.healing and state.incident is not None:  # its launcher handles it, and continues when the job does
+    if (
+        incident.launcher_number and state.incident is not None
+    ):  # its launcher handles it, and continues when the job does
         others = tuple(a for a in state.pending if not a.key.startswith(f"{incident.id}/"))
-        return replace(state, incident=replace(state.incident, stage=Stage.HEALING, probes=()), pending=others)
+        return replace(state, incident=replace(state.incident, stage=Stage.RELAUNCHING, probes=()), pending=others)
     state = close(state, at, "suspended")
     if state.phase is not Phase.RECOVERING:
         return state

@@ -25,9 +25,11 @@ class Choice:
     refused: str = ""
 
     def orders(self, state: State, diagnosis: Diagnosis, incident: str) -> tuple[Isolate, ...]:
-        asked = [(f"{incident}/drain/{n}", n) for n in self.again] + [(f"{incident}/isolate/{n}", n) for n in self.new]
+        targets = [(f"{incident}/drain/{n}", n) for n in self.again] + [
+            (f"{incident}/isolate/{n}", n) for n in self.new
+        ]
         can = state.policy.drain
-        return tuple(Isolate(k, n, diagnosis.reason(n), can and diagnosis.isolates(n) == "drain") for k, n in asked)
+        return tuple(Isolate(k, n, diagnosis.reason(n), can and diagnosis.isolates(n) == "drain") for k, n in targets)
 
 
 def choose(state: State, diagnosis: Diagnosis, at: float) -> Choice:

@@ -40,8 +40,9 @@ _UNFIT = "BadConstraints"  # it sets the priority to 0, as a hold does, until th
 
 
 def succeeds(state: State, e: ev.JobSeen) -> bool:
-    """The launcher, without an operator, has submitted this job in place of ours."""
-    return bool(state.job.id) and e.succeeds == state.job.id != e.job_id
+    """The launcher, without an operator, has submitted this job in place of ours. A replaced job never comes back."""
+    replaced = {i.job_id for i in (*state.incidents, state.incident) if i is not None}
+    return bool(state.job.id) and e.succeeds == state.job.id and e.job_id not in {state.job.id, *replaced}
 
 
 def seen(state: State, e: ev.JobSeen) -> Step:
@@ -229,7 +230,7 @@ def requeued_by_others(state: State, e: ev.JobSeen) -> Step:
 def _kept_away(state: State, bad: tuple[str, ...], known: tuple[str, ...], at: float) -> tuple[tuple[str, ...], str]:
     """Return which of the nodes that Slurm calls down are excluded, and why the others are not.
 
-    If all nodes of a job are down at once, or more than the cap, the reason is a switch, a slurmctld that has not heard
+    If all nodes of a job are down at once, or more than the cap, the reason is a switch, a slurmctld that has no news
     from them yet, or an administrator at work. Then only nodes that failed their own probes are excluded.
     """
     room = isolation.room(state, at)
@@ -265,20 +266,20 @@ def finish(state: State, at: float) -> Step:
     return order(state, Cancel(f"{FINISH}{state.attempt}", state.job.id))
 
 
-def _ended(state: State, e: ev.JobSeen, by: str = "", told: str = "") -> Step:
-    """by: who cancelled it. told: the source of the report, if not Slurm's controller."""
+def _ended(state: State, e: ev.JobSeen, by: str = "", credit: str = "") -> Step:
+    """by: who cancelled it. credit: the source of the report, as text, if not Slurm's controller."""
     if e.state == "COMPLETED" or state.phase is Phase.FINISHING:  # the launcher reported that all ranks are done
         return over(state, e.at, Phase.DONE, "", 0)
     if e.state == "CANCELLED":
         who = f" by {by}" if by else ""
-        return over(state, e.at, Phase.STOPPED, f"the job was cancelled in Slurm{who} (scancel){told}", 130)
+        return over(state, e.at, Phase.STOPPED, f"the job was cancelled in Slurm{who} (scancel){credit}", 130)
     if not state.starting and state.incident is not None and state.incident.ended:
         return state, ()
     words = f"the job ended: {e.state}" + (f", exit code {e.exit_code}" if e.exit_code is not None else "")
     if e.exit_signal and e.exit_signal <= _LAST_SIGNAL:  # Slurm says JobLaunchFailure of a killed script too
         words = f"the job ended: {e.state}, its batch script by signal {e.exit_signal}"
         state = replace(state, job=replace(state.job, reason="" if e.reason == _LAUNCH_FAILURE else e.reason))
-    return inc.sign(state, Sign(e.at, words + told, ended=e.state, exit_code=e.exit_code))
+    return inc.sign(state, Sign(e.at, words + credit, ended=e.state, exit_code=e.exit_code))
 
 
 def gone(state: State, e: ev.JobGone) -> Step:
@@ -293,11 +294,11 @@ def gone(state: State, e: ev.JobGone) -> Step:
         return over(state, e.at, Phase.DONE, "", 0)
     if e.ended:
         end = ev.JobSeen(e.at, e.job_id, state.job.restarts, e.ended, exit_code=e.exit_code, exit_signal=e.exit_signal)
-        told = f", as {e.source} tells" if e.source else ""
+        credit = f", according to {e.source}" if e.source else ""
         state = replace(state, job=replace(state.job, state=e.ended, reason=""))
-        return _ended(state, end, e.by, told)
+        return _ended(state, end, e.by, credit)
     incident = state.incident
-    given_up = incident is not None and incident.stage not in (Stage.EXAMINING, Stage.HEALING)
+    given_up = incident is not None and incident.stage not in (Stage.EXAMINING, Stage.RELAUNCHING)
     if incident is not None and not state.starting and (incident.ended or given_up):
         return state, ()
     return inc.sign(state, Sign(e.at, "Slurm has forgotten the job", ended="GONE"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.events import HealSeen
+from transom_cli.core.events import RecoverySeen
 from transom_cli.core.incident import Diagnosis, Stage
 from transom_cli.core.operator import incident as inc
 from transom_cli.core.operator.state import Phase, State
@@ -15,7 +15,7 @@ from transom_cli.core.operator.state import Phase, State
 _AFTER = {"waiting": (Stage.STARTING,)}  # reports that come after the relaunch was requested
 
 
-def reported(state: State, e: HealSeen) -> State:
+def reported(state: State, e: RecoverySeen) -> State:
     """The launcher reports a fault that it handles. If the operator handles the incident, it only adds the report.
 
     The launcher numbers its faults in each attempt: l1, l2, ...
@@ -28,14 +28,14 @@ def reported(state: State, e: HealSeen) -> State:
     incident = state.incident
     if e.what == "seen" and (incident is None or incident.stage is Stage.STARTING):
         state = inc.close(state, e.at, "failed again").in_phase(Phase.RECOVERING, e.at)
-        incident = state.new_incident(e.at, Stage.HEALING, number)
-    elif incident is None or incident.stage not in (Stage.HEALING, Stage.EXAMINING, *_AFTER.get(e.what, ())):
+        incident = state.new_incident(e.at, Stage.RELAUNCHING, number)
+    elif incident is None or incident.stage not in (Stage.RELAUNCHING, Stage.EXAMINING, *_AFTER.get(e.what, ())):
         return state
     elif e.what == "seen":
-        incident = replace(incident, healing=number)
-    elif number != incident.healing or any((m.what, m.words) == (e.what, e.words) for m in incident.marks):
+        incident = replace(incident, launcher_number=number)
+    elif number != incident.launcher_number or any((m.what, m.words) == (e.what, e.words) for m in incident.marks):
         return state
-    if e.what == "diagnosed" and incident.stage is Stage.HEALING:
+    if e.what == "diagnosed" and incident.stage is Stage.RELAUNCHING:
         diagnosis = Diagnosis(e.cause, e.words, e.nodes, sure=False, isolate="none", restart=True, decided=e.decided)
         incident = replace(incident, diagnosis=diagnosis)
     return replace(state, incident=incident.marked(e.at, e.what, e.words).with_faults(e.at, e.faults))
@@ -51,8 +51,8 @@ def relaunched(state: State, at: float, number: int, words: str) -> State:
     if incident.stage in (Stage.ISOLATING, Stage.WAITING) and incident.silence_only:
         return inc.close(state, at, "nothing").in_phase(Phase.RECOVERING, at)  # the silence is over
     if incident.stage is Stage.EXAMINING:  # a node is being probed: the ranks' silence is no evidence any more
-        return replace(state, incident=replace(incident, quiet_over=True, healing=0))
-    if incident.stage is not Stage.HEALING:
+        return replace(state, incident=replace(incident, stall_over=True, launcher_number=0))
+    if incident.stage is not Stage.RELAUNCHING:
         return state
     return replace(state, incident=replace(incident, stage=Stage.STARTING))
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from transom_cli.core.diagnose import first_bad
-from transom_cli.core.events import HealSeen, LaunchSeen, OutcomeSeen, RankExit, Stalled
+from transom_cli.core.clocks import first_bad
+from transom_cli.core.events import LaunchSeen, OutcomeSeen, RankExit, RecoverySeen, Stalled
 
 LAUNCHER_SILENT = 5.0  # seconds without a new sign of life, which comes once a second
-ABANDONED = 3.0  # seconds from a rank's bad end to the launcher's outcome, before a launcher never heard counts as gone
+ABANDONED = 3.0  # seconds after a rank's bad end without an outcome, before an unseen launcher counts as gone
+BEFORE_LAUNCH = 120.0  # seconds of silence before the first launch, after which the launcher counts as hanging
 STUCK = 30.0  # seconds from the good end of every rank, with a silent launcher, before the launcher counts as hanging
 TAKEN_UP = 15.0  # seconds for a living launcher to handle a stall, before the operator does;
 PATIENCE = 2.0  # or as many limits more, if longer: the launcher may know better, having listened for longer
@@ -22,6 +23,21 @@ def handles_stall(stalled: Stalled, now: float, *, launcher_lives: bool, taken_u
     """Whether the operator handles a stall. taken_up: the launcher handles a fault of this launch."""
     waited = now - stalled.at >= max(TAKEN_UP, PATIENCE * stalled.stall.limit)
     return not launcher_lives or (waited and not taken_up)
+
+
+def lost_before_launch(silent: float, *, began: bool, first_step: float) -> str:
+    """Why an attempt without a launch has failed; empty as long as its launcher may still start one.
+
+    Args:
+        silent: Seconds for which the job runs without a sign of life of the launcher.
+        began: Whether the launcher gave any sign of life.
+        first_step: The time allowed to the first step: a prolog, or a cold file system, delays the launcher's start.
+    """
+    if silent < (BEFORE_LAUNCH if began else first_step):
+        return ""
+    if began:
+        return f"the launcher has started no training step and is silent for {silent:.0f} s"
+    return f"the launcher gave no sign of life within {silent:.0f} s after the job started"
 
 
 @dataclass(frozen=True)
@@ -35,7 +51,7 @@ class LaunchEnd:
     launch: LaunchSeen
     exits: tuple[RankExit, ...]
     gone: bool
-    fault: HealSeen | None = None
+    fault: RecoverySeen | None = None
 
     @property
     def failed(self) -> bool:
@@ -59,8 +75,8 @@ class LaunchEnd:
         """
         if (not self.failed and since < STUCK) or (not launcher_seen and since < ABANDONED):
             return None
-        heard = {x.node for x in self.exits}
-        missing = tuple(n for n in self.launch.nodes if n not in heard or n == batch_host)
+        exited = {x.node for x in self.exits}
+        missing = tuple(n for n in self.launch.nodes if n not in exited or n == batch_host)
         end = OutcomeSeen(at, self.launch.attempt, "failed", "", self.exits, missing, self.launch.nodes)
         first = first_bad(self.exits)
         if self.well:

@@ -139,6 +139,17 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class UserRequest:
+    """What a person asked of the run. name: of the request, "" if it has none. result: what it led to."""
+
+    at: float
+    what: str  # stop, lift, requeue or resume
+    who: str
+    name: str = ""
+    result: str = ""
+
+
+@dataclass(frozen=True)
 class Idle:
     """Nodes of the attempt without a rank: spares, and nodes that a spare has replaced."""
 
@@ -157,7 +168,6 @@ class Idle:
 class Budget:
     """Restarts in a row without progress."""
 
-    reached: int = -1  # the progress that the last restart could count on
     no_progress: int = 0
     spared: int = 0  # restarts in a row after a preflight that found bad nodes; `no_progress` does not count them
 
@@ -168,7 +178,7 @@ class Isolation:
 
     exclusions: tuple[Exclusion, ...] = ()
     times: tuple[float, ...] = ()  # when nodes were isolated, within the cap's window
-    lifts: tuple[str, ...] = ()  # requests to lift exclusions that were heard
+    lifts: tuple[str, ...] = ()  # requests to lift exclusions that were carried out
 
     @property
     def excluded(self) -> tuple[str, ...]:
@@ -214,6 +224,7 @@ class State:
     slurm_error: str = ""  # while Slurm does not answer
     saves_fail: SavesFail | None = None
     stop_requested: bool = False
+    requests: tuple[UserRequest, ...] = ()  # of people, newest last
     incident: Incident | None = None
     incidents: tuple[Incident, ...] = ()  # closed ones, oldest first
     taken: tuple[Taken, ...] = ()  # what was decided of others, in the attempts before a launcher's own
@@ -249,19 +260,25 @@ class State:
         """The state of another attempt, or the same one."""
         if (job_id, restarts) == (self.job.id, self.job.restarts):
             return self
-        job, progress = self.job.started_again(job_id, restarts), self.progress.new_attempt()
+        job, progress = self.job.started_again(job_id, restarts), self.progress.new_start()
         return replace(self, job=job, progress=progress, launch=Launch(), idle=Idle())
 
     def mark(self, at: float, what: str, words: str) -> State:
         """Add a line to the open incident's timeline, if there is one."""
         return self if self.incident is None else replace(self, incident=self.incident.marked(at, what, words))
 
+    def heard(self, request: str) -> bool:
+        return any(one.name == request for one in self.requests if request)
+
+    def requested(self, at: float, what: str, who: str, name: str = "", result: str = "") -> State:
+        return replace(self, requests=(*self.requests, UserRequest(at, what, who, name, result)))
+
     def new_incident(self, at: float, stage: Stage, number: int = 0) -> Incident:
         """An incident of the present attempt. number: the launcher's own, where it handles the fault."""
         ran = at - self.job.running_since if self.job.running_since is not None else 0.0
         progress = self.progress
         incident = Incident(f"i{len(self.incidents) + 1}", self.job.id, self.job.restarts, at, progress.step, stage)
-        return replace(incident, healing=number, ran=ran, since_start=progress.since_start)
+        return replace(incident, launcher_number=number, ran=ran, since_start=progress.since_start)
 
 
 Step = tuple[State, tuple[Action, ...]]

@@ -10,6 +10,7 @@ or from the folders if there is one per node. Other files are skipped; files tha
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import os
@@ -25,6 +26,7 @@ from transom_cli.diagnose.hangs import stacks as clusters
 from transom_cli.diagnose.hangs.flight_recorder import Flight, read
 from transom_cli.diagnose.hangs.stacks import place
 from transom_cli.errors import printable
+from transom_cli.heartbeat.aggregate import decode_all
 from transom_cli.heartbeat.table import BadTable, decode
 
 HEAD = 8192  # bytes that identify a file
@@ -188,6 +190,11 @@ def _nodes(folder: Path) -> dict[int, str]:
     """Return the nodes of the attempt that the folder belongs to (`attempts/<a>/evidence/<incident>`), if any."""
     attempt = folder.resolve().parent.parent
     nodes: dict[int, str] = {}
+    with contextlib.suppress(BadTable):
+        _, heard = decode_all(_bytes(attempt / "heartbeats", TEXT) or b"")
+        nodes.update((beat.rank, one.table.node) for one in heard for beat in one.table.ranks)
+    if nodes:
+        return nodes  # newer than the nodes' own files
     for path in sorted((attempt / "nodes").glob("*.beats"))[:FILES]:
         try:
             table = decode(_bytes(path, TEXT) or b"")

@@ -161,7 +161,7 @@ def _lasting(hits: Sequence[Hit], survived: Survived) -> set[int]:
     at its last line, since other ranks print progress a little longer."""
     lasting: set[int] = set()
     verdicts: dict[tuple[str, str], tuple[int, bool]] = {}
-    for place in sorted(range(len(hits)), key=lambda n: hits[n].offset, reverse=True):
+    for place in sorted(range(len(hits)), key=lambda n: (hits[n].file, hits[n].offset), reverse=True):
         hit = hits[place]
         offset, lasts = verdicts.get((hit.file, hit.rule.name), (-1, False))
         if not 0 <= offset - hit.offset < EVENT:
@@ -205,20 +205,27 @@ def _first(fatal: Sequence[Hit]) -> Hit | None:
     authority = [h for h in fatal if h.level is Level.AUTHORITY]
     if authority:
         return max(authority, key=lambda h: h.rule.weight)
-    after = [h for h in fatal if _follows(h, fatal)]
-    causes = [h for h in fatal if h.level >= Level.ENDING and h not in after]
-    first = next((h for n, h in enumerate(causes) if not _yields(h, causes[n + 1 :])), None)
+    after = _cancelled_after(fatal)
+    fatal = [h for h in fatal if id(h) not in after] if after else fatal
+    causes = [h for h in fatal if h.level >= Level.ENDING]
+    first = _unyielding(causes)
     if first is not None:
-        return first if first.level is Level.CAUSE else _ending([h for h in fatal if h not in after], first)
-    ended = {h.file: h.offset for h in reversed(after)}
-    signs = [h for h in fatal if h.level is Level.SIGN and h.offset <= ended.get(h.file, h.offset)]
-    signs = [h for h in signs if not _swept(h, signs)] or signs
+        return first if first.level is Level.CAUSE else _ending(fatal, first)
+    signs = [h for h in fatal if h.level is Level.SIGN]
+    ended = {h.file: h.offset for h in reversed(tuple(after.values()))}
+    signs = [h for h in signs if h.offset <= ended.get(h.file, h.offset)]
+    signs = _not_swept(signs) or signs
     return _without_a_word(signs) or max(signs, key=lambda h: h.rule.weight, default=None)
 
 
-def _yields(hit: Hit, later: Sequence[Hit]) -> bool:
-    """Whether the program continued past this line (a script whose command was not found) to another failure."""
-    return hit.rule.yields and any(h.rule.category is not hit.rule.category for h in later)
+def _unyielding(causes: Sequence[Hit]) -> Hit | None:
+    """Return the first cause, without those past which the program continued (a script whose command was not found) to
+    another failure."""
+    last = {h.rule.category: n for n, h in enumerate(causes)}
+    for n, hit in enumerate(causes):
+        if not hit.rule.yields or not any(at > n for kind, at in last.items() if kind is not hit.rule.category):
+            return hit
+    return None
 
 
 def _without_a_word(signs: Sequence[Hit]) -> Hit | None:
@@ -231,21 +238,41 @@ def _without_a_word(signs: Sequence[Hit]) -> Hit | None:
     return max(quiet, key=lambda h: h.rule.weight) if crying and len(told) == 1 else None
 
 
-def _follows(ending: Hit, hits: Sequence[Hit]) -> bool:
-    """Whether srun cancelled the step because one of its tasks had failed. Without comparable clocks, all killed tasks
-    of another log may be victims of the cancellation."""
-    if ending.rule.name != CANCELLED:
-        return False
-    ends = [h for h in hits if h.rule.name in _ENDS and (h.file != ending.file or h.offset < ending.offset)]
-    killed = {h.culprit.rank for h in ends if h.rule.name == KILLED and h.file != ending.file}
-    return any(h.rule.name != KILLED or h.file == ending.file for h in ends) or len(killed) == 1
+def _cancelled_after(hits: Sequence[Hit]) -> dict[int, Hit]:
+    """Return, by identity, the lines by which srun cancelled the step because one of its tasks had failed.
+
+    Without comparable clocks, all killed tasks of another log may be victims of the cancellation.
+    """
+    cancelled = [h for h in hits if h.rule.name == CANCELLED]
+    if not cancelled:
+        return {}
+    begun: dict[str, int] = {}
+    failed: set[str] = set()
+    killed: dict[int | None, set[str]] = {}
+    for h in hits:
+        if h.rule.name in _ENDS:
+            begun[h.file] = min(begun.get(h.file, h.offset), h.offset)
+            if h.rule.name == KILLED:
+                killed.setdefault(h.culprit.rank, set()).add(h.file)
+            else:
+                failed.add(h.file)
+    alone = Counter(next(iter(files)) for files in killed.values() if len(files) == 1)
+
+    def follows(ending: Hit) -> bool:
+        own = ending.file
+        earlier = begun.get(own, ending.offset) < ending.offset
+        return earlier or len(failed) > (own in failed) or len(killed) - alone[own] == 1
+
+    return {id(h): h for h in cancelled if follows(h)}
 
 
-def _swept(killed: Hit, signs: Sequence[Hit]) -> bool:
-    """Whether srun or MPI_Abort had begun to kill the tasks before this task was reported killed."""
-    if killed.rule.name != KILLED:
-        return False
-    return any(h.rule.name in ENDED and h.file == killed.file and h.offset < killed.offset for h in signs)
+def _not_swept(signs: Sequence[Hit]) -> list[Hit]:
+    """Return the signs without tasks reported killed after srun or MPI_Abort had begun to kill the tasks."""
+    begun: dict[str, int] = {}
+    for h in signs:
+        if h.rule.name in ENDED:
+            begun[h.file] = min(begun.get(h.file, h.offset), h.offset)
+    return [h for h in signs if h.rule.name != KILLED or h.offset <= begun.get(h.file, h.offset)]
 
 
 def _ending(fatal: Sequence[Hit], first: Hit) -> Hit:

@@ -10,9 +10,11 @@ from pathlib import Path
 from transom_cli.diagnose.clue import Root
 from transom_cli.diagnose.combine import DiagnosedFailure
 from transom_cli.diagnose.logs import grammar, reader
+from transom_cli.diagnose.logs.aftermath import Aftermath
 from transom_cli.diagnose.logs.cause import Incident, consequences, incidents
-from transom_cli.diagnose.logs.matches import Hit, collect
-from transom_cli.diagnose.logs.reader import Found, hit_of, hits_in_file, training_continued
+from transom_cli.diagnose.logs.kinds import hit_of
+from transom_cli.diagnose.logs.matches import Found, Hit, collect
+from transom_cli.diagnose.logs.reader import hits_in_file
 from transom_cli.diagnose.logs.rulebook import Rulebook
 from transom_cli.plural import times
 
@@ -89,7 +91,8 @@ def diagnose_logs(paths: Iterable[Path], book: Rulebook) -> Diagnosed:
             read[name] = path
     ranks = {rank for rank, _ in map(grammar.of_file, read) if rank is not None}
     ranks |= {hit.record.rank for hit in hits if hit.record.rank is not None}
-    found = incidents(hits, lambda hit: training_continued(hit, read[hit.file]), frozenset(ranks))
+    aftermath = Aftermath()
+    found = incidents(hits, lambda hit: aftermath.continued(hit, read[hit.file]), frozenset(ranks))
     return Diagnosed(found, tuple(read), tuple(unread))
 
 

@@ -9,11 +9,11 @@ the exception of its worker.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.log_lines import clean
 from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs import grammar
@@ -25,6 +25,15 @@ _WARNS = re.compile(r"\.py:\d+: \w+Warning: ")  # Python's warnings module
 
 
 @dataclass(frozen=True)
+class Found:
+    """raw: the line, or its part between carriage returns. lineno: from 1. offset: of the line in the file, bytes."""
+
+    raw: bytes
+    lineno: int
+    offset: int
+
+
+@dataclass(frozen=True)
 class Hit:
     """A log line that a rule matches.
 
@@ -33,6 +42,7 @@ class Hit:
         offset: of the line in its file, in bytes.
         more: how many equal lines were only counted.
         printed: an exception's line without a traceback above it.
+        reread: reads the line in full; None if that has been done. Until then, `record` is that of a line like it.
     """
 
     rule: Rule
@@ -43,6 +53,7 @@ class Hit:
     offset: int = 0
     more: int = 0
     printed: bool = False
+    reread: Callable[[], Hit | None] | None = field(default=None, compare=False, repr=False)
 
     @property
     def level(self) -> Level:
@@ -98,6 +109,8 @@ class Collector:
         self._rank, self._node = grammar.of_file(name)
         self._kept: list[Hit] = []
         self._counts: dict[tuple[str, int | None], list[int]] = {}
+        self._last: dict[int, tuple[Hit, int]] = {}  # by place: the last line that was only counted, how many were
+        self._placed_last: tuple[Record | None, Record] = None, Record("", "")
         self._wrapper: Hit | None = None
         self._chain: Hit | None = None
         self._host: Hit | None = None
@@ -105,8 +118,9 @@ class Collector:
         self._traced: dict[int | None, int] = {}  # by rank, the line of the last traceback's head
         self._inside: dict[int | None, int] = {}  # by rank, the indent of a traceback that has not ended
 
-    def take(self, hits: Iterable[Hit], lines: int = 0) -> None:
-        """Add the next hits. Their line numbers begin after `lines`."""
+    def take(self, hits: Iterable[Hit], lines: int = 0, start: int | None = None) -> None:
+        """Add the next hits. Their line numbers begin after `lines`, and their offsets at `start`."""
+        self._start = self._start if start is None else start
         for hit in hits:
             placed = self._beside(self._placed(hit, lines))
             if placed is not None and not self._replaces(placed):
@@ -114,7 +128,9 @@ class Collector:
 
     def drain(self) -> list[Hit]:
         """Return what was added since the last call."""
-        kept, self._kept, self._counts = self._kept, [], {}
+        for place, (hit, more) in self._last.items():
+            self._kept[place] = replace(_in_full(hit), more=more)
+        kept, self._kept, self._counts, self._last = self._kept, [], {}, {}
         self._wrapper = self._chain = None
         return kept
 
@@ -122,10 +138,12 @@ class Collector:
         """Return the hit with its file, rank and node."""
         record = hit.record
         if (record.rank is None and self._rank is not None) or (not record.node and self._node):
-            rank = self._rank if record.rank is None else record.rank
-            record = replace(record, rank=rank, node=record.node or self._node)
+            if self._placed_last[0] is not record:
+                rank = self._rank if record.rank is None else record.rank
+                self._placed_last = record, replace(record, rank=rank, node=record.node or self._node)
+            record = self._placed_last[1]
         lineno, offset = lines + hit.lineno, self._start + hit.offset
-        return replace(hit, record=record, file=self._name, lineno=lineno, offset=offset)
+        return Hit(hit.rule, record, hit.where, self._name, lineno, offset, hit.more, hit.printed, hit.reread)
 
     def _beside(self, hit: Hit) -> Hit | None:
         """Apply the lines above the hit. Returns None if it only describes others, or if they make it harmless."""
@@ -164,7 +182,7 @@ class Collector:
             # file lines of a traceback are indented by two more, and may be all that an excerpt contains
             self._inside.setdefault(rank, max(0, hit.record.indent - (2 if hit.record.text.startswith("File") else 0)))
         else:
-            last = self._kept[-1] if self._kept else None
+            last = self._newest()
             self._chain = last if last is not None and last.record.rank == rank else None
 
     def _replaces(self, hit: Hit) -> bool:
@@ -172,14 +190,15 @@ class Collector:
         wrapper, chain = self._wrapper, self._chain
         if wrapper is not None and (hit.lineno - wrapper.lineno > BELOW or _wraps(wrapper, hit)):
             self._wrapper = None
-            if hit.lineno - wrapper.lineno <= BELOW and self._kept and self._kept[-1] is wrapper:
+            if hit.lineno - wrapper.lineno <= BELOW and self._newest() is wrapper:
+                hit = _in_full(hit)
                 where = {**hit.where, **wrapper.where}
                 self._kept[-1] = replace(hit, rule=_wrapped(wrapper.rule, hit.rule), where=where)
                 return True
         if chain is not None and (_wraps(chain, hit) or (_same_rank(chain, hit) and hit.rule.name == INTERRUPT)):
-            if self._kept and self._kept[-1] is chain and hit.lineno - chain.lineno <= BELOW:
+            if self._newest() is chain and hit.lineno - chain.lineno <= BELOW:
                 # of equal ones, keep the outer
-                self._kept[-1] = self._chain = max(hit, chain, key=lambda h: h.rule.weight)
+                self._kept[-1] = self._chain = max(_in_full(hit), chain, key=lambda h: h.rule.weight)
                 return True
             self._chain = None
         return False
@@ -188,12 +207,31 @@ class Collector:
         known = self._counts.setdefault((hit.rule.name, hit.record.rank), [])
         if len(known) < FIRST and len(self._kept) < MOST_PER_FILE:
             known.append(len(self._kept))
+            hit = _in_full(hit)
             self._kept.append(hit)
             self._wrapper = hit if hit.rule.below else self._wrapper
             self._chain = hit if hit.rule.name == RAY else self._chain
         elif known:
-            last = known[-1]
-            self._kept[last] = replace(hit, more=self._kept[last].more + 1)
+            place = known[-1]
+            self._last[place] = hit, self._last.get(place, (hit, self._kept[place].more))[1] + 1
+
+    def _newest(self) -> Hit | None:
+        """Return the hit in the last place."""
+        place = len(self._kept) - 1
+        if place in self._last:
+            hit, more = self._last.pop(place)
+            self._kept[place] = replace(_in_full(hit), more=more)
+        return self._kept[place] if self._kept else None
+
+
+def _in_full(hit: Hit) -> Hit:
+    """Return the hit with what its own line says."""
+    told = hit.reread() if hit.reread is not None else None
+    if told is None:
+        return replace(hit, reread=None)
+    of = hit.record
+    record = replace(told.record, rank=of.rank, node=of.node, level=of.level)
+    return replace(hit, record=record, where={**hit.where, **told.where}, reread=None)
 
 
 def _wraps(wrapper: Hit, hit: Hit) -> bool:
@@ -209,14 +247,22 @@ def _wrapped(wrapper: Rule, inner: Rule) -> Rule:
     return inner if inner.weight > wrapper.weight else wrapper
 
 
-MOST_HITS = 64  # of one node, those closest to the cause first
+MOST_HITS = 64  # of one node
 _LONGEST = 600  # characters of a line
+_SHORT = 300
+_OPTIONAL = ("rank", "local", "node", "device", "level", "at", "indent")  # of a record
 
 
 def encode(hits: Iterable[Hit]) -> list[dict[str, Any]]:
-    """Return at most `MOST_HITS` hits as JSON values, those closest to the cause first."""
-    ordered = sorted(hits, key=lambda h: (-h.level, h.record.at or 0.0, h.offset))
-    return [_encoded(hit) for hit in ordered[:MOST_HITS]]
+    """Return at most `MOST_HITS` hits as JSON values: of each rank and rule the first ones, those closest to the cause
+    first. A thousand equal warnings leave room for the one line that differs."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    ordered = []
+    for number, hit in enumerate(sorted(hits, key=lambda h: (h.file, h.offset))):
+        key = hit.rule.name, hit.record.rank, hit.file, hit.mild
+        ordered.append((seen[key], -hit.level, hit.mild, hit.record.at or 0.0, number, hit))
+        seen[key] += 1
+    return [_encoded(one[-1]) for one in sorted(ordered, key=lambda one: one[:-1])[:MOST_HITS]]
 
 
 def decode(said: object, rules: Mapping[str, Rule]) -> tuple[Hit, ...]:
@@ -231,23 +277,39 @@ def worth_reporting(hit: Hit) -> bool:
 
 
 def _encoded(hit: Hit) -> dict[str, Any]:
-    record = asdict(hit.record)
-    record.update(line=record["line"][:_LONGEST], text=record["text"][:_LONGEST])
-    plain: dict[str, Any] = {"rule": hit.rule.name, "record": record, "where": dict(hit.where)}
-    return {**plain, "file": hit.file, "lineno": hit.lineno, "offset": hit.offset, "more": hit.more,
-            "printed": hit.printed}  # fmt: skip
+    said: dict[str, Any] = {"rule": hit.rule.name, "text": hit.record.text[:_LONGEST], "file": hit.file}
+    said.update(lineno=hit.lineno, offset=hit.offset)
+    said.update((name, value) for name in _OPTIONAL if (value := getattr(hit.record, name)) not in (None, ""))
+    said.update((name, value) for name in ("more", "printed", "where") if (value := getattr(hit, name)))
+    return said
 
 
 def _decoded(said: Mapping[str, Any], rules: Mapping[str, Rule]) -> Hit | None:
-    rule, where = rules.get(str(said.get("rule"))), said.get("where")
+    rule, where, text = rules.get(str(said.get("rule"))), said.get("where", {}), said.get("text")
+    if rule is None or not isinstance(where, Mapping) or not isinstance(text, str):
+        return None
     try:
-        record = build(Record, said["record"])
-        lineno, offset, more = (int(said[name]) for name in ("lineno", "offset", "more"))
-    except (BadRecord, KeyError, TypeError, ValueError):
+        at, rank, local = said.get("at"), said.get("rank"), said.get("local")
+        text = _printable(text)
+        record = Record(
+            text,
+            text,
+            None if rank is None else int(rank),
+            None if local is None else int(local),
+            _printable(said.get("node", "")),
+            _printable(said.get("device", "")),
+            _printable(said.get("level", "")),
+            None if at is None else float(at),
+            int(said.get("indent", 0)),
+        )
+        lineno, offset, more = int(said["lineno"]), int(said["offset"]), int(said.get("more", 0))
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    if rule is None or not isinstance(where, Mapping):
-        return None
-    record = Record(**{**vars(record), "line": clean(record.line), "text": clean(record.text)})
-    groups = {str(name): clean(str(value)) for name, value in where.items()}
-    file = clean(str(said.get("file", "")))
-    return Hit(rule, record, groups, file, lineno, offset, more, said.get("printed") is True)
+    groups = {_printable(name): _printable(value) for name, value in where.items()}
+    file, printed = _printable(said.get("file", "")), said.get("printed") is True
+    return Hit(rule, record, groups, file, lineno, offset, more, printed)
+
+
+def _printable(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _SHORT and text.isprintable() and text[:1] != " " != text[-1:] else clean(text)

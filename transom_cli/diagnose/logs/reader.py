@@ -1,8 +1,7 @@
 """Read logs as a stream and match their lines: memory does not grow with the size of a file.
 
 Carriage returns of a progress bar split a line, but do not count as lines. Of a very long line only the text around a
-match is kept. The module also decides whether the training continued after a line, in which case the line was noise or
-was handled, and reads torchelastic's error files.
+match is kept. The module also reads torchelastic's error files.
 
 A rank whose entry point is decorated with `@record` writes {"message": {"message": ..., "extraInfo": {"py_callstack":
 ..., "timestamp": ...}}} to TORCHELASTIC_ERROR_FILE; C++ handlers write {"message": ..., "timestamp": ...}
@@ -12,38 +11,23 @@ root.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
-from transom_cli.diagnose.clue import Category
-from transom_cli.diagnose.logs import grammar
-from transom_cli.diagnose.logs.matches import Hit, collect
-from transom_cli.diagnose.logs.rulebook import Level, Match, Rulebook
+from transom_cli.diagnose.logs import rulebook
+from transom_cli.diagnose.logs.aftermath import open_log
+from transom_cli.diagnose.logs.kinds import Kinds
+from transom_cli.diagnose.logs.matches import Found, Hit, collect
+from transom_cli.diagnose.logs.rulebook import Rulebook
 
 BLOCK = 4 << 20
 AROUND = 4096  # bytes kept of a very long line, before and after a match
+_SEGMENT = re.compile(rb"[^\r\n]+")
 _OVERLAP = 1 << 20  # bytes without a line end that are kept for the next block
-
-
-@dataclass(frozen=True)
-class Found:
-    """raw: the line, or its part between carriage returns. lineno: from 1. offset: of the line in the file, bytes."""
-
-    raw: bytes
-    lineno: int
-    offset: int
-
-
-def open_log(path: Path) -> BinaryIO:
-    """Open a log, also one compressed by log rotation. Raises OSError like `open`."""
-    if path.suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    return path.open("rb")
 
 
 def find(file: BinaryIO, book: Rulebook) -> Iterator[Found]:
@@ -66,7 +50,22 @@ def find(file: BinaryIO, book: Rulebook) -> Iterator[Found]:
 
 
 def _in_block(block: bytes, end: int, lineno: int, offset: int, book: Rulebook) -> Iterator[Found]:
-    at = counted = 0
+    if rulebook.FAST:
+        yield from _searched(block, 0, end, lineno, offset, book)
+        return
+    counted = 0
+    for line in _SEGMENT.finditer(block, 0, end):  # without RE2, a search for the texts costs more than a look-up
+        start, stop = line.span()
+        if stop - start > AROUND:
+            lineno, counted = lineno + block.count(b"\n", counted, start), start
+            yield from _searched(block, start, stop, lineno, offset, book)
+        elif not book.silent(line[0]) and not book.dull(line[0]):
+            lineno, counted = lineno + block.count(b"\n", counted, start), start
+            yield Found(line[0], lineno, offset + start)
+
+
+def _searched(block: bytes, at: int, end: int, lineno: int, offset: int, book: Rulebook) -> Iterator[Found]:
+    counted = at
     while at < end:
         told = book.first(block, at, end)
         if told is None:
@@ -96,66 +95,13 @@ def hits_in_file(path: Path, book: Rulebook, name: str = "") -> tuple[Hit, ...]:
         return tuple(collect(hits_in(file, book), name or str(path)))
 
 
-def hits_in(file: BinaryIO, book: Rulebook) -> Iterator[Hit]:
+def hits_in(file: BinaryIO, book: Rulebook, kinds: Kinds | None = None) -> Iterator[Hit]:
+    """Match the lines of a file. kinds: those of its earlier parts. Hits with `reread` are for a `Collector`."""
+    kinds = kinds or Kinds(book)
     for found in find(file, book):
-        hit = hit_of(found, book)
+        hit = kinds.hit_of(found)
         if hit is not None:
             yield hit
-
-
-def hit_of(found: Found, book: Rulebook) -> Hit | None:
-    told = grammar.record(grammar.clean(found.raw))
-    matches: tuple[Match, ...] = book.matches(told)
-    if not matches:
-        book.remember_dull(found.raw, told)
-        return None
-    best = matches[0]
-    return Hit(best.rule, told, best.where, lineno=found.lineno, offset=found.offset)
-
-
-LOOKED_AT = 1 << 20  # bytes read after the line, and before it
-ENOUGH = 5  # further progress lines: other ranks' progress bars run on for a moment
-_NUMBER = r"[-+]?\d"
-_PROGRESS = re.compile(
-    rf"(?i)(?:\d ?(?:it|img|images|samples|tokens)/s|\ds/it|\d%\||\bglobal_step\b|\bloss\b\W{{0,6}}{_NUMBER}"
-    rf"|\b(?:step|iter|iteration|epoch|batch|episode|timestep|trial|round|generation)s?\b\W{{0,4}}{_NUMBER})".encode()
-)
-_FINITE = re.compile(rf"(?i)\b\w*(?:loss|ppl|bpb|perplexity)\w*\b\W{{0,6}}{_NUMBER}".encode())
-_NOT_FINITE = re.compile(rb"(?i)\b(?:nan|inf)\b")
-_DONE = re.compile(  # messages of libraries: a script may print its own after any outcome
-    rb"exits successfully|'train_runtime'|`Trainer.fit` stopped: `max_|Out of bounds values : 0 OK"
-    rb"|\[after training is done\]"
-)
-
-_BETWEEN = (Category.NETWORK_FABRIC, Category.RENDEZVOUS_PORT, Category.NCCL_HANG, Category.EXTERNAL_SERVICE)
-
-
-def training_continued(hit: Hit, path: Path) -> bool:
-    """Whether the line was noise: the training continues after it, or a connection breaks when all is done."""
-    try:
-        with open_log(path) as file:
-            closing = hit.level is Level.SIGN and hit.rule.category in _BETWEEN
-            start = max(0, hit.offset - LOOKED_AT) if closing else hit.offset
-            file.seek(start)
-            before, after = file.read(hit.offset - start), file.read(LOOKED_AT)
-    except OSError:
-        return False
-    if any(re.compile(one.encode()).search(after) for one in hit.rule.over):
-        return True
-    return _progressed(hit, after) or _DONE.search(before) is not None
-
-
-def _progressed(hit: Hit, after: bytes) -> bool:
-    """Whether at least `ENOUGH` progress lines follow; after a NaN loss, with a finite loss."""
-    numeric = hit.rule.category is Category.NUMERIC_DIVERGENCE
-    lines = set()
-    for raw in after.replace(b"\r", b"\n").split(b"\n")[1:]:
-        short = raw[:2000]
-        if (_FINITE.search(short) and not _NOT_FINITE.search(short)) if numeric else _PROGRESS.search(short):
-            lines.add(short)
-            if len(lines) >= ENOUGH:
-                return True
-    return False
 
 
 @dataclass(frozen=True)

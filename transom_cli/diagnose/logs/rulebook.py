@@ -15,7 +15,7 @@ import enum
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 from transom_cli.diagnose.clue import Action, Category
@@ -126,6 +126,12 @@ def compile_expression(pattern: str) -> Expression:
         raise Mistake(said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)) from None
 
 
+@lru_cache(maxsize=256)
+def compile_bytes(pattern: str) -> Expression:
+    """Compile a valid expression for bytes."""
+    return re2.compile(pattern.encode()) if FAST else re.compile(pattern.encode())
+
+
 class Mistake(ValueError):
     """An invalid expression, with the compiler's message."""
 
@@ -187,13 +193,32 @@ class Plain:
 
 
 def _pattern(text: str) -> str:
-    escaped = re2.escape(text)
+    escaped = re.escape(text)
     return f"(?i:{escaped})" if text == text.lower() else escaped
 
 
 _DIGIT = re.compile(r"(?<!\{)(?<!\{\d)(?<!,)(?:\d|\\d)(?![\d,]*\})")  # in an expression, except in quantifiers
+_LOOSE = re.compile(r"\\d[+*]|\\d\{1,\d+\}|0-9")  # in an expression: any number
+_GROUP = re.compile(r"\(\?P<\w+>")
 _NUMBERS = b"0123456789.+-"
+_ADDRESS = re.compile(rb"0[xX][0-9a-fA-F]+|[0-9a-fA-F]*:(?:[0-9a-fA-F]*:)+[0-9a-fA-F]*")
 _DULL = 4096  # kinds of lines
+
+
+def words_of(raw: bytes) -> bytes:
+    """Return a line without its numbers and addresses."""
+    return (_ADDRESS.sub(b"", raw) if b"0x" in raw or b"::" in raw else raw).translate(None, _NUMBERS)
+
+
+def _exact(expression: str) -> bool:
+    """Whether the expression looks at the value of a number."""
+    return _DIGIT.search(_LOOSE.sub("", expression)) is not None
+
+
+def _unanchored(expression: str) -> str:
+    """Return the expression without named groups and for a whole line: it was written for the text after its labels."""
+    flag, expression = ("i", expression[4:]) if expression.startswith("(?i)") else ("", expression)
+    return f"(?{flag}:{_GROUP.sub('(?:', expression).removeprefix('^')})"
 
 
 @dataclass(frozen=True)
@@ -215,9 +240,30 @@ class Rulebook:
         self._which = compile_texts(texts).which
         self._of = [tuple(n for n, rule in enumerate(self.rules) if text in rule.any) for text in texts]
         self._blind = [not any(map(_DIGIT.search, (*rule.match, *rule.unless))) for rule in self.rules]
+        self._exact = [tuple(map(_unanchored, filter(_exact, (*r.match, *r.unless)))) for r in self.rules]
+        numbered = [text for text in texts if any(map(str.isdigit, text))]
+        self._numbered = [(text, text.lower().encode().translate(None, _NUMBERS)) for text in numbered]
         self._dull: set[bytes] = set()
+        self._silent: dict[bytes, bool] = {}
         self._match = [tuple(map(compile_expression, rule.match)) for rule in self.rules]
         self._unless = [tuple(map(compile_expression, rule.unless)) for rule in self.rules]
+
+    def silent(self, raw: bytes) -> bool:
+        """Whether a line contains no text. Searches one line of those that differ only in numbers."""
+        words = words_of(raw)
+        known = self._silent.get(words)
+        if known is None:
+            known = self.first(raw, 0, len(raw)) is None
+            if len(self._silent) >= _DULL:
+                self._silent.clear()
+            if not known or not self._with_numbers(words):
+                self._silent[words] = known
+        return known
+
+    def _with_numbers(self, words: bytes) -> list[str]:
+        """Return the texts that lines with these words may contain, depending on their numbers."""
+        lower = words.lower()
+        return [text for text, without in self._numbered if without in lower]
 
     def dull(self, raw: bytes) -> bool:
         """Whether no rule matched a line that differs from this one only in its numbers.
@@ -231,6 +277,13 @@ class Rulebook:
         hits = self._which(record.line.encode("utf-8", "replace"))
         if len(self._dull) < _DULL and all(self._blind[n] for hit in hits for n in self._of[hit]):
             self._dull.add(raw.translate(None, _NUMBERS))
+
+    def numbers(self, raw: bytes) -> Expression | None:
+        """Return an expression that finds what rules say about numbers in lines with these words; None for nothing."""
+        texts = [_pattern(text) for text in self._with_numbers(words_of(raw))]
+        known = sorted({n for hit in self._which(raw) for n in self._of[hit]})
+        parts = [*texts, *(one for n in known for one in self._exact[n])]
+        return compile_bytes("|".join(parts)) if parts else None
 
     def matches(self, record: Record, *, benign: bool = False) -> tuple[Match, ...]:
         """Return the matching rules, best first: by weight, then level. A benign match returns nothing, except with

@@ -54,6 +54,10 @@ class Tape:
             self._keep(ends[0].text)
         ends.append(line)
 
+    def forget(self, file: str) -> None:
+        """Forget the end of a file that was not read to its end."""
+        self._ends.pop(file, None)
+
     def near(self, seconds: float = NEAR) -> tuple[Line, ...]:
         """Return the end of each file, without lines that are older than `seconds` before the very last line."""
         every = [line for ends in self._ends.values() for line in ends]

@@ -6,15 +6,15 @@ end are read, line by line, with rank and time.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from transom_cli.diagnose.logs import grammar
-from transom_cli.diagnose.logs.reader import open_log
+from transom_cli.diagnose.logs.aftermath import open_log
 from transom_cli.diagnose.unknown.novel import Line, New, Tape, find_new
 from transom_cli.diagnose.unknown.templates import TEMPLATES, WORDS, Template, Templates, has_error_word, mine
 from transom_cli.errors import TransomError
@@ -22,6 +22,7 @@ from transom_cli.files import publish_text
 
 SCHEMA = 1
 BYTES = 16 * 1024 * 1024  # of one file; larger files are not read
+_CLOCK = 1000  # lines between two looks at the clock
 _WORD = 200  # characters kept of a word
 
 
@@ -91,9 +92,12 @@ def new_lines(paths: Iterable[Path], known: Templates = NONE) -> tuple[New, ...]
     return find_new(mine(tape.healthy()).merge(known), tape.near())
 
 
-def new_errors(paths: Iterable[Path], known: Templates = NONE) -> tuple[New, ...]:
-    """Return the new kinds of lines that report an error. Empty if there is nothing to compare with."""
-    tape = _taped(paths)
+def new_errors(paths: Iterable[Path], known: Templates = NONE, until: float = float("inf")) -> tuple[New, ...]:
+    """Return the new kinds of lines that report an error. Empty if there is nothing to compare with.
+
+    until: on the monotonic clock; logs that were not read by then are left out.
+    """
+    tape = _taped(paths, until)
     healthy = tape.healthy()
     found = find_new(mine(healthy).merge(known), tape.near()) if healthy or known.templates else ()
     return tuple(new for new in found if has_error_word(new.first.text))
@@ -104,10 +108,14 @@ def mine_logs(paths: Iterable[Path]) -> Templates:
     return mine(line.text for path in _some(paths) for line in _lines(path))
 
 
-def _taped(paths: Iterable[Path]) -> Tape:
+def _taped(paths: Iterable[Path], until: float = float("inf")) -> Tape:
     tape = Tape()
-    for line in itertools.chain.from_iterable(_lines(path) for path in _some(paths)):
-        tape.add(line)
+    for path in _some(paths):
+        for number, line in enumerate(_lines(path)):
+            if not number % _CLOCK and time.monotonic() > until:
+                tape.forget(str(path))
+                return tape
+            tape.add(line)
     return tape
 
 

@@ -272,14 +272,14 @@ def when(record: str, now: float, mono: float) -> float | None:
     return None
 
 
-def read_kernel(about: About) -> KernelReading:
+def read_kernel(about: About, kmsg: str = KMSG) -> KernelReading:
     """Read the lines since `about.since`, or of the last hour, from the first of /dev/kmsg, journalctl, dmesg that
     this user may read. If none is readable, the reading says why."""
     now, mono = time.time(), time.monotonic()
     since = about.since or now - HOUR
     troubles = []
     file = _log_file()
-    for source, read in ((file, _file),) if file else ((KMSG, _kmsg), ("journalctl", _journal), (DMESG, _dmesg)):
+    for source, read in ((file, _file),) if file else ((kmsg, _kmsg), ("journalctl", _journal), (DMESG, _dmesg)):
         try:
             records = read(source, since)
         except OSError as error:

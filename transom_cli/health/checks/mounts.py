@@ -235,7 +235,7 @@ _PENDING: dict[tuple[str, bool], tuple[_PathProbe, BackgroundCall[_PathProbe]]] 
 down for hours, each reading would cost another thread."""
 
 
-def read_mounts(about: About) -> MountsReading:
+def read_mounts(about: About, timeout: float = TIMEOUT) -> MountsReading:
     """Probe the job's folders, the network mounts below them, and the node's local folders.
 
     While a training runs, nothing is written: a thousand nodes would write twice a minute.
@@ -247,7 +247,7 @@ def read_mounts(about: About) -> MountsReading:
     wanted = [(path, about.tier is not Tier.WATCH) for path in dict.fromkeys((*folders, *LOCAL))]
     wanted += [(path, False) for path in dict.fromkeys(network)]
     probes = [_PENDING.pop(one) if one in _PENDING else _start(*one) for one in wanted]
-    wait_for_all([call for _, call in probes], TIMEOUT)
+    wait_for_all([call for _, call in probes], timeout)
     mounts = read_mount_table()  # again: a probe may have mounted something (autofs)
     _PENDING.update((one, probe) for one, probe in zip(wanted, probes, strict=True) if probe[0].hangs)
     return MountsReading(tuple(_place(probe, call.waited, mounts) for probe, call in probes))

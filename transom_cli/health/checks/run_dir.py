@@ -60,18 +60,18 @@ def own_file(path: str, node: str) -> str:
     return f"{path}.{node}"
 
 
-def read_run_dir(about: About) -> RunDirReading:
+def read_run_dir(about: About, visible: float = VISIBLE_WITHIN, timeout: float = TIMEOUT) -> RunDirReading:
     path, _, content = about.token.partition("\n")
     if not path:
         return RunDirReading()
-    call = BackgroundCall(lambda: _read_and_write(path, content))
-    return call.result(TIMEOUT) or RunDirReading(path, took=call.waited, hangs=True)
+    call = BackgroundCall(lambda: _read_and_write(path, content, visible))
+    return call.result(timeout) or RunDirReading(path, took=call.waited, hangs=True)
 
 
-def _read_and_write(path: str, content: str) -> RunDirReading:
+def _read_and_write(path: str, content: str, visible: float) -> RunDirReading:
     began = time.monotonic()
     found, error = _read(path)
-    while found != content and time.monotonic() < began + VISIBLE_WITHIN:
+    while found != content and time.monotonic() < began + visible:
         time.sleep(_RETRY)
         found, error = _read(path)
     took = time.monotonic() - began

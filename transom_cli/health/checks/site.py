@@ -54,7 +54,7 @@ class NhcReading:
     root: bool = False
 
 
-def read_site(about: About) -> SiteReading:
+def read_site(about: About, timeout: float = TIMEOUT) -> SiteReading:
     folder = about.site_checks
     if not folder:
         return SiteReading()
@@ -68,15 +68,15 @@ def read_site(about: About) -> SiteReading:
         return SiteReading(folder, error=f"it holds {len(paths)} executables; at most {MAX_PROGRAMS} are allowed")
     refused = {path: why for path in paths if (why := _why_untrusted(path))}
     trusted = [path for path in paths if path not in refused]
-    calls = [_start(path, about) for path in trusted]
-    results = wait_for_all(calls, TIMEOUT + 5.0)  # starting a program may hang on its file system too
+    calls = [_start(path, about, timeout) for path in trusted]
+    results = wait_for_all(calls, timeout + 5.0)  # starting a program may hang on its file system too
     ran = [one or Ran(path, took=c.waited) for path, c, one in zip(trusted, calls, results, strict=True)]
     return SiteReading(folder, tuple(ran), tuple((_name(path), why) for path, why in refused.items()))
 
 
-def _start(path: str, about: About) -> BackgroundCall[Ran]:
+def _start(path: str, about: About, timeout: float) -> BackgroundCall[Ran]:
     env = environment(node_name(), about.tier.value)
-    return BackgroundCall(lambda: run((path,), env, TIMEOUT))
+    return BackgroundCall(lambda: run((path,), env, timeout))
 
 
 def _is_program(folder: str, name: str) -> bool:
@@ -113,11 +113,11 @@ def overdue_site(node: str, waited: float, about: About) -> Finding:
     return Finding("site", Verdict.UNKNOWN, node, f"the checks in {about.site_checks} did not finish in {waited:.0f} s")
 
 
-def read_nhc(about: About) -> NhcReading:
+def read_nhc(about: About, program: str = NHC) -> NhcReading:
     """Run NHC without letting it mark the node offline: its result is judged like any other."""
-    if not os.access(NHC, os.X_OK):
+    if not os.access(program, os.X_OK):
         return NhcReading()
-    argv = (NHC, "-l", "-", "MARK_OFFLINE=0")
+    argv = (program, "-l", "-", "MARK_OFFLINE=0")
     return NhcReading(run(argv, environment(node_name(), about.tier.value), NHC_TIMEOUT), os.geteuid() == 0)
 
 

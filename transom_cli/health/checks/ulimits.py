@@ -46,7 +46,7 @@ def read_ulimits(about: About) -> UlimitsReading:
 
 
 def judge_ulimits(node: str, reading: UlimitsReading, about: About, limits: UlimitsLimits) -> tuple[Finding, ...]:
-    """Never more than MONITOR: a person has set these limits, mostly on all nodes alike."""
+    """Never more than MONITOR: a person has set these limits, mostly equal on all nodes."""
     found = [
         _judge("nofile", node, reading.nofile, limits.nofile, "open files (ulimit -n)"),
         _judge("nproc", node, reading.nproc, limits.nproc, "processes (ulimit -u)"),

@@ -60,7 +60,7 @@ class DcgmLimits:
     """No thresholds: DCGM has its own."""
 
 
-def read_dcgm(about: About) -> DcgmReading:
+def read_dcgm(about: About, timeout: float = _TIMEOUT) -> DcgmReading:
     """Run level 2, or 1 to 4 by $TRANSOM_DCGM_LEVEL. Not on a shared node, where it would load other jobs' GPUs."""
     program = shutil.which("dcgmi")
     if program is None:
@@ -71,22 +71,22 @@ def read_dcgm(about: About) -> DcgmReading:
     value = os.environ.get(LEVEL, "")
     level = int(value) if value in ("1", "2", "3", "4") else 2
     try:
-        output = _run([program, "diag", "-r", str(level), "-j"])
+        output = _run([program, "diag", "-r", str(level), "-j"], timeout)
     except OSError as error:
         return DcgmReading(error=f"dcgmi: {error.strerror or error}", level=level)
     except subprocess.TimeoutExpired:
-        return DcgmReading(error=f"it did not finish in {_TIMEOUT:.0f} s", level=level)
+        return DcgmReading(error=f"it did not finish in {timeout:.0f} s", level=level)
     return parse_dcgm(output, level)
 
 
-def _run(argv: list[str]) -> str:
+def _run(argv: list[str], timeout: float) -> str:
     """Return standard output for any exit code: a failed test has its own."""
     with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     ) as child:
         try:
             with tracked(child.pid):
-                return child.communicate(timeout=_TIMEOUT)[0].decode("utf-8", "replace")
+                return child.communicate(timeout=timeout)[0].decode("utf-8", "replace")
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             raise

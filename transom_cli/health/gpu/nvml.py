@@ -206,10 +206,10 @@ def _read_memory_use_again(nvml: Any, gpu: Gpu) -> Gpu:
         return replace(gpu, trouble=message(error), trouble_code=error.value)
 
 
-def closed_devices() -> int:
+def closed_devices(devices: Path = DEVICES) -> int:
     """Count device files that the step's cgroup forbids. Opens each one; the kernel refuses before the driver runs."""
     closed = 0
-    for path in DEVICES.glob("nvidia[0-9]*"):
+    for path in devices.glob("nvidia[0-9]*"):
         try:
             os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
         except PermissionError:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from transom_cli.files import json_lines, publish_text
+from transom_cli.files import json_lines, make_state_folder, publish_text
 from transom_cli.health.history.nodes import REMEMBERED
 from transom_cli.health.history.records import Lift, Record, from_json, to_json
 
@@ -92,7 +92,8 @@ class HistoryFile:
 
 def make_folder(folder: Path) -> None:
     """Create the folder, readable by its owner only, and remove files that no longer count."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_state_folder(folder.parent)
+    make_state_folder(folder)
     old = time.time() - REMEMBERED
     for path in folder.iterdir():
         with contextlib.suppress(OSError):

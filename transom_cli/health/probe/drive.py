@@ -307,4 +307,6 @@ class _Driver:
     def _group(self, name: str, nodes: Sequence[str], rails: bool) -> Group:
         hellos = [self._processes.hellos[node, 0] for node in nodes]
         host = self._addresses.get(nodes[0]) or hellos[0].addresses[0]
-        return Group(name, tuple(nodes), min(hello.of for hello in hellos), host, hellos[0].port, rails)
+        return Group(
+            name, tuple(nodes), min(hello.of for hello in hellos), host, hellos[0].port, rails, hellos[0].password
+        )

@@ -178,7 +178,8 @@ class _Meeting:
     def _open(self) -> Store:
         if (self._group.nodes[0], self._group.port) == (self._me.node, self._me.store.port):
             return self._me.store
-        return RemoteStore(self._group.host, self._group.port, self._remaining().total_seconds() / 2)
+        group = self._group
+        return RemoteStore(group.host, group.port, group.password, self._remaining().total_seconds() / 2)
 
     def _meet(self) -> None:
         """Wait for all members, for at most half of the time, so that those present can report who is absent."""

@@ -12,7 +12,7 @@ The process's parent sends "gone" when it has ended.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from transom_cli.core.codec import BadRecord, build, plain
@@ -23,8 +23,9 @@ Device = tuple[str, int]  # node, number of the device
 @dataclass(frozen=True)
 class Hello:
     """device: "cpu" or "cuda:0". of: number of probe processes on the node. kind: devices of one kind compute the same
-    bits. port: of its rendezvous store, on all addresses of its host. addresses: of the host, best first; the health
-    run may know a better one. versions: of torch, CUDA, NCCL. error: why it cannot work (no torch).
+    bits. port: of its rendezvous store, on all addresses of its host. password: of that store. addresses: of the host,
+    best first; the health run may know a better one. versions: of torch, CUDA, NCCL. error: why it cannot work (no
+    torch).
     """
 
     node: str
@@ -33,6 +34,7 @@ class Hello:
     of: int = 1
     kind: str = ""
     port: int = 0
+    password: str = field(default="", repr=False)
     addresses: tuple[str, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     error: str = ""
@@ -70,7 +72,7 @@ class Computed:
 class Group:
     """rails: two nodes form one group per device number; otherwise all devices of all nodes are one group.
 
-    devices: per node. host, port: the rendezvous store, on the first node.
+    devices: per node. host, port, password: the rendezvous store, on the first node.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Group:
     host: str
     port: int
     rails: bool
+    password: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,7 @@ def _prepare(options: argparse.Namespace) -> Callable[[], tuple[Hello, Callable[
             of=options.of,
             kind=_kind(torch, device),
             port=me.store.port,
+            password=me.store.password,
             addresses=addresses(),
             versions=_versions(torch),
         )

@@ -4,13 +4,15 @@ torch has such a store too, but it resolves the names of connecting hosts, which
 not answer: a node would be accused because of its name service. Every call here has a deadline.
 
 A request is a line of JSON: {"set": key, "value": hex} or {"get": [keys], "wait": seconds}. The answer to a get,
-{"values": [hex or null]}, comes when all keys exist or the time is over.
+{"values": [hex or null]}, comes when all keys exist or the time is over. The first line of a connection is the store's
+password, which the probe processes get from the health run: other programs of the network set no keys.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import socket
 import socketserver
 import threading
@@ -19,6 +21,7 @@ from typing import Any, Protocol
 
 from transom_cli.health.probe.messages import Device, Group
 
+_PASSWORD = 64  # bytes of a password's line at most
 TRANSFER = 1.0  # seconds beyond a request's own time for its answer to arrive
 
 
@@ -67,6 +70,7 @@ class OwnStore:
     seen_from = "127.0.0.1"
 
     def __init__(self) -> None:
+        self.password = secrets.token_hex(16)
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
         handler = type("Handler", (_Handler,), {"store": self})
@@ -88,10 +92,11 @@ class OwnStore:
 class RemoteStore:
     """Another process's store, over one connection. Raises OSError if it does not answer in time."""
 
-    def __init__(self, host: str, port: int, timeout: float) -> None:
+    def __init__(self, host: str, port: int, password: str, timeout: float) -> None:
         self._timeout = timeout
         self._socket = socket.create_connection((host, port), timeout=timeout)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.sendall(f"{password}\n".encode())
         self.seen_from: str = self._socket.getsockname()[0]
         self._lines = self._socket.makefile("rb")
         self._lock = threading.Lock()
@@ -140,6 +145,9 @@ class _Handler(socketserver.StreamRequestHandler):
     disable_nagle_algorithm = True
 
     def handle(self) -> None:
+        password = self.rfile.readline(_PASSWORD).decode(errors="replace").rstrip("\n")
+        if not secrets.compare_digest(password.encode(), self.store.password.encode()):
+            return
         for line in self.rfile:
             request = json.loads(line)
             answer: dict[str, Any] = {}

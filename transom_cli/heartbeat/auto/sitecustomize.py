@@ -3,35 +3,40 @@
 Python imports `sitecustomize` at its start. It waits for the trainer to import torch's optimizers and registers a
 step hook on them; it never imports torch itself. Only the first optimizer that steps is counted (a GAN has two), and
 the steps count from 1 in this process, told from the second on, and are marked as such. A trainer's own call of
-`transom_cli.beat` ends the automatic ones. A `sitecustomize` that this one hides is found and run. Nothing that happens
-here may reach the trainer.
+`transom_cli.beat` ends the automatic ones. A `sitecustomize` that this one hides is run in its place. Nothing that
+happens here may reach the trainer.
+
+Every Python of a job runs this file: loader workers, pip, small tools. So it imports nothing that Python has not
+imported before, and leaves `sys.path` at once, where each later import would look into its folder.
 """
 
-from __future__ import annotations
-
-import os
 import sys
+from os import environ, getpid
 
 TYPE_CHECKING = False  # as typing has it; Python's own start must not wait for that import
 if TYPE_CHECKING:
     from typing import Any
 
-_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+_HERE = __file__.rpartition("/")[0]  # as it is in PYTHONPATH
 _WATCHED = "torch.optim.optimizer"
+_RANK_PID = "TRANSOM_RANK_PID"  # the job and process whose optimizer steps: no child of it is a rank
+_JOB = f"{environ.get('SLURM_JOB_ID', '')}:"
 
 
 class _OptimizerImport:
     """Sees the one import it waits for, lets the real finders do it, and leaves."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name != _WATCHED:
             return None
         sys.meta_path.remove(self)
+        if environ.get("TRANSOM_BEAT_DIR"):  # where the node has an agent
+            _allow_tracing()
         spec = _find(name, path)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
-            def exec_module(module: Any) -> None:
+            def exec_module(module: "Any") -> None:
                 run(module)
                 try:
                     _register(module)
@@ -42,7 +47,7 @@ class _OptimizerImport:
         return spec
 
 
-def _find(name: str, path: Any) -> Any:
+def _find(name: str, path: "Any") -> "Any":
     for finder in list(sys.meta_path):
         find = getattr(finder, "find_spec", None)
         spec = find(name, path, None) if find is not None else None
@@ -51,19 +56,20 @@ def _find(name: str, path: Any) -> Any:
     return None
 
 
-def _register(module: Any) -> None:
+def _register(module: "Any") -> None:
     import weakref
 
     automatic_beat = _client().automatic_beat
-    counted: Any = None  # weak reference to the optimizer whose steps count
+    counted = None  # weak reference to the optimizer whose steps count
     step = 0
 
-    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def stepped(optimizer: "Any", args: "Any", kwargs: "Any") -> None:
         nonlocal counted, step
         try:
             leader = counted() if counted is not None else None
             if leader is None:
                 counted = weakref.ref(optimizer)
+                environ[_RANK_PID] = f"{_JOB}{getpid()}"
             elif leader is not optimizer:
                 return
             step += 1
@@ -77,12 +83,12 @@ def _register(module: Any) -> None:
     module.register_optimizer_step_post_hook(stepped)
 
 
-def _client() -> Any:
+def _client() -> "Any":
     """transom's client from the trainer's own environment, else from beside this file."""
     try:
         from transom_cli.heartbeat import client
     except ImportError:
-        root = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))  # noqa: PTH120
+        root = _HERE.rsplit("/", 3)[0]
         sys.path.append(root)
         try:
             from transom_cli.heartbeat import client
@@ -93,40 +99,33 @@ def _client() -> Any:
 
 def _allow_tracing() -> None:
     """Before the first beat there may be a hang, too. By path: the trainer may find another transom than this one."""
-    path = os.path.join(os.path.dirname(_HERE), "tracing.py")  # noqa: PTH118, PTH120
-    names: dict[str, Any] = {"__name__": "transom_tracing"}
+    path = f"{_HERE.rpartition('/')[0]}/tracing.py"
+    names: dict[str, object] = {"__name__": "transom_tracing"}
     try:
         with open(path) as file:  # noqa: PTH123
             exec(compile(file.read(), path, "exec"), names)
-        names["allow"]()
+        names["allow"]()  # type: ignore[operator]
     except Exception:
         return
 
 
 def _run_hidden() -> None:
     """Run the `sitecustomize` that would have been found without us, as if it had been."""
-    rest = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]  # noqa: PTH100
-    ours = sys.modules.get(__name__)
-    for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)
-        spec = find("sitecustomize", rest, None) if find is not None else None
-        if spec is None or spec.loader is None:
-            continue
-        import importlib.util
-
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["sitecustomize"] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            if ours is not None:
-                sys.modules["sitecustomize"] = ours
+    ours = sys.modules.pop(__name__, None)
+    try:
+        __import__(__name__)
+    except BaseException as error:
+        if ours is not None:
+            sys.modules[__name__] = ours
+        if not (isinstance(error, ImportError) and error.name == __name__):
             raise
-        return
 
 
-if os.environ.get("TRANSOM_RUN_DIR") or os.environ.get("TRANSOM_BEAT_DIR"):
+_rest = [entry for entry in sys.path if entry.rstrip("/") != _HERE]
+if len(_rest) < len(sys.path):  # otherwise the import of the hidden one would find this one again
+    sys.path[:] = _rest
+    _run_hidden()
+_in_run = environ.get("TRANSOM_RUN_DIR") or environ.get("TRANSOM_BEAT_DIR")
+_parent = environ.get(_RANK_PID, "")  # of another job, if a trainer has submitted this one
+if _in_run and (_parent == f"{_JOB}{getpid()}" or not _parent.startswith(_JOB)):
     sys.meta_path.insert(0, _OptimizerImport())
-if os.environ.get("TRANSOM_BEAT_DIR"):  # where the node has an agent
-    _allow_tracing()
-_run_hidden()

@@ -109,6 +109,7 @@ def obtain(name: str, folder: Path, say: Callable[[str], None], url: str = "") -
     home = ReleaseHome(folder / name)
     check_folder(home.path)
     try:
+        os.umask(os.umask(0o077) | 0o022)  # others must not be able to replace programs that are run from here
         home.path.mkdir(parents=True, exist_ok=True)
         done = _read_marker(home)
         _check_owner(home.path, bool(done))

@@ -2,10 +2,13 @@
 
     python -m transom_cli.supervise.agent.agent --attempt-dir D [--beats-dir B] [--node N]
 
-There is one per node and attempt. It is a Slurm step of its own, so the table is still written when the training step
-dies. The agent looks four times a second and writes at most once a second, or at once for news that should not wait: a
-stopped or vanished process, a first step. It ends when it receives TERM and no live launcher needs it, when the attempt
-has an outcome, when its parent (the Slurm step) dies, or when the run directory has vanished.
+There is one per node and attempt. It is a Slurm step of its own, so there are tables even when the training step dies.
+The agent looks four times a second. It makes a table once a second, or at once for news that should not wait: a stopped
+or vanished process, a first step. The launcher fetches the tables (`heartbeat_feed`), and the run directory gets one
+every `RARELY` seconds; every one of them while no launcher fetches them.
+
+The agent ends when it receives TERM and no live launcher needs it, when the attempt has an outcome, when its parent
+(the Slurm step) dies, or when the run directory has vanished.
 
 It also starts the node's snapshot daemon, which keeps the ranks' snapshots.
 """
@@ -13,8 +16,10 @@ It also starts the node's snapshot daemon, which keeps the ranks' snapshots.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -23,13 +28,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transom_cli.errors import BadNodes, NotPermitted, TransomError
+from transom_cli.health.finding import Finding, Verdict
 from transom_cli.heartbeat import paths, record
+from transom_cli.heartbeat.attempt_end import EVERY as END_EVERY
 from transom_cli.heartbeat.attempt_end import AttemptEnd, End
 from transom_cli.heartbeat.local_table import GONE, process, publish, row
-from transom_cli.heartbeat.table import BadTable, NodeTable, RankBeat, decode
+from transom_cli.heartbeat.table import BadTable, NodeTable, RankBeat, decode, encode
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.ownership import require_own
 from transom_cli.supervise.agent import procfs
+from transom_cli.supervise.agent.heartbeat_feed import HeartbeatFeed
 from transom_cli.supervise.agent.monitor import Alarms, Monitor
 from transom_cli.supervise.agent.node_health import Watch, watched
 from transom_cli.supervise.agent.snapshot_daemon import SnapshotDaemon
@@ -41,9 +49,12 @@ if TYPE_CHECKING:
 
 LOOK = 0.25  # seconds between two looks at the ranks
 EVERY = 1.0  # seconds between two tables while nothing happens
+RARELY = 15.0  # seconds between two files, and between two looks for the outcome, while a launcher fetches the tables
+RESTARTED = 1000  # tables that a former agent may have made since its last file
 FORMER = 5.0  # seconds for an agent that hung to be gone
 LAUNCHER_SILENT = 2.5  # seconds; its sign of life comes once a second
 KILL_NEAR = 27.0  # seconds from TERM: Slurm's KillWait is 30
+HEARTBEATS = "heartbeats"  # the check that a node without a place for heartbeats fails
 _TOLD = (signal.SIGTERM, signal.SIGINT)
 _NOT_FOR_US = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)  # Slurm signals every step of a job
 
@@ -91,35 +102,52 @@ class Ranks:
 
 
 class Agent:
-    def __init__(self, attempt: AttemptDir, beats_dir: str, node: str, alarms: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        attempt: AttemptDir,
+        beats_dir: str,
+        node: str,
+        alarms: Callable[[], int] = lambda: 0,
+        feed: HeartbeatFeed | None = None,
+    ) -> None:
         self._attempt, self._alarms = attempt, alarms
         self._path = attempt.nodes / f"{node}.beats"
         self._node = node
         self._ranks = Ranks(beats_dir)
-        self._breakdown = StepBreakdown(attempt, node, beats_dir)
+        self.feed = feed or HeartbeatFeed()
+        self._breakdown = StepBreakdown(attempt, node, beats_dir, self.feed)
         self.rows: tuple[RankBeat, ...] = ()  # of the last look
         self._seq = _former_seq(self._path)
         self._edges: tuple[object, ...] | None = None
         self._due = 0.0
+        self._fetched = False  # whether a launcher fetched the tables at the last look
+        self._file_due = 0.0
+        self._phase = random.uniform(0.1, 1.0)  # of the first rare file: the agents of a job start together
 
     def look(self, now: float) -> None:
         rows = self.rows = self._ranks.look()
         ranks = tuple((r.rank, r.launch, r.count > 0, r.phase == "done", r.proc in "TXZ") for r in rows)
         edges = (self._alarms(), *ranks)
-        if now >= self._due or edges != self._edges:
-            self._write(rows, closed=False)
+        fetched = self.feed.fetched
+        if now >= self._due or edges != self._edges or (self._fetched and not fetched):
+            to_file = not fetched or now >= self._file_due
+            self._write(rows, closed=False, to_file=to_file)
             self._edges, self._due = edges, now + EVERY
+            if to_file:
+                self._file_due, self._phase = now + RARELY * self._phase, 1.0
+        self._fetched = fetched
         self._breakdown.look(now, rows)
 
     def close(self) -> None:
-        self._write(self._ranks.look(), closed=True)
+        self._write(self._ranks.look(), closed=True, to_file=True)
 
-    def _write(self, rows: tuple[RankBeat, ...], closed: bool) -> None:
+    def _write(self, rows: tuple[RankBeat, ...], *, closed: bool, to_file: bool) -> None:
         self._seq += 1
-        try:
-            publish(self._path, NodeTable(self._node, self._attempt.name, self._seq, rows, closed, self._alarms()))
-        except OSError:
-            return  # the table's silence tells it; the next look tries again
+        data = encode(NodeTable(self._node, self._attempt.name, self._seq, rows, closed, self._alarms()))
+        self.feed.offer(self._seq, data)
+        if to_file:
+            with contextlib.suppress(OSError):  # its silence shows it; the next table is written again
+                publish(self._path, data)
 
 
 class TermGrace:
@@ -158,7 +186,7 @@ def keep(agent: Agent, attempt: AttemptDir) -> bool:
     while os.getppid() == parent:
         now = time.monotonic()
         agent.look(now)
-        found = end.look(now)
+        found = end.look(now, RARELY if agent.feed.fetched else END_EVERY, at_once=agent.feed.over)
         if found is End.VANISHED:
             return False
         if found is End.OUTCOME or (grace is not None and grace.over(now)):
@@ -187,22 +215,32 @@ def main(argv: list[str]) -> int:
         print(f"transom: {error}", file=sys.stderr)
         return error.exit_code
     try:
-        attempt.nodes.mkdir(exist_ok=True)
+        attempt.nodes.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         message = f"transom: run directory {attempt.path} is not visible on node {options.node}: {error.strerror}"
         print(message, file=sys.stderr)
         return BadNodes.exit_code
     try:
-        beats_dir = options.beats_dir or paths.beats_dir(str(attempt.path), options.node)
-        held = paths.enter(beats_dir)
+        if options.beats_dir:
+            beats_dir, held, blind = options.beats_dir, paths.enter(options.beats_dir), ""
+        else:
+            (beats_dir, held), blind = paths.enter_beats(str(attempt.path), options.node), ""
     except OSError as error:
-        print(f"transom: no beats from node {options.node}: {error}", file=sys.stderr)
-        return TransomError.exit_code
+        if options.beats_dir:
+            print(f"transom: no heartbeats from node {options.node}: {error}", file=sys.stderr)
+            return TransomError.exit_code
+        # without heartbeats, it stays: logs, health and the end of a launch do not need them
+        beats_dir, held, blind = paths.NOWHERE, -1, f"this node has no place for heartbeats: {error}"
+        _say(f"no heartbeats from node {options.node}, so hangs of its ranks are not detected: {error}")
     paths.sweep(options.node, keep=beats_dir)
     end_former(attempt, options.node)
     alarms = Alarms()
     agent = Agent(attempt, beats_dir, options.node, lambda: alarms.count)
     monitor = Monitor(attempt, options.node, beats_dir, lambda: agent.rows, alarms)
+    if blind:
+        monitor.report([Finding(HEARTBEATS, Verdict.SUSPECT, options.node, blind)])
+    elif HEARTBEATS in monitor.reported:  # a former agent had no place for them
+        monitor.report([Finding(HEARTBEATS, Verdict.PASS, options.node, "heartbeats have a place again")])
     monitor.start()
     what = watched(options.watch)
     watches: list[Watch | Gpus] = [Watch(options.node, what, monitor.report, monitor.reported)]
@@ -213,18 +251,22 @@ def main(argv: list[str]) -> int:
     for watch in watches:
         watch.start()
     snapshots = SnapshotDaemon(beats_dir, attempt.path, _say)
-    snapshots.start()
-    server = serve(RunDir(attempt.path.parents[1]), attempt, options.node, beats_dir, monitor, snapshots)
+    if not blind:  # its socket is in the same place; the ranks start a daemon of their own
+        snapshots.start()
+    server = serve(RunDir(attempt.path.parents[1]), attempt, options.node, beats_dir, monitor, snapshots, agent.feed)
     if keep(agent, attempt):
         agent.close()
-        snapshots.end()
+        if not blind:
+            snapshots.end()
     for watch in watches:
         watch.stop()
     monitor.stop()
     if server is not None:
+        agent.feed.end()
         server.stop()
         print(f"transom: the agent of {options.node} answered: {summary(server.counts)}")
-    os.close(held)
+    if held >= 0:
+        os.close(held)
     paths.discard(beats_dir)  # stays while a rank's wrapper holds it; then the next agent on this node sweeps it
     return 0
 
@@ -256,7 +298,7 @@ def end_former(attempt: AttemptDir, node: str) -> None:
 def _former_seq(path: Path) -> int:
     """Continue the numbers of an earlier agent, so that readers see the first table as new."""
     try:
-        return decode(path.read_bytes()).seq
+        return decode(path.read_bytes()).seq + RESTARTED
     except (OSError, BadTable):
         return 0
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.core import stacks
-from transom_cli.files import publish_text
+from transom_cli.files import make_private, publish_text
 from transom_cli.heartbeat import paths
 from transom_cli.supervise.agent import flight_recorder, procfs, pyspy
 from transom_cli.supervise.agent.processes import RANK, Member, find
@@ -81,7 +81,7 @@ def _prepare(attempt_dir: Path, launch: int, node: str, folder: Path) -> tuple[l
     """The ranks, and why the folder cannot be used ("" when it can)."""
     members = choose(find(attempt_dir, launch, node))
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
         folder.chmod(0o700)
     except OSError as error:
         return members, f"cannot write to {folder}: {error.strerror}"

@@ -3,7 +3,7 @@
 Loaded when the rank has been started, so that it is no part of the start-up.
 """
 # pathlib would cost more than all the rest
-# ruff: noqa: PTH103, PTH104, PTH118, PTH123, PTH208
+# ruff: noqa: PTH104, PTH118, PTH208
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import json
 import os
 
 from transom_cli.heartbeat import record
+from transom_cli.modes import make_folder, open_to_group
 
 
 def last_step(beats: int | None, held: int | None, code: int | None, launch: int) -> tuple[int, bool]:
@@ -44,9 +45,10 @@ def last_step(beats: int | None, held: int | None, code: int | None, launch: int
 
 
 def publish(folder: str, name: str, content: dict[str, object]) -> None:
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    make_folder(folder)
     temporary = os.path.join(folder, f".{name}.tmp")
-    with open(temporary, "w") as file:
+    with open(temporary, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        open_to_group(file.fileno(), temporary)
         json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from transom_cli.health.finding import Reported, Verdict
+from transom_cli.modes import open_to_group
 
 AGAIN = 600.0  # seconds before a finding that differs only in its numbers is written again
 A_MINUTE = 60  # records per minute at most
@@ -71,6 +72,7 @@ class Findings:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         descriptor = os.open(self._path, flags, 0o600)
         try:
+            open_to_group(descriptor, self._path)
             if os.fstat(descriptor).st_size >= LIMIT:
                 self._full = True
                 record = {"schema": 1, "wall": time.time(), "kind": "full", "verdict": Verdict.UNKNOWN.value}

@@ -17,6 +17,7 @@ import threading
 import time
 from pathlib import Path
 
+from transom_cli.files import make_private
 from transom_cli.heartbeat.paths import flight_prefix
 
 LIMIT = 64 << 20  # bytes of one dump
@@ -36,7 +37,7 @@ def keep(beats_dir: str, launch: int, folder: Path, seconds: float) -> dict[int,
 
     def work() -> None:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
         except OSError as error:
             done.update(dict.fromkeys((rank for rank, _ in dumps), _words([f"not copied ({error.strerror})"])))
         else:

@@ -6,22 +6,31 @@ thousand nodes does not read a thousand logs over the network from one host.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from transom_cli.core.log_lines import clean
 from transom_cli.diagnose.logs import matches
+from transom_cli.diagnose.logs.aftermath import Aftermath
+from transom_cli.diagnose.logs.kinds import Kinds
 from transom_cli.diagnose.logs.matches import Collector, Hit, collect
-from transom_cli.diagnose.logs.reader import hits_in, training_continued
+from transom_cli.diagnose.logs.reader import hits_in
 from transom_cli.diagnose.logs.rulebook import Rulebook
 from transom_cli.heartbeat import paths
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir
 
-TAIL = 256 * 1024  # bytes of a log's end that are read for its first cause
+TAIL = 256 * 1024  # bytes of the end of the batch script's output
+HEAD, WHOLE = 256 * 1024, 2 << 20  # bytes of a log's beginning and end that are read for its first cause
+PIECE = 64 * 1024  # bytes of a log that are read at once
+SECONDS = 3.0  # to read the logs of a node
+_GAP = 100_000
 LOOK = 64 * 1024  # bytes of one log that are read at a look; of a log that grows faster, the newest
 _LINE = 16 * 1024  # bytes; a longer line is given up
 
@@ -55,11 +64,57 @@ def last_line(data: bytes) -> str:
 
 
 def hits_of_tail(path: Path, data: bytes, start: int) -> list[Hit]:
-    """What the rules know in it, without what the training survived. A line's number in the whole log is not known."""
-    hits = collect(hits_in(io.BytesIO(data), rulebook()), path.name, start)
-    return [
-        hit for hit in hits if not (hit.rule.lasts and matches.worth_reporting(hit) and training_continued(hit, path))
-    ]
+    """Match the data that begins at `start`. Leaves out what the training survived. Line numbers count from there."""
+    return _lasting(collect(hits_in(io.BytesIO(data), rulebook()), path.name, start), path, float("inf"))
+
+
+@dataclass(frozen=True)
+class LogRead:
+    """One log. last: its last line. left_out: bytes that were not read."""
+
+    hits: list[Hit]
+    last: str
+    left_out: int
+
+
+def read_log(path: Path, seconds: float) -> LogRead:
+    """Read a log's beginning and end, in pieces; when `seconds` are over, only its last piece.
+
+    A log that cannot be read counts as empty. Lines behind a gap are numbered as if it had `_GAP` lines.
+    """
+    until = time.monotonic() + seconds
+    collector, kinds = Collector(path.name), Kinds(rulebook())
+    lines = left_out = at = 0
+    rest = last = b""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        size = file.seek(0, 2)
+        while at < size:
+            if HEAD <= at < size - WHOLE or (at < size - PIECE and time.monotonic() > until):
+                goal = size - (PIECE if time.monotonic() > until else WHOLE)
+                left_out, at, lines, rest = left_out + goal - at + len(rest), goal, lines + _GAP, b""
+            file.seek(at)
+            data = file.read(min(PIECE, size - at))
+            if not data:
+                break
+            piece, start = rest + data, at - len(rest)
+            at += len(data)
+            end = len(piece) if at >= size or len(rest) >= PIECE else piece.rfind(b"\n") + 1
+            piece, rest = piece[:end], piece[end:]
+            collector.take(hits_in(io.BytesIO(piece), rulebook(), kinds), lines, start)
+            lines += piece.count(b"\n")
+            last = piece if piece.strip() else last
+    return LogRead(_lasting(collector.drain(), path, until + seconds), last_line(last), left_out)
+
+
+def _lasting(hits: Sequence[Hit], path: Path, until: float) -> list[Hit]:
+    """Leave out what the training survived, as far as there is time to find out."""
+    aftermath = Aftermath()
+
+    def survived(hit: Hit) -> bool:
+        asked = hit.rule.lasts and matches.worth_reporting(hit) and time.monotonic() < until
+        return asked and aftermath.continued(hit, path)
+
+    return [hit for hit in hits if not survived(hit)]
 
 
 def names(beats_dir: str, launch: int, rows: Sequence[RankBeat]) -> list[str]:
@@ -70,17 +125,26 @@ def names(beats_dir: str, launch: int, rows: Sequence[RankBeat]) -> list[str]:
     return [f"rank-{row.rank}.log" for row in rows if row.launch == launch]
 
 
-def read_cause(folder: Path, log_names: Sequence[str]) -> tuple[dict[str, object], list[Hit]]:
-    """What `logs` answers: the names that were read, what they tell (`exchange.told`), and the last line of each. And
-    the hits themselves."""
+def read_cause(folder: Path, log_names: Sequence[str], seconds: float = SECONDS) -> tuple[dict[str, object], list[Hit]]:
+    """Return the answer to `logs`, and the hits. The logs share the time.
+
+    The answer has the names of the logs, their hits (`matches.encode`), the last line of each, and how many bytes of
+    which were left out, if any.
+    """
+    until = time.monotonic() + seconds
     hits: list[Hit] = []
     last: dict[str, str] = {}
-    for name in log_names:
-        data, start = tail_of(folder / name)
-        if data.strip():
-            hits += hits_of_tail(folder / name, data, start)
-            last[name] = last_line(data)
-    return {"names": list(log_names), "hits": matches.encode(hits), "last": last}, hits
+    left_out: dict[str, int] = {}
+    for number, name in enumerate(log_names):
+        share = (until - time.monotonic()) / (len(log_names) - number)
+        read = read_log(folder / name, share)
+        hits += read.hits
+        if read.last:
+            last[name] = read.last
+        if read.left_out:
+            left_out[name] = read.left_out
+    answer = {"names": list(log_names), "hits": matches.encode(hits), "last": last}
+    return {**answer, **({"left_out": left_out} if left_out else {})}, hits
 
 
 class Follower:
@@ -147,8 +211,8 @@ class NodeLogs:
             found += [(launch, hit) for hit in self._followed[name].look()]
         return found
 
-    def cause(self, launch: int, rows: Sequence[RankBeat]) -> tuple[dict[str, object], list[Hit]]:
-        return read_cause(self._attempt.logs(launch), names(self._beats_dir, launch, rows))
+    def cause(self, launch: int, rows: Sequence[RankBeat], seconds: float) -> tuple[dict[str, object], list[Hit]]:
+        return read_cause(self._attempt.logs(launch), names(self._beats_dir, launch, rows), seconds)
 
     def close(self) -> None:
         for follower in self._followed.values():

@@ -22,7 +22,7 @@ from transom_cli.health.host_watch import HostReader, HostReading
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.agent.findings import HOST, LOG, Findings
-from transom_cli.supervise.agent.logs import NodeLogs
+from transom_cli.supervise.agent.logs import SECONDS, NodeLogs
 
 HEALTH = 10.0  # seconds between two readings of the host
 LOGS = 1.0  # seconds between two readings of the logs
@@ -164,9 +164,9 @@ class Monitor:
         """What a former agent has reported, by check."""
         return self._findings.reported
 
-    def cause(self, launch: int) -> dict[str, object]:
+    def cause(self, launch: int, seconds: float = SECONDS) -> dict[str, object]:
         """Return what the logs of the launch's ranks on this node say (see `logs.read_cause`)."""
-        answer, hits = self._logs.cause(launch, self._rows())
+        answer, hits = self._logs.cause(launch, self._rows(), seconds)
         self._read.extend((launch, hit) for hit in hits if matches.worth_reporting(hit))
         return answer
 

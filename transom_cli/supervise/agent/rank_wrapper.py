@@ -95,6 +95,7 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
     from transom_cli.supervise.agent import exit_record  # import now: its file may be out of reach later
 
     status = _wait(pid, former, cgroups)
+    ended_at = time.monotonic()  # no time zone or NTP step changes it
     code, killed_by = (None, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), None)
     step, since_start = exit_record.last_step(beats, held, code, options.launch)
     ended: dict[str, object] = {
@@ -105,6 +106,7 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         "code": code,
         "signal": killed_by,
         "wall": time.time(),
+        "mono": ended_at,
         "started": started,
         "steps": step,
         "since_start": since_start,
@@ -125,6 +127,7 @@ def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:
     for name in rank_variables(env):
         del env[name]
     env.pop(paths.WORLD_SIZE, None)
+    env.pop(paths.RANK_PID, None)
     run = os.path.dirname(os.path.dirname(options.attempt_dir))  # as in layout.RunDir
     if not options.torchrun:
         tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS") or "1"
@@ -135,6 +138,8 @@ def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:
         env["LOCAL_WORLD_SIZE"] = str(tasks_on_node(layout, int(env.get("SLURM_NODEID", "0"))))
     else:
         env["PET_NODE_RANK"] = _node_rank(env)  # torchrun's own variable for --node-rank
+        if "MASTER_PORT" in env:
+            env["PET_MASTER_PORT"] = env["MASTER_PORT"]  # for --master-port: other users see no environment
     env[paths.RUN_DIR] = run
     env[paths.ATTEMPT] = options.attempt
     env[paths.ATTEMPT_DIR] = options.attempt_dir
@@ -172,8 +177,10 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
     if os.path.exists(os.path.join(options.attempt_dir, "exits", str(options.launch + 1))):  # its launcher's first act
         raise Replaced
     try:
-        path = options.beats_dir or paths.beats_dir(options.attempt_dir, options.node)
-        held = paths.enter(path)
+        if options.beats_dir:
+            path, held = options.beats_dir, paths.enter(options.beats_dir)
+        else:
+            path, held = paths.enter_beats(options.attempt_dir, options.node)
         env[paths.BEAT_DIR] = path
         env.setdefault(paths.MEMORY, paths.AGENTS)  # Slurm ends what ranks start with their step
         if not any(env.get(name) for name in paths.FLIGHT):  # its default is one place for all jobs of a user
@@ -189,7 +196,8 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
             raise Replaced
         return record.create(f"{path}/rank-{fresh.rank}", fresh), held
     except OSError as error:
-        _complain(f"no beats from this rank on {options.node}: {error}", 0)
+        rank = "the ranks of this torchrun" if options.torchrun else f"rank {env['RANK']}"
+        _complain(f"no heartbeats from {rank} on {options.node}, so a hang is not detected: {error}", 0)
         return None, None
 
 

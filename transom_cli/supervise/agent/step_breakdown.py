@@ -1,7 +1,11 @@
-"""Copies the ranks' step breakdowns to the run directory, `nodes/<node>.spent`, every few seconds."""
+"""Gives the ranks' step breakdowns to the launcher, and writes them to the run directory, `nodes/<node>.spent`.
+
+The file is written every `EVERY` seconds, or every `RARELY` seconds while a launcher fetches them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 
@@ -10,30 +14,32 @@ from transom_cli.heartbeat import account
 from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps, encode
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir
+from transom_cli.supervise.agent.heartbeat_feed import HeartbeatFeed
 
-EVERY = 5.0  # seconds; rare, to spare the file system
+EVERY = 5.0  # seconds
+RARELY = 60.0  # seconds; the launcher and the screens read the files of a few nodes only then
 
 
 class StepBreakdown:
-    def __init__(self, attempt: AttemptDir, node: str, beats_dir: str) -> None:
-        self._attempt, self._node, self._folder = attempt, node, beats_dir
+    def __init__(self, attempt: AttemptDir, node: str, beats_dir: str, feed: HeartbeatFeed | None = None) -> None:
+        self._attempt, self._node, self._folder, self._feed = attempt, node, beats_dir, feed or HeartbeatFeed()
         self._path = attempt.spent(node)
         self._due = 0.0
-        self._written: tuple[RankSteps, ...] = ()
+        self._ranks: tuple[RankSteps, ...] = ()
+        self._to_write, self._written = "", float("-inf")
 
     def look(self, now: float, rows: Sequence[RankBeat]) -> None:
-        """Write the breakdowns of these ranks, unless nothing has changed."""
-        if now < self._due:
-            return
-        ranks = tuple(spent for row in rows if (spent := self._read(row)) is not None)
-        if ranks == self._written:  # do not delay the first change
-            return
-        self._due = now + EVERY
-        try:
-            replace_text(self._path, encode(NodeSteps(self._node, self._attempt.name, ranks)))
-            self._written = ranks
-        except OSError:
-            return  # a full or absent file system: the next call retries
+        """Read the breakdowns of these ranks, and write them unless nothing has changed."""
+        if now >= self._due:
+            ranks = tuple(spent for row in rows if (spent := self._read(row)) is not None)
+            if ranks != self._ranks:  # do not delay the first change
+                self._ranks, self._due = ranks, now + EVERY
+                self._to_write = self._feed.steps = encode(NodeSteps(self._node, self._attempt.name, ranks))
+        if self._to_write and now - self._written >= (RARELY if self._feed.fetched else EVERY):
+            self._written = now
+            with contextlib.suppress(OSError):  # a full or absent file system: a later call retries
+                replace_text(self._path, self._to_write)
+                self._to_write = ""
 
     def _read(self, row: RankBeat) -> RankSteps | None:
         try:

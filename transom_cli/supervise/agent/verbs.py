@@ -7,17 +7,21 @@ import os
 import re
 import signal
 import sys
+import time
 from dataclasses import dataclass
 
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.rpc import secret
-from transom_cli.rpc.server import IDLE, Server
+from transom_cli.rpc.server import ALL, IDLE, Server
+from transom_cli.rpc.sockets import free_port, is_free
 from transom_cli.rpc.verbs import Call, Empty, Reply, Verb, dispatch
 from transom_cli.rpc.wire import CLIENT, LIMITS
 from transom_cli.supervise.agent import final_checkpoint, flight_recorder, procfs
 from transom_cli.supervise.agent.evidence import choose, take
+from transom_cli.supervise.agent.heartbeat_feed import Beats, HeartbeatFeed
+from transom_cli.supervise.agent.logs import SECONDS
 from transom_cli.supervise.agent.monitor import Monitor
 from transom_cli.supervise.agent.processes import find
 from transom_cli.supervise.agent.snapshot_daemon import SnapshotDaemon
@@ -25,7 +29,7 @@ from transom_cli.supervise.agent.termination import Left, end_launch
 from transom_cli.supervise.agent.warm import mapped, warm
 
 CONNECTIONS = 8  # at once
-HANDLERS = 2  # calls answered at once
+HANDLERS = 3  # calls answered at once; `beats` waits most of the time
 _INCIDENT = re.compile(r"l\d{1,6}")
 _DUMPS = 3.0  # seconds for flight recorder dumps; the launcher's timeout for `end` allows for more
 _MOST = 1e6  # launches, and seconds
@@ -47,6 +51,17 @@ class Launch:
 
     def __post_init__(self) -> None:
         _in_range("launch", self.launch)
+
+
+@dataclass(frozen=True)
+class Logs(Launch):
+    """``seconds``: for all logs of this node."""
+
+    seconds: float = SECONDS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _in_range("seconds", self.seconds)
 
 
 @dataclass(frozen=True)
@@ -101,6 +116,16 @@ class Warm:
 
 
 @dataclass(frozen=True)
+class Port:
+    """``port``: only say whether it is free; 0: choose one."""
+
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        _in_range("port", self.port, 65536)
+
+
+@dataclass(frozen=True)
 class End(Launch):
     """``grace``: seconds between TERM and KILL. With ``incident``, its folder gets the flight recorder's dumps."""
 
@@ -118,10 +143,16 @@ class Answers:
     """The service behind `VERBS`."""
 
     def __init__(
-        self, attempt: AttemptDir, node: str, beats_dir: str, monitor: Monitor, snapshots: SnapshotDaemon
+        self,
+        attempt: AttemptDir,
+        node: str,
+        beats_dir: str,
+        monitor: Monitor,
+        snapshots: SnapshotDaemon,
+        feed: HeartbeatFeed | None = None,
     ) -> None:
         self._attempt, self._node, self._beats_dir = attempt, node, beats_dir
-        self._monitor, self._snapshots = monitor, snapshots
+        self._monitor, self._snapshots, self._feed = monitor, snapshots, feed or HeartbeatFeed()
 
     def __call__(self, call: Call) -> Reply:
         return dispatch(VERBS, self, call)
@@ -129,11 +160,17 @@ class Answers:
     def probe(self, _: Empty) -> Reply:
         return Reply({"node": self._node, "load": list(os.getloadavg()), "health": self._monitor.health()})
 
+    def beats(self, request: Beats) -> Reply:
+        return Reply(self._feed.fetch(request))
+
     def faults(self, _: Empty) -> Reply:
         return Reply({"faults": self._monitor.alarms.faults()})
 
-    def logs(self, request: Launch) -> Reply:
-        return Reply(self._monitor.cause(request.launch))
+    def clock(self, _: Empty) -> Reply:
+        return Reply({"mono": time.monotonic()})
+
+    def logs(self, request: Logs) -> Reply:
+        return Reply({**self._monitor.cause(request.launch, request.seconds), "wall": time.time()})
 
     def evidence(self, request: Evidence) -> Reply:
         folder = self._attempt.evidence(request.incident)
@@ -160,6 +197,10 @@ class Answers:
     def warm(self, request: Warm) -> Reply:
         return Reply(warm(list(request.files)))
 
+    def port(self, request: Port) -> Reply:
+        """For the rendezvous of the next launch, whose rank 0 runs here."""
+        return Reply({"free": is_free(request.port)} if request.port else {"port": free_port()})
+
     def end(self, request: End) -> Reply:
         ended = end_launch(self._attempt.path, request.launch, self._node, request.grace, self._beats_dir)
         dumps: dict[int, str] = {}
@@ -182,32 +223,44 @@ class Answers:
 
 VERBS: dict[str, Verb] = {
     "probe": Verb(Answers.probe, Empty),
+    "beats": Verb(Answers.beats, Beats),
     "faults": Verb(Answers.faults, Empty),
-    "logs": Verb(Answers.logs, Launch),
+    "clock": Verb(Answers.clock, Empty),
+    "logs": Verb(Answers.logs, Logs),
     "evidence": Verb(Answers.evidence, Evidence),
     "flush": Verb(Answers.final_checkpoint, FinalCheckpoint),
     "memory": Verb(Answers.snapshots, Snapshots, 16 * 1024),
     "mapped": Verb(Answers.mapped, Launch),
     "warm": Verb(Answers.warm, Warm, LIMITS[CLIENT]),
+    "port": Verb(Answers.port, Port),
     "end": Verb(Answers.end, End),
 }
 
 
 def serve(
-    run: RunDir, attempt: AttemptDir, node: str, beats_dir: str, monitor: Monitor, snapshots: SnapshotDaemon
+    run: RunDir,
+    attempt: AttemptDir,
+    node: str,
+    beats_dir: str,
+    monitor: Monitor,
+    snapshots: SnapshotDaemon,
+    feed: HeartbeatFeed,
 ) -> Server | None:
     """Answer this attempt's launcher and publish the port. If that fails, print the reason and return None."""
     try:
-        allowed = frozenset(json.loads(attempt.peers.read_text()))
-        answers = Answers(attempt, node, beats_dir, monitor, snapshots)
+        peers = json.loads(attempt.peers.read_text())
+        answers = Answers(attempt, node, beats_dir, monitor, snapshots, feed)
         server = Server(
-            secret.read(run.secret), f"{attempt.name}/{node}", allowed, answers,
+            secret.read(run.secret), f"{attempt.name}/{node}", frozenset(peers["allowed"]), answers,
             connections=CONNECTIONS, handlers=HANDLERS, stall=IDLE,
         )  # fmt: skip
-        port, own = server.start(), procfs.read(os.getpid())
+        host = peers["nodes"].get(node) or ALL
+        port, own = server.start(host), procfs.read(os.getpid())
+        if server.address != host:
+            print(f"transom: the agent of {node} listens on all addresses: {host} is none of them", file=sys.stderr)
         where = {"port": port, "pid": os.getpid(), "start": own.start if own else 0}
         publish_text(attempt.endpoint(node), json.dumps(where) + "\n")
-    except (OSError, ValueError, TypeError, TransomError) as error:
+    except (OSError, ValueError, TypeError, KeyError, TransomError) as error:
         print(f"transom: the agent of {node} cannot answer the launcher: {error}", file=sys.stderr)
         return None
     return server

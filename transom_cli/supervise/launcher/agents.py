@@ -6,24 +6,29 @@ import contextlib
 import ipaddress
 import json
 import os
+import resource
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 
 import psutil
 
+from transom_cli.core.clocks import NodeClock, measured
 from transom_cli.core.launcher import LaunchEnded
 from transom_cli.errors import TransomError
-from transom_cli.files import publish_text
+from transom_cli.files import make_private, open_private, publish_text
 from transom_cli.heartbeat.paths import ROLE
 from transom_cli.layout import AttemptDir
 from transom_cli.rpc import secret
 from transom_cli.rpc.client import Client, Unreachable
+from transom_cli.rpc.sockets import free_port, is_free, normal
 from transom_cli.slurm.guards import retry_unanswered
 from transom_cli.slurm.port import Connect
 from transom_cli.supervise.launcher import plan as launchplan
+from transom_cli.supervise.launcher.heartbeat_stream import HeartbeatStream
 from transom_cli.supervise.launcher.journal import JournalWriter
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.revive import ANSWER, Revival
@@ -36,7 +41,11 @@ GRACE = 2.0  # seconds from TERM to KILL for the ranks of a failed launch
 KILLING = 10.0  # seconds more, for processes that die slowly and for a busy node
 EVIDENCE = 20.0  # seconds for the stacks of a node's ranks
 FLUSH = 3.0  # seconds for an agent to pass on a request
-LOGS = 5.0  # seconds to read the ends of a node's logs
+PORT = 2.0  # seconds to choose a port: the launcher's loop waits
+LISTED = 1.0  # seconds between two looks for agents that have come up
+DESCRIPTORS = 512  # that the launcher needs beside its connections to the agents
+CLOCK, CLOCK_CALLS = 1.0, 3  # seconds to read a node's clock; how often it is read
+LOGS = 5.0  # seconds to read the logs of all nodes
 AT_ONCE = 256  # agents called at the same time
 RESOLVING = 64  # names resolved at the same time
 
@@ -76,27 +85,63 @@ class Agents:
         self.addresses = addresses(allocation.nodes, connect, leave)
         found = _ips(tuple(set(self.addresses.values())))
         self._ips = {node: found[address] for node, address in self.addresses.items()}
+        self._stream: HeartbeatStream | None = None
+        self._listed, self._up = float("-inf"), frozenset[str]()  # files of nodes, and when they were listed
         self._revival = Revival(allocation, options, attempt, self._lives, journal, connect)
 
     def start(self) -> None:
-        """Write what agents authenticate callers by, the run's secret and the allowed addresses, and start their step.
+        """Write the run's secret, the addresses that may call agents and those where agents listen. Start their step.
 
         The step is started even if that raises OSError: the agents still publish heartbeats.
         """
         try:
             secret.make(self._options.run.secret)
-            publish_text(self._attempt.peers, json.dumps(sorted(self._peers())) + "\n")
+            peers = {"allowed": sorted(self._peers()), "nodes": self._ips}
+            publish_text(self._attempt.peers, json.dumps(peers) + "\n")
+            open_private(self._attempt.agents_log, "ab").close()  # srun would create it for nobody else, also if shared
         finally:
             argv = launchplan.agent_argv(self._allocation, self._options, self._attempt)
-            self._step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, ROLE: "agent"})
+            self._step = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, umask=0o077, env={**os.environ, ROLE: "agent"}
+            )
 
     def _peers(self) -> set[str]:
-        """Addresses of the job's nodes, and all of this node, which may reach the others by any of its interfaces."""
+        """Addresses of the job's nodes, and all of this node, which may reach the others by any of its interfaces.
+
+        Loopback only if a node's name resolves to it: then its agent listens there.
+        """
         own = {a.address.partition("%")[0] for known in psutil.net_if_addrs().values() for a in known}
-        return {a for a in (*own, *self._ips.values()) if _is_ip(a)}
+        loopback = any(_is_ip(ip) and normal(ip).is_loopback for ip in self._ips.values())
+        return {a for a in (*own, *self._ips.values()) if _is_ip(a) and (loopback or not normal(a).is_loopback)}
+
+    def fetch_heartbeats(self) -> HeartbeatStream | None:
+        """Begin to fetch the tables of all nodes. None: the agents cannot be called."""
+        try:
+            key = secret.read(self._options.run.secret)
+        except (OSError, TransomError):
+            return None
+        nodes = self._allocation.nodes
+        self._stream = HeartbeatStream(nodes, self._attempt.name, key, self._where, most=_descriptors(len(nodes)))
+        return self._stream
+
+    def _where(self, node: str) -> tuple[str, int] | None:
+        """Where the node's agent listens; None if it is not up, or cannot be called. One listing a second for all."""
+        now = time.monotonic()
+        if now - self._listed >= LISTED:
+            self._listed = now
+            with contextlib.suppress(OSError):
+                self._up = frozenset(os.listdir(self._attempt.nodes))  # noqa: PTH208
+        if not self._ips[node] or self._attempt.endpoint(node).name not in self._up:
+            return None
+        try:
+            return self._ips[node], self._port(node, 0.0)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def stop(self, *, at_once: bool) -> None:
         """Wait for agents to end, which they do once the outcome is written; `at_once` if Slurm is ending the job."""
+        if self._stream is not None:
+            self._stream.stop(0.0 if at_once else END)
         if self._step is None:
             return
         try:
@@ -121,7 +166,7 @@ class Agents:
         """Collect evidence of every rank into the attempt's evidence folder. Returns one line per rank."""
         folder = self._attempt.evidence(incident)
         with contextlib.suppress(OSError):  # a full disk: the agents report it
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
         about = {"launch": launch, "incident": incident, "seconds": EVIDENCE}
         answers = self._ask_all(nodes, "evidence", EVIDENCE + 2.0, about)
         lines: list[str] = []
@@ -137,15 +182,20 @@ class Agents:
 
         Flight recorder dumps are kept with the incident, if there is one, and listed as evidence.
         """
-        unheard, survivors, dumps = [], [], []
+        unheard, survivors, dumps, clocks = [], [], [], []
+        wall = time.time() - time.monotonic()
         about: Answer = {"launch": launch, "grace": grace, "incident": incident}
         for node, answer in self._ask_all(nodes, "end", grace + KILLING, about).items():
             if not answer.get("ok"):
                 unheard.append(node)
+            if isinstance(clock := answer.get("clock"), NodeClock):
+                clocks.append(replace(clock, ahead=clock.ahead - wall))
             left, kept = answer.get("survivors"), answer.get("dumps")
             survivors += [(node, str(what)) for what in left] if isinstance(left, list) else []
             dumps += [str(line) for line in kept] if isinstance(kept, list) else []
-        return LaunchEnded(0.0, launch, unheard=tuple(unheard), survivors=tuple(survivors), evidence=tuple(dumps))
+        return LaunchEnded(
+            0.0, launch, unheard=tuple(unheard), survivors=tuple(survivors), evidence=tuple(dumps), clocks=tuple(clocks)
+        )
 
     def flush(self, launch: int, nodes: tuple[str, ...], step: int) -> dict[str, Answer]:
         """Request a save at `step` from the ranks; -1 only asks how far they are."""
@@ -158,11 +208,35 @@ class Agents:
             return dict(zip(nodes, answers, strict=True))
 
     def logs(self, launch: int, nodes: tuple[str, ...]) -> list[Answer]:
-        """Read the cause from the logs of each node that answers (see `agent.logs.read_cause`)."""
-        with ThreadPoolExecutor(min(len(nodes), AT_ONCE), thread_name_prefix="agents") as pool:
-            about: Answer = {"launch": launch}
-            answers = list(pool.map(lambda node: self._ask_once(node, "logs", LOGS, about, 0.0), nodes))
-        return [answer for answer in answers if answer.get("ok")]
+        """Read the cause from the logs of each node that answers in time (see `agent.logs.read_cause`)."""
+        about: Answer = {"launch": launch, "seconds": (LOGS - 2.0) / -(-len(nodes) // AT_ONCE)}
+        pool = ThreadPoolExecutor(min(len(nodes), AT_ONCE), thread_name_prefix="agents")
+        asked = [pool.submit(self._logs_of, node, about) for node in nodes]
+        done, _ = wait(asked, LOGS)
+        pool.shutdown(wait=False, cancel_futures=True)
+        return [answer for one in asked if one in done and (answer := one.result()).get("ok")]
+
+    def _logs_of(self, node: str, about: Answer) -> Answer:
+        """Return a node's answer. behind: by how many seconds its wall clock is behind this one, on which times of its
+        log lines depend."""
+        answer = self._ask_once(node, "logs", LOGS, about, 0.0)
+        wall = answer.get("wall")
+        return {**answer, "behind": time.time() - wall} if isinstance(wall, float) else answer
+
+    def free_port(self, node: str) -> int:
+        """Choose a random port that is free on `node`. Without an answer from there, it is free on this node at least.
+
+        Raises OSError if this node has none.
+        """
+        answer = {} if node == self._allocation.host else self._ask_once(node, "port", PORT, {}, 0.0)
+        port = answer.get("port")
+        return port if isinstance(port, int) else free_port()
+
+    def holds_port(self, node: str, port: int) -> bool:
+        """Whether a program uses the port on `node`, where no rank runs now. False if that is unknown."""
+        if node == self._allocation.host:
+            return not is_free(port)
+        return self._ask_once(node, "port", PORT, {"port": port}, 0.0).get("free") is False
 
     def ask(self, node: str, name: str, timeout: float, **arguments: object) -> Answer:
         """Call one agent. Returns its answer with "ok" set, or an "error"."""
@@ -190,8 +264,9 @@ class Agents:
             port = self._port(node, patience)
             key = secret.read(self._options.run.secret)
             identity = f"{self._attempt.name}/{node}"
-            with Client.connect(self._ips[node], port, key, identity, CONNECT, kind="agent") as line:
-                return {"ok": True, **line.call(name, timeout, **arguments)}
+            with Client.connect(self._ips[node], port, key, identity, min(CONNECT, timeout), kind="agent") as line:
+                answer = {"ok": True, **line.call(name, timeout, **arguments)}
+                return {**answer, "clock": _clock(line, node)} if name == "end" else answer
         except TransomError as error:
             gone = isinstance(error, Unreachable) and isinstance(error.__cause__, ConnectionRefusedError)
             return {"error": f"{error.what}: {error.why}" if error.why else error.what, "gone": gone}
@@ -208,6 +283,29 @@ class Agents:
                 if time.monotonic() >= deadline or (self._step is not None and self._step.poll() is not None):
                     raise
             time.sleep(0.1)
+
+
+def _descriptors(wanted: int) -> int:
+    """Raise the soft limit of open files for `wanted` connections. Returns how many are possible."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = wanted + DESCRIPTORS
+    if 0 <= soft < need:
+        with contextlib.suppress(OSError, ValueError):
+            most = need if hard < 0 else min(need, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    return wanted if soft < 0 else max(0, min(wanted, soft - DESCRIPTORS))
+
+
+def _clock(line: Client, node: str) -> NodeClock | None:
+    """Measure the node's monotonic clock against this one. None if the agent does not say. The best of a few calls."""
+    found = []
+    with contextlib.suppress(TransomError, KeyError, TypeError, ValueError):
+        for _ in range(CLOCK_CALLS):
+            asked = time.monotonic()
+            answer = line.call("clock", CLOCK)
+            found.append(measured(node, asked, float(str(answer["mono"])), time.monotonic()))
+    return min(found, key=lambda clock: clock.error, default=None)
 
 
 def _ips(names: Sequence[str]) -> dict[str, str]:

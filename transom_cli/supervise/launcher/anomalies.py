@@ -1,9 +1,9 @@
 """Finds anomalies of a training that steps: it is slow, or its loss goes wrong.
 
-A thread reads the nodes' step breakdowns (`nodes/<node>.spent`) and has them judged (diagnose.slowness,
-diagnose.numerics). Begin and end of an anomaly are journalled ("report") and passed to the launcher's state machine,
-which acts if a rule of the policy asks for it. `reports.json` holds the present anomalies with their clues, and the map
-of ranks and phases, for `transom status`.
+A thread reads the nodes' step breakdowns (from their agents, or `nodes/<node>.spent`) and has them judged
+(diagnose.slowness, diagnose.numerics). Begin and end of an anomaly are journalled ("report") and passed to the
+launcher's state machine, which acts if a rule of the policy asks for it. `reports.json` holds the present anomalies
+with their clues, and the map of ranks and phases, for `transom status`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,15 @@ class AnomalyReporter:
     """Reports the anomalies of one attempt. Only its thread calls `look`. hear: gets each event, with `at` unset."""
 
     def __init__(
-        self, attempt: AttemptDir, checkpoints: Path, journal: JournalWriter, hear: Callable[[AnomalyReported], None]
+        self,
+        attempt: AttemptDir,
+        checkpoints: Path,
+        journal: JournalWriter,
+        hear: Callable[[AnomalyReported], None],
+        steps: Callable[[str], str] | None = None,
     ) -> None:
+        """steps: a node's step breakdowns as text; raises OSError."""
+        self._steps = steps or (lambda node: attempt.spent(node).read_text(encoding="utf-8"))
         self._attempt, self._checkpoints = attempt, checkpoints
         self._journal, self._hear = journal, hear
         self._slow = watch.SlowState()
@@ -139,12 +146,12 @@ class AnomalyReporter:
     def _read(self) -> dict[str, NodeSteps]:
         found = {}
         try:
-            paths = [p for p in self._attempt.nodes.iterdir() if p.suffix == ".spent"]
+            names = [p.stem for p in self._attempt.nodes.iterdir() if p.suffix == ".spent"]
         except OSError:
             return {}
-        for path in sorted(paths):
+        for name in sorted(names):
             with contextlib.suppress(OSError, BadStepBreakdown, UnicodeDecodeError):
-                node = decode(path.read_text(encoding="utf-8"))
+                node = decode(self._steps(name))
                 if node.attempt == self._attempt.name:
                     found[node.node] = node
         return found

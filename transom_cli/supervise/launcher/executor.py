@@ -36,7 +36,7 @@ from transom_cli.core.launcher import (
 from transom_cli.diagnose.clue import Clue
 from transom_cli.diagnose.hangs.reader import clues, gather, read_hang
 from transom_cli.errors import TransomError, printable
-from transom_cli.files import publish_text
+from transom_cli.files import make_private, publish_text
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.attempt_files import newest_checkpoint
 from transom_cli.supervise.launcher import plan as launchplan
@@ -46,6 +46,7 @@ from transom_cli.supervise.launcher.journal import JournalWriter, say
 from transom_cli.supervise.launcher.node_release import OrphanReaper
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.training import TrainingStep
+from transom_cli.supervise.root_cause import SECONDS as LOGS
 from transom_cli.supervise.root_cause import examine
 
 SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
@@ -70,6 +71,7 @@ class Executor:
         self._allocation, self._options, self._attempt = allocation, options, attempt
         self._agents, self._inbox = agents, inbox
         self._nodes: tuple[str, ...] = ()  # of the present launch
+        self._port = 0  # of its rendezvous
         self._said_rendezvous = False
         self._cannot_roll_back = ""  # why
         self.orphans = OrphanReaper(agents.end, journal)
@@ -94,18 +96,16 @@ class Executor:
     def _start(self, launch: int, nodes: tuple[str, ...]) -> list[str]:
         allocation, options, attempt = self._allocation, self._options, self._attempt
         for path in (attempt.logs(launch), attempt.exits(launch)):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(path)
         if hosts := launchplan.hosts_file(allocation, options, nodes):
             path = attempt.hosts(launch)
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            make_private(path.parent)
             publish_text(path, hosts)
         master = self._agents.addresses[nodes[0]]
-        port = launchplan.port_for(allocation, launch)
+        self._port = self._agents.free_port(nodes[0])
         self._say_rendezvous()
-        env = launchplan.training_env(os.environ, master, port, options.run)
-        argv = launchplan.training_argv(
-            allocation, options, attempt, launch, nodes, wrapper=WRAPPER, master=master, port=port
-        )
+        env = launchplan.training_env(os.environ, master, self._port, options.run)
+        argv = launchplan.training_argv(allocation, options, attempt, launch, nodes, wrapper=WRAPPER, master=master)
         self._fence(launch)
         tasks = options.tasks_on_node * len(nodes)
         self.step = TrainingStep(argv, env, attempt.exits(launch), nodes, tasks)
@@ -139,7 +139,7 @@ class Executor:
             say(f"transom: {self._cannot_roll_back}")
             return
         aside = f"; {', '.join(moved)} are kept as step-<n>.undone-<k>" if moved else ""
-        say(f"transom: launch {action.launch} goes on from step {action.to}{aside}")
+        say(f"transom: launch {action.launch} continues from step {action.to}{aside}")
 
     def request_checkpoint(self, action: RequestCheckpoint, overdue: tuple[str, ...], step_time: float) -> None:
         """Request a final checkpoint. overdue: nodes whose tables are late, so that their agents would not answer."""
@@ -151,7 +151,7 @@ class Executor:
 
         def work() -> Event:
             if any(n in nodes for n in overdue):
-                return failed(f"nothing is heard of {', '.join(overdue)}")
+                return failed(f"no sign of life from {', '.join(overdue)}")
             return plan_checkpoint(lambda step: self._agents.flush(launch, nodes, step), launch, world, step_time)
 
         self._thread("final checkpoint", work, lambda error: failed(repr(error)))
@@ -206,12 +206,16 @@ class Executor:
             return (f"no evidence: {error!r}",)
 
     def read_logs(self, action: ReadLogs) -> None:
-        nodes = self._nodes
+        nodes, port = self._nodes, self._port
 
         def work() -> Event:
+            until = time.monotonic() + LOGS
             answers = self._agents.logs(action.launch, nodes)
-            found = examine("", self._options.run, self._attempt, action.rank, 0.0, answers)
-            return LogsRead(0.0, action.launch, found.category, found.line, found.where)
+            left = until - time.monotonic()
+            found = examine("", self._options.run, self._attempt, action.rank, 0.0, answers, seconds=left)
+            taken = launchplan.says_in_use(found.line, port)
+            taken = self._agents.holds_port(nodes[0], port) if taken is None else taken
+            return LogsRead(0.0, action.launch, found.category, found.line, found.where, taken)
 
         def failed(error: Exception) -> Event:
             return LogsRead(0.0, action.launch, "unknown", repr(error), "the logs could not be read")

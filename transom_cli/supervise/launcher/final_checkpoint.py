@@ -100,7 +100,7 @@ def persist_memory(
 
 
 def _make_durable(ask: AskMemory, directory: str, step: int, nodes: list[str], launch: int, deadline: float) -> str:
-    why = "no time is left"
+    why = "there is no time for it"
     for node in nodes:
         left = deadline - time.monotonic()
         if left <= 0:

@@ -95,7 +95,7 @@ def hand_off(
     say(f"transom: {words}")
     if handed.how == "held":
         release = cluster_command(f"scontrol release {handed.job_id}", _cluster(run))
-        say(f"transom: look with `transom explain {run.run_id}`, go on with `{release}`")
+        say(f"transom: look with `transom explain {run.run_id}`, continue with `{release}`")
     if handed.job_id != allocation.job_id:
         _end(slurm, allocation.job_id)
     deadline = time.monotonic() + REQUEUED
@@ -116,7 +116,7 @@ def _retried(act: Callable[[], Handoff], run: RunDir, ending: Callable[[], bool]
                 return f"the job could not be requeued, Slurm gives no answer: {error.why or error.what}"
             time.sleep(backoff(tries))
             if not await_operator(run, ending):
-                return "the job is left to the operator, which is back"
+                return "the operator is back and takes over the job"
         except TransomError as error:
             return f"the job could not be requeued: {error.what}: {error.why}" if error.why else error.what
 

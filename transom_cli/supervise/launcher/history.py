@@ -8,7 +8,8 @@ from pathlib import Path
 
 from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.events import OutcomeSeen
-from transom_cli.core.launcher import AttemptStarted, made_progress
+from transom_cli.core.launcher import AttemptStarted, after_attempt
+from transom_cli.core.progress import Progress
 from transom_cli.errors import TransomError
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.attempt_files import newest_checkpoint, read_outcome
@@ -57,16 +58,13 @@ def without_progress(outcomes: list[OutcomeSeen | None], durable: int) -> int:
         outcomes: None for an attempt without one, since its batch host died.
         durable: the newest checkpoint's step after all of them.
     """
-    stuck, best, step, made = 0, -1, -1, -1
+    stuck, progress = 0, Progress()
     for outcome in outcomes:
-        stuck = 0 if outcome is not None and made_progress(outcome, best, step, made) else stuck + 1
         if outcome is not None:
-            best = max(best, outcome.durable)
-        if outcome is not None and outcome.since_start and outcome.step >= 0:
-            made = outcome.step
-        elif outcome is not None:
-            step = max(step, outcome.step)
-    return stuck if durable <= best else 0
+            progress = after_attempt(progress, outcome)
+        stuck = 0 if outcome is not None and progress.further(outcome.cause) else stuck + 1
+        progress = progress.charged()
+    return stuck if durable <= progress.durable else 0
 
 
 def operator_lives(run: RunDir, attempt: AttemptDir) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from transom_cli.core.codec import plain
+from transom_cli.files import open_private
 
 
 class JournalWriter(Protocol):
@@ -26,7 +27,7 @@ class LauncherJournal:
         record = {"type": kind, "wall": time.time(), "launch": launch}
         record.update((name, plain(value)) for name, value in fields.items())
         try:
-            with self._path.open("a", encoding="utf-8") as f:
+            with open_private(self._path, "a", encoding="utf-8") as f:
                 f.write(json.dumps(record) + "\n")
         except OSError as error:
             say(f"transom: cannot write {self._path}: {error}")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import secrets
 import signal
 import socket
 import sys
@@ -18,8 +19,9 @@ from transom_cli.core import launcher
 from transom_cli.core.codec import plain
 from transom_cli.core.launcher import Action, Event, Nodes, Phase, Policy, State
 from transom_cli.errors import BadNodes, TransomError
-from transom_cli.files import publish_text, replace_text
+from transom_cli.files import make_private, publish_text
 from transom_cli.health.check import HealthOptions
+from transom_cli.heartbeat.local_table import publish
 from transom_cli.plural import several
 from transom_cli.slurm.port import Connect, Slurm
 from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
@@ -27,6 +29,7 @@ from transom_cli.supervise.launcher import history
 from transom_cli.supervise.launcher.agents import Agents
 from transom_cli.supervise.launcher.allocation import allocation_from, missed_warning
 from transom_cli.supervise.launcher.anomalies import AnomalyReporter
+from transom_cli.supervise.launcher.blind_nodes import BlindNodes
 from transom_cli.supervise.launcher.executor import Executor
 from transom_cli.supervise.launcher.handoff import (
     NextAttempt,
@@ -35,6 +38,8 @@ from transom_cli.supervise.launcher.handoff import (
     ended_by_slurm,
     hand_off,
 )
+from transom_cli.supervise.launcher.heartbeat_publisher import HeartbeatPublisher
+from transom_cli.supervise.launcher.heartbeat_stream import HeartbeatStream
 from transom_cli.supervise.launcher.journal import LauncherJournal, say
 from transom_cli.supervise.launcher.monitor import Monitor
 from transom_cli.supervise.launcher.node_monitor import FaultMonitor, NodeMonitor, WarmUp
@@ -75,6 +80,7 @@ class Launcher:
         self._stopped_for = 0.0  # seconds for which Slurm had stopped it
         self._signs = 0
         self._code, self._failed, self._again, self._why = 1, False, "", ""
+        self._stream: HeartbeatStream | None = None
         self._look_every = max(LOOK, min(1.0, len(allocation.nodes) / TABLES))
 
     def run(self) -> int:
@@ -111,9 +117,18 @@ class Launcher:
         self._checks = NodeChecks(self._allocation, options, self._attempt, self._inbox, self._agents.addresses)
         self._faults = FaultMonitor(self._inbox, lambda node: self._agents.ask(node, "faults", PROBE))
         self._release = NodeRelease(self._allocation, self._slurm, self._journal)
-        self._monitor = Monitor(options, self._attempt, self._watch, lambda: self._state, self._agents.dead)
-        self._reporter = AnomalyReporter(self._attempt, options.checkpoints, self._journal, self._inbox.put)
+        self._blind = BlindNodes(options.kind == "srun", self._journal)
+        self._monitor = Monitor(
+            options, self._attempt, self._watch, lambda: self._state, self._agents.dead, self._read_steps
+        )
+        self._reporter = AnomalyReporter(
+            self._attempt, options.checkpoints, self._journal, self._inbox.put, self._read_steps
+        )
+        self._publisher = HeartbeatPublisher(self._attempt, self._watch)
         with_agents = self._start_agents()
+        self._stream = self._agents.fetch_heartbeats() if with_agents else None
+        if self._stream is not None:
+            self._watch.attach(self._stream)
         self._reporter.start()
         threading.Thread(target=clear_hold, args=(self._slurm(), options.run, self._allocation), daemon=True).start()
         try:
@@ -178,9 +193,12 @@ class Launcher:
     def _make_attempt_dir(self) -> None:
         try:
             for path in (self._attempt.path, self._attempt.nodes):
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private(path)
+            with contextlib.suppress(OSError):  # without it, others could take the names of heartbeat directories
+                if not self._attempt.beats_suffix.exists():
+                    publish_text(self._attempt.beats_suffix, secrets.token_hex(8))
             with contextlib.suppress(OSError):  # the save reports why it cannot be created
-                self._options.checkpoints.mkdir(parents=True, exist_ok=True)
+                make_private(self._options.checkpoints)
         except OSError as error:
             raise BadNodes(f"Cannot write in the run directory `{self._options.run.path}`", str(error)) from error
 
@@ -242,7 +260,9 @@ class Launcher:
         if now - self._looked >= self._look_every:
             self._looked = now
             self._look_at_beats(now)
-        self._handle(launcher.Tick(now))
+        due = launcher.next_deadline(self._state)
+        if due is not None and now >= due:
+            self._handle(launcher.Tick(now))
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, launcher.SpareChecked):
@@ -258,7 +278,7 @@ class Launcher:
             return
         self._signed, self._signs = now, self._signs + 1
         with contextlib.suppress(OSError):
-            replace_text(self._attempt.launcher_alive, f"{self._signs}\n")
+            publish(self._attempt.launcher_alive, f"{self._signs}\n".encode())
 
     def _forward(self, now: float) -> None:
         if now >= self._warn_at:
@@ -282,9 +302,17 @@ class Launcher:
             if now > self._stop_by + SRUN_KILLED:
                 self._handle(launcher.GracePeriodOver(now))
 
+    def _read_steps(self, node: str) -> str:
+        """The node's step breakdowns as text: as its agent sent them, or from its file. Raises OSError."""
+        sent = self._stream.steps(node) if self._stream is not None else ""
+        return sent or self._attempt.spent(node).read_text(encoding="utf-8")
+
     def _look_at_beats(self, now: float) -> None:
-        self._watch.look(now)
+        findings = self._watch.look(now)
+        if self._publisher.look(now, findings) and self._stream is not None:
+            self._stream.consumed()
         self._faults.look(self._watch.tables, now)
+        self._blind.look(self._state, self._watch.tables.values(), now)
         late = tuple(n for n in self._watch.overdue(now) if n not in self._release.returned)
         if late and not self._state.stop:
             self._agents.revive(late)
@@ -314,7 +342,7 @@ class Launcher:
         elif isinstance(action, launcher.ReadLogs):
             self._executor.read_logs(action)
         elif isinstance(action, launcher.Journal):
-            self._journal("heal", **vars(action))
+            self._journal("recovery", **vars(action))
             say(f"transom: {f'{action.incident} {action.what}'.strip()}: {action.words}")
         else:
             self._leave(action)
@@ -344,6 +372,8 @@ class Launcher:
         except OSError as error:
             say(f"transom: cannot write {self._attempt.outcome}: {error}")
             threading.Thread(target=self._publish_again, args=(text,), name="outcome", daemon=True).start()
+        if self._stream is not None:
+            self._stream.announce_end()
         say(f"transom: {outcome.status}: {outcome.why}")
 
     def _publish_again(self, text: str) -> None:

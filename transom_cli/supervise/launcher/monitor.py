@@ -30,6 +30,7 @@ from dataclasses import replace
 from transom_cli.core import launcher
 from transom_cli.core.events import Stall
 from transom_cli.core.launcher import Event, Phase, Reason, State
+from transom_cli.files import open_private
 from transom_cli.heartbeat.step_breakdown import BadStepBreakdown, RankSteps, decode
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.attempt_files import newest_checkpoint
@@ -42,7 +43,8 @@ DURABLE = 1.0  # interval in seconds between searches for a newer checkpoint
 
 
 class Monitor:
-    """`state` returns the present state. `dead`: whether a node's slurmd does not answer either."""
+    """`state` returns the present state. `dead`: whether a node's slurmd does not answer either. `steps`: a node's step
+    breakdowns as text."""
 
     def __init__(
         self,
@@ -51,13 +53,14 @@ class Monitor:
         watch: HeartbeatMonitor,
         state: Callable[[], State],
         dead: Callable[[str], bool],
+        steps: Callable[[str], str] | None = None,
     ) -> None:
         self._options, self._attempt, self._watch = options, attempt, watch
         self._state, self._dead = state, dead
         self._exits = launcher.RanksExited(0.0, 0, ())
         self._found: Stall | None = None
         self._looked_durable = float("-inf")
-        self._progress = ProgressLog(attempt, lambda: watch.nodes_of((0,)))
+        self._progress = ProgressLog(attempt, lambda: watch.nodes_of((0,)), steps)
         self._phase = Phase.CHECKING
 
     @property
@@ -136,8 +139,11 @@ SOON, EVERY = 2.0, 60.0  # seconds between two lines: as long as the launch has 
 class ProgressLog:
     """The only writer of an attempt's progress.jsonl. `node` returns the nodes of rank 0 of the present launch."""
 
-    def __init__(self, attempt: AttemptDir, node: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self, attempt: AttemptDir, node: Callable[[], Sequence[str]], steps: Callable[[str], str] | None = None
+    ) -> None:
         self._attempt, self._node = attempt, node
+        self._steps = steps or (lambda node: attempt.spent(node).read_text(encoding="utf-8"))
         self._launch, self._step, self._wall = -1, -1, 0.0  # the newest step, and when it was first seen
         self._written, self._due = -1, 0.0  # the newest step in the file, and when the next line is due
         self._since_start = False
@@ -174,7 +180,7 @@ class ProgressLog:
         if loss is not None and math.isfinite(loss):
             line["loss"] = loss
         try:
-            with self._attempt.progress.open("a", encoding="utf-8") as file:
+            with open_private(self._attempt.progress, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
             if not self._failed:
@@ -184,7 +190,7 @@ class ProgressLog:
     def _ranks(self) -> list[RankSteps]:
         for node in self._node():
             with contextlib.suppress(OSError, BadStepBreakdown, UnicodeDecodeError):
-                report = decode(self._attempt.spent(node).read_text(encoding="utf-8"))
+                report = decode(self._steps(node))
                 return [rank for rank in report.ranks if rank.launch == self._launch]
         return []
 

@@ -169,7 +169,7 @@ class WarmUp:
         state = self._state()
         if spare not in state.nodes.spares:
             return True  # it trains now, or was given up
-        if state.phase is not Phase.TRAINING or state.launch.step < 0:
+        if state.phase is not Phase.TRAINING or state.progress.step < 0:
             return False
         self._journal(
             "spare", node=spare, good=True, words=self._warm(spare, state.launch.number, state.nodes.training[0])

@@ -126,7 +126,7 @@ class OrphanReaper:
                 continue
             survivors = ", ".join(what for _, what in ended.survivors)
             what = f"launch {launch} survives there: {survivors}"
-            words = f"{node} answers again: {what if survivors else f'nothing of launch {launch} is left there'}"
+            words = f"{node} answers again: {what if survivors else f'no process of launch {launch} remains there'}"
             if words != said:
                 said = words
                 self._journal("leftovers", node=node, words=words)

@@ -10,7 +10,7 @@ that srun sends.
 from __future__ import annotations
 
 import json
-import zlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,6 @@ from transom_cli.health.check import HealthOptions
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.start import own
 
-PORTS = range(12000, 20000)  # below those that the kernel gives to connections (ip_local_port_range)
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 
 
@@ -68,10 +67,16 @@ class LaunchOptions:
         return 1 if self.kind == "torchrun" else self.tasks_per_node
 
 
-def port_for(allocation: Allocation, launch: int) -> int:
-    """A rendezvous port that differs from launch to launch, so that a stale rank of an old one cannot join."""
-    seed = zlib.crc32(f"{allocation.job_id}.{allocation.restart}.{launch}".encode())
-    return PORTS[seed % len(PORTS)]
+_IN_USE = re.compile(r"address already in use|EADDRINUSE|failed to listen on any local", re.IGNORECASE)
+_PORT = re.compile(r"(?:\bport\W{1,3}|[\]\d]:)(\d{2,5})\b", re.IGNORECASE)
+
+
+def says_in_use(line: str, port: int) -> bool | None:
+    """Whether a log line says that `port` is in use. None if it names no port."""
+    if not _IN_USE.search(line):
+        return False
+    named = {int(found) for found in _PORT.findall(line)}
+    return port in named if named else None
 
 
 def pattern(path: Path) -> str:
@@ -131,7 +136,6 @@ def training_argv(
     *,
     wrapper: Path,
     master: str,
-    port: int,
 ) -> list[str]:
     """The training step: one wrapper per task, which starts the user's command and records how it ended.
 
@@ -164,7 +168,7 @@ def training_argv(
     argv += [options.python[0], "-I", "-S", str(wrapper), "--attempt-dir", str(attempt.path), "--launch", str(launch)]
     argv += ["--torchrun"] if options.kind == "torchrun" else []
     argv += ["--auto-beat"] if options.auto_beat else []
-    argv += ["--", *command(nodes, options, master, port, f"{attempt.name}.{launch}")]
+    argv += ["--", *command(nodes, options, master, f"{attempt.name}.{launch}")]
     return argv
 
 
@@ -175,8 +179,10 @@ def hosts_file(allocation: Allocation, options: LaunchOptions, nodes: tuple[str,
     return "".join(f"{node}\n" * options.tasks_on_node for node in nodes)
 
 
-def command(nodes: tuple[str, ...], options: LaunchOptions, master: str, port: int, rendezvous: str) -> list[str]:
-    """The user's command; torchrun's node rank comes from the wrapper (PET_NODE_RANK).
+def command(nodes: tuple[str, ...], options: LaunchOptions, master: str, rendezvous: str) -> list[str]:
+    """The user's command; torchrun's node rank and port come from the wrapper (PET_NODE_RANK, PET_MASTER_PORT).
+
+    Every user of a node can see a command line, so the port is not in it.
 
     Args:
         rendezvous: its name, unless the user gives one. A surviving torchrun of an older launch cannot join.
@@ -198,7 +204,6 @@ def command(nodes: tuple[str, ...], options: LaunchOptions, master: str, port: i
         f"--nproc-per-node={options.tasks_per_node}",
         "--rdzv-backend=static",
         f"--master-addr={master}",
-        f"--master-port={port}",
         "--max-restarts=0",
         *([] if named else [f"--rdzv-id={rendezvous}"]),
         *options.torchrun_args,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from transom_cli.core.launcher import CheckNodes, Event, NodesChecked
-from transom_cli.files import publish_text
+from transom_cli.files import make_private, publish_text
 from transom_cli.health.check import About, Tier
 from transom_cli.health.report import Report, document, faults, summary_line
 from transom_cli.health.run import HealthRequest, check_job
@@ -78,7 +78,7 @@ class NodeChecks:
         path = self._attempt.health / f"{key}.token"
         words = secrets.token_hex(16)
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            make_private(path.parent)
             publish_text(path, words)
         except OSError:
             return ""

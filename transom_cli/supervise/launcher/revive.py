@@ -141,7 +141,7 @@ class Revival:
             return self._failed(node, found.evidence, unreachable=True)
         before = self._endpoint(node)
         argv = launchplan.agent_argv(self._allocation, self._options, self._attempt, node)
-        step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, ROLE: "agent"})
+        step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, umask=0o077, env={**os.environ, ROLE: "agent"})
         self._steps.append(step)
         until = time.monotonic() + COME
         while self._endpoint(node) == before:

@@ -74,7 +74,7 @@ class TrainingStep:
             away = away or slurm_is_away(words)
             for told in task_exits(words, time.time()):
                 where = told.node or self._nodes[told.rank * len(self._nodes) // self._tasks]
-                self._said.setdefault(told.rank, replace(told, node=where))
+                self._said.setdefault(told.rank, replace(told, node=where, error=0.0))
         return "" if self._said else away
 
     def exits(self) -> tuple[RankExit, ...]:

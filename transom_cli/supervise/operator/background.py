@@ -1,4 +1,4 @@
-"""The operator as a process: here, or in the background where it outlives the terminal that started it."""
+"""The operator as a process: here for one run, or in the background for all runs of the user on this host."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.errors import TransomError
+from transom_cli.files import open_private
 from transom_cli.layout import RunDir
 from transom_cli.start import own
 from transom_cli.supervise.lease import operator_alive, read_holder
+from transom_cli.supervise.operator.registry import Registry, Shell, operator_folder
+from transom_cli.supervise.operator.run_logs import formatter
 from transom_cli.supervise.past_runs import remember
 
 if TYPE_CHECKING:
     from transom_cli.supervise.operator.loop import Operator
-import json
-from datetime import datetime, timezone
+    from transom_cli.supervise.operator.process import Service
 
 UNKNOWN = 22
 
 
-def operate_here(run: RunDir, build: Callable[[RunDir], Operator]) -> int:
+def operate_here(run: RunDir, build: Callable[[RunDir], Operator], services: Iterable[Service] = ()) -> int:
     """Operate until the run is over; the run's exit code. TERM and INT make it leave without touching the job."""
     from transom_cli.config.run_settings import read_settings
     from transom_cli.submit.submission import restore_submission_environment
 
     handler = logging.StreamHandler(sys.stderr)
-    as_json = read_settings(run).log_json
-    handler.setFormatter(JsonLines(run.run_id) if as_json else logging.Formatter("%(asctime)s %(message)s"))
+    handler.setFormatter(formatter(run.run_id, as_json=read_settings(run).log_json))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     restore_submission_environment(run)
     operator = build(run)
@@ -44,7 +46,11 @@ def operate_here(run: RunDir, build: Callable[[RunDir], Operator]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
+    for service in services:
+        service.add(operator)
     state = operator.run()
+    for service in services:
+        service.close()
     if state.phase is Phase.DONE:
         remember(run)
     return exit_code(state)
@@ -56,61 +62,61 @@ def exit_code(state: State) -> int:
 
 
 def start_operator(run: RunDir, patience: float = 15.0) -> None:
-    """Start an operator in a session of its own and wait until it holds the lease.
+    """Hand the run to the user's operator process on this host, which is started if there is none.
 
-    Its words go to operator.log in the run directory. TransomError, quoting that log, when it does not come up.
+    Returns when the run has an operator. Where other users can change the process's folder, the run gets a process of
+    its own.
+
+    Raises:
+        TransomError: it has none in time; with what the process says.
     """
-    before = read_holder(run)
-    with run.operator_log.open("ab") as log:
-        process = subprocess.Popen(
-            own("transom_cli", "operate", "--run-dir", str(run.path)),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            close_fds=True,
-            env=dict(os.environ),
-        )
+    registry = Registry(operator_folder(os.environ))
+    shared = registry.make()
+    before, process = read_holder(run), None
+    name = registry.add(run, Shell.here()) if shared else ""
+    words = ("--all", "--idle-exit") if shared else ("--run-dir", str(run.path))
     deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not (shared and registry.answered(name)):
         holder = read_holder(run)
-        if holder is not None and holder != before and holder.pid == process.pid:
+        if holder is not None and holder != before and not holder.released and holder.here() and holder.alive_here():
             return
-        if process.poll() is not None:
+        ended = process is not None and process.poll() is not None
+        if ended and not shared:
             break
+        if ended or (process is None and not (shared and registry.process() is not None)):
+            process = _start(words, registry.log if shared else run.operator_log)
         time.sleep(0.05)
-    if process.poll() == 0 or operator_alive(run, patience=0.5) is not None:
+    if operator_alive(run, patience=0.5) is not None or _over(run):
         return
-    words = run.operator_log.read_text(errors="replace").strip().splitlines()[-5:]
     raise TransomError(
         f"The operator of run `{run.run_id}` did not start",
-        "\n".join(words) or "it said nothing",
+        (registry.refusal(name) if shared else "") or _last_lines(run.operator_log) or "it said nothing",
         f"Start it in the foreground to see more: `transom attach --foreground {run.run_id}`.",
     )
 
 
-SCHEMA = 1
+def _over(run: RunDir) -> bool:
+    from transom_cli.supervise.journal import fold
+
+    return fold(run.journal).state.phase.over
 
 
-class JsonLines(logging.Formatter):
-    """time (UTC), level, run, logger, message; where the line is about one: `event` with its `facts` ("order": of an
-    action that is ordered), and `exception`."""
+def _last_lines(path: Path) -> str:
+    try:
+        return "\n".join(path.read_text(errors="replace").strip().splitlines()[-5:])
+    except OSError:
+        return ""
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__()
-        self._run_id = run_id
 
-    def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
-        line: dict[str, object] = {
-            "schema": SCHEMA,
-            "time": at.replace("+00:00", "Z"),
-            "level": record.levelname.lower(),
-            "run": self._run_id,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line |= {name: vars(record)[name] for name in ("event", "facts") if name in vars(record)}
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+def _start(words: tuple[str, ...], log: Path) -> subprocess.Popen[bytes]:
+    """Start an operator in a session of its own, which outlives the terminal."""
+    with open_private(log, "ab") as file:
+        return subprocess.Popen(
+            own("transom_cli", "operate", *words),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            close_fds=True,
+            env={**os.environ, "MALLOC_ARENA_MAX": "2"},
+        )

@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -112,7 +113,7 @@ class Executor:
         if action.key in self._busy:
             return
         self._busy.add(action.key)
-        self._pool.submit(self._do, action)
+        self._pool.submit(copy_context().run, self._do, action)
 
     @property
     def in_restart(self) -> bool:
@@ -153,7 +154,7 @@ class Executor:
             return self._submit(action)
         if isinstance(action, act.Probe):
             return self._probe(action)
-        if isinstance(action, act.Examine):
+        if isinstance(action, act.ReadLogs):
             attempt = AttemptDir(self._orders.run.attempts / action.attempt)
             since = self._outputs.before(attempt)
             found = examine(action.key, self._orders.run, attempt, action.rank, 0.0, since=since)

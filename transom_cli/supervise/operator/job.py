@@ -52,7 +52,9 @@ def submit_operator(
     waiting = [job for job in _living(run, slurm) if str(job.job_id) != environ.get("SLURM_JOB_ID", "")]
     if waiting:
         return OperatorJob(waiting[0].job_id, waiting[0].state.value)
-    publish_text(run.operator_script, operator_script(run, installed(settings.launch.python, "transom_cli")))
+    publish_text(
+        run.operator_script, operator_script(run, installed(settings.launch.python, "transom_cli")), private=True
+    )
     submission = Submission(run.operator_script, operator_options(run, settings.operator), chdir=run.path)
     job_id = slurm.submit(submission)
     publish_text(run.operator_job, f"{job_id}\n")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transom_cli.errors import TransomError, UsageError
-from transom_cli.files import publish_text
 from transom_cli.health.history.files import write_lift
 from transom_cli.health.history.nodes import NodeHistory
 from transom_cli.health.history.records import Lift
@@ -20,6 +17,7 @@ from transom_cli.slurm.port import Node, Slurm, SlurmDenied
 from transom_cli.slurm.successor import known_nodes
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.operator.drain import is_ours, withdraw
+from transom_cli.supervise.requests import LIFT, write_request
 
 DENIED = "denied"
 UNKNOWN = "unknown"
@@ -123,9 +121,7 @@ def _ask(run: RunDir, nodes: list[str], who: str) -> bool:
             return False
     except TransomError:
         return False
-    run.requests.mkdir(mode=0o700, exist_ok=True)
-    asked = {"ask": "lift", "who": who, "nodes": nodes}
-    publish_text(run.requests / f"lift-{time.time_ns()}-{os.getpid()}.json", json.dumps(asked))
+    write_request(run, LIFT, who, nodes=nodes)
     return True
 
 

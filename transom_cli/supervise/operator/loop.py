@@ -9,55 +9,71 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from transom_cli.core import events as ev
 from transom_cli.core.codec import event_to_json, plain
-from transom_cli.core.incident import Stage
 from transom_cli.core.operator.actions import Action
+from transom_cli.core.operator.cadence import FAST, Cadence, Pause, changes
 from transom_cli.core.operator.decide import next_deadline
-from transom_cli.core.operator.state import Phase, State
+from transom_cli.core.operator.state import State
 from transom_cli.layout import RunDir
 from transom_cli.supervise.follow import Follower
 from transom_cli.supervise.journal import Journal, JournalError, fold, step_and_remember
+from transom_cli.supervise.journal_snapshot import SnapshotWriter
 from transom_cli.supervise.lease import Lease
 from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.executor import Executor
 from transom_cli.supervise.operator.slurm_poller import SlurmPoller
+from transom_cli.supervise.run_summary import SummaryWriter
 
 log = logging.getLogger("transom.operator")
 
-TURN = 0.1  # seconds between two turns of the loop
+TURN = 0.1  # seconds between two turns of the loop while something changes
+TRAINING = 0.25  # while the ranks train, and heartbeats are read
+WAITING = 2.0  # while the job waits in the queue
 TICK = 1.0  # seconds between two ticks at most: observers judge by time, too
+SLOW_TICK = 10.0  # while the job waits in the queue
 FINISH = 30.0  # seconds that a requeue under way may hold up an operator that was asked to leave
 FULL = 2.0  # seconds between two tries to write the journal on a disk that is full
 
 
 class Pace:
-    """How often to poll Slurm: often while something changes, seldom while heartbeats show that all is well."""
+    """When to ask Slurm about the job: `core.operator.cadence` decides, this remembers what it needs."""
 
-    def __init__(self, base: float, most: float) -> None:
-        self._base = base
-        self._most = most
-        self._calm = 0
-        self._moving = True
+    def __init__(
+        self,
+        cadence: Cadence,
+        clock: Callable[[], float] = time.monotonic,
+        spread: Callable[[], float] = random.random,
+    ) -> None:
+        self._cadence, self._clock, self._spread = cadence, clock, spread
+        self._state = State()
+        self._changes: tuple[object, ...] = ()
+        self._lives = False
+        self._changed = clock()
 
-    def notice(self, state: State) -> bool:
-        """Whether something has just begun to change: then the next poll should not wait."""
-        incident, was_moving = state.incident, self._moving
-        self._moving = state.phase is not Phase.TRAINING or (
-            incident is not None and incident.stage is not Stage.CLOSED
-        )
-        return self._moving and not was_moving
+    def notice(self, state: State, *, launcher_lives: bool) -> bool:
+        """Return whether something changed: then the next question should not wait."""
+        known, lived = self._changes, self._lives
+        self._state, self._changes, self._lives = state, changes(state), launcher_lives
+        if self._changes != known or (lived and not launcher_lives):
+            self._changed = self._clock()
+            return True
+        return launcher_lives and not lived  # the job has started: one question tells on which nodes
 
-    def __call__(self) -> float:
-        if self._moving:
-            self._calm = 0
-            return min(1.0, self._base)
-        self._calm += 1
-        return float(min(self._base * 1.5 ** min(self._calm, 20), self._most))
+    @property
+    def calm(self) -> bool:
+        """Nothing has changed for a while."""
+        return self._clock() - self._changed >= FAST
+
+    def __call__(self, took: float) -> Pause:
+        since = self._clock() - self._changed
+        lives, spread = self._lives, self._spread()
+        return self._cadence.pause(self._state, since=since, launcher_lives=lives, took=took, spread=spread)
 
 
 class Observer(Protocol):
@@ -88,14 +104,28 @@ class Operator:
         self._clock = clock_from(folded.last_at)
         self._inbox: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
         self._pace = pace
-        self._observers = tuple(observers)
+        self._observers = (*observers, SummaryWriter(run))
         self._follower, self._watch, self._executor = parts(self._clock, self._inbox, pace)
         self._asked_to_leave = False
         self._leave_by = 0.0
+        self._turn = TURN
+
+    @property
+    def run_dir(self) -> RunDir:
+        return self._run
+
+    def now(self) -> float:
+        """The run's clock, for the time of an event."""
+        return self._clock.now()
+
+    def post(self, event: ev.Event) -> None:
+        """Put an event in the inbox, and wake the loop. Any thread may call this."""
+        self._inbox.put(event)
 
     def leave(self) -> None:
         """Stop operating without touching the job; another operator carries on where the journal ends."""
         self._asked_to_leave = True
+        self.post(ev.Tick(self.now()))
 
     def _may_leave(self) -> bool:
         """When asked to, but not in the middle of a requeue: that is finished first, within FINISH seconds."""
@@ -106,10 +136,10 @@ class Operator:
 
     def run(self) -> State:
         """Work until the run is over, a newer operator has taken it, or `leave` was called."""
-        self._begin()
-        self._watch.start()
-        ticked = self._clock.now()
         try:
+            self._begin()
+            self._watch.start()
+            ticked = self._clock.now()
             while not self.state.phase.over and not self._may_leave():
                 if self._lease.fenced():
                     log.warning("a newer operator has taken this run; leaving")
@@ -118,12 +148,12 @@ class Operator:
                 self._watch.follow(self.state.job.id, self.state.job.restarts, self.state.job.nodes)
                 self._observe()
                 now, due = self._clock.now(), next_deadline(self.state)
-                if now - ticked >= TICK or (due is not None and due <= now):
+                if now - ticked >= (SLOW_TICK if self._turn >= WAITING else TICK) or (due is not None and due <= now):
                     ticked = now
                     self._apply(ev.Tick(now))
-                if self._pace.notice(self.state):
+                if self._pace.notice(self.state, launcher_lives=self._follower.launcher_lives):
                     self._watch.look()
-                time.sleep(TURN)
+                self._rest()
         finally:
             self._watch.stop()
             self._executor.stop()
@@ -134,13 +164,21 @@ class Operator:
                 self._lease.give_up()
         return self.state
 
+    def _rest(self) -> None:
+        """Wait for the next turn, or the next event in the inbox."""
+        waits = self.state.job.state == "PENDING" and not self.state.pending
+        self._turn = (WAITING if waits else TRAINING) if self._pace.calm else TURN
+        with contextlib.suppress(queue.Empty):
+            self._apply(self._inbox.get(timeout=self._turn))
+
     def _begin(self) -> None:
         """Make the journal ours first, and read it then: what a replaced operator still adds counts no more.
 
         Whatever was ordered and not answered is ordered once more.
         """
         self._journal.append(ev.Started(self._clock.now(), self._lease.epoch))
-        self.state = fold(self._run.journal, self._show).state
+        folded = fold(self._run.journal, self._show)
+        self.state, self._journal.snapshots = folded.state, SnapshotWriter(folded)
         self._executor.remember(self.state.submissions)
         for action in self.state.pending:
             self._order(action)

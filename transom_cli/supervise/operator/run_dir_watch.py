@@ -18,7 +18,7 @@ from transom_cli.core.events import Event
 from transom_cli.core.operator.state import State
 from transom_cli.layout import RunDir
 from transom_cli.notify.events import Notification, answered, unanswered
-from transom_cli.supervise.answering import PATIENCE, Answering
+from transom_cli.supervise.answering import PATIENCE, Answering, Folders
 
 log = logging.getLogger("transom.operator")
 
@@ -35,20 +35,33 @@ class RunDirWatch:
         elsewhere: Callable[[str], object] | None = None,
         patience: float = PATIENCE,
         told_after: float = TOLD,
+        folders: Folders | None = None,
     ) -> None:
-        """elsewhere: writes words where that cannot hang. Else: on stderr, or to syslog if that is in the directory."""
+        """Start to watch.
+
+        Args:
+            elsewhere: writes words where that cannot hang; None: on stderr, or to syslog if that is in the directory.
+            folders: asks the file system for many runs; None: this run asks for itself.
+        """
         self._run, self._tell, self._told_after = run, tell, told_after
         self._elsewhere = elsewhere or (_to_syslog if _log_is_in(run) else _to_stderr)
         self._state = State()
         self._since = 0.0
         self._told = False
-        self._answering = Answering(run.path, self._lost, self._back, self._still, patience).start()
+        self._folders = folders
+        self._answering = Answering(run.path, self._lost, self._back, self._still, patience)
+        if folders is not None:
+            folders.add(self._answering)
+        else:
+            self._answering.start()
 
     def seen(self, before: State, event: Event, after: State) -> None:
         self._state = after
 
     def close(self) -> None:
         self._answering.stop()
+        if self._folders is not None:
+            self._folders.remove(self._answering)
 
     def _lost(self, since: float) -> None:
         self._since, self._told = since, False

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import replace
 
 from transom_cli.core import events as ev
 from transom_cli.core.events import JobGone
+from transom_cli.core.operator.cadence import Pause
 from transom_cli.core.slurm_messages import was_cancelled
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir, parse_attempt
@@ -24,14 +27,22 @@ from transom_cli.supervise.operator.clock import Clock
 log = logging.getLogger("transom.slurmwatch")
 
 FORGOTTEN_AFTER = 3  # answers of "no such job" in a row before it counts as forgotten
+LONG = 10.0  # seconds
+AGAIN = 1.0  # seconds from such an answer to the next question
+MOST_LOST = 30.0  # seconds between two questions to a Slurm that does not answer
 
 
 class SlurmPoller:
     """Puts JobSeen, JobGone, SlurmLost and SlurmBack on the queue, changed or not: repeated events do no harm.
 
-    `pace()` returns the seconds to the next poll; while Slurm does not answer, the poller backs off by itself.
-    A job that has ended may have a successor that its launcher submitted, known by the run's `tag`; `handed()` returns
-    the newest launcher's handoff. `forgotten(job_id)` describes a job that Slurm no longer knows.
+    Args:
+        pace: returns when to ask next, after an answer that took so many seconds. While Slurm does not answer, the
+            poller backs off by itself.
+        tag: the run's. A job that has ended may have a successor that its launcher submitted, known by the tag.
+        handed: returns the newest launcher's handoff.
+        forgotten: describes a job that Slurm no longer knows.
+        ask: returns the job as Slurm has it now, or as an answer to another run had it so many seconds ago at most.
+        count: is told that this run begins (1) or ends (-1) to ask.
     """
 
     def __init__(
@@ -39,73 +50,116 @@ class SlurmPoller:
         slurm: Slurm,
         clock: Clock,
         out: queue.SimpleQueue[ev.Event],
-        pace: Callable[[], float],
+        pace: Callable[[float], Pause],
         tag: str = "",
         handed: Callable[[], Handoff | None] = lambda: None,
         forgotten: Callable[[int], ev.JobGone] | None = None,
+        ask: Callable[[int, float], Job] | None = None,
+        count: Callable[[int], object] = lambda _runs: None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._slurm = slurm
+        self._slurm, self._now = slurm, now
         self._clock = clock
         self._out = out
         self._pace = pace
         self._tag = tag
         self._handed = handed
+        self._count = count
+        self._ask = ask or (lambda job_id, _age: slurm.job(job_id))
         self._forgotten = forgotten or (lambda job_id: ev.JobGone(clock.now(), job_id))
         self._job_id = 0
         self._restarts = 0
         self._nodes: tuple[str, ...] = ()
         self._wake = threading.Event()
+        self._resting = threading.Lock()
+        self._due: tuple[float, float] | None = None  # while no thread waits: when to ask, and the age that will do
         self._end = False
-        self._thread = threading.Thread(target=self._loop, name="slurm-watch", daemon=True)
+        self._rounds = (0, 0)  # failures in a row, answers "no such job" in a row
+        self._asked = 0  # the job that was last asked about
+        self._within = copy_context()
+        self._counted = False
 
     def start(self) -> None:
+        self._counted = True
+        self._count(1)
+        self._go(0.0)
+
+    def _go(self, age: float) -> None:
+        self._due = None
+        work = (self._loop, age)
+        self._thread = threading.Thread(target=self._within.copy().run, args=work, name="slurm-watch", daemon=True)
         self._thread.start()
 
     def follow(self, job_id: int, restarts: int, nodes: tuple[str, ...]) -> None:
-        """Set the job to poll, and what is known about it. Another job is polled at once."""
+        """Set the job to poll, and what is known about it. Another job is polled at once.
+
+        The operator calls this in each turn: then a pause that has ended is noticed here.
+        """
         changed = (job_id, restarts) != (self._job_id, self._restarts)
         self._job_id, self._restarts, self._nodes = job_id, restarts, nodes or self._nodes
+        due = self._due
         if changed:
-            self._wake.set()
+            self.look()
+        elif due is not None and self._now() >= due[0]:
+            self._go(due[1])
 
     def look(self) -> None:
         """Ask now, not only when the pace says."""
-        self._wake.set()
+        with self._resting:
+            self._wake.set()
+            if self._due is not None:
+                self._go(0.0)
 
     def stop(self) -> None:
+        if self._counted:
+            self._counted = False
+            self._count(-1)
         self._end = True
         self._wake.set()
 
-    def _loop(self) -> None:
-        lost, forgotten, asked = 0, 0, 0
+    def _loop(self, age: float) -> None:
+        """Ask again and again; a long pause needs no thread."""
         while not self._end:
             self._wake.clear()
-            pace = self._pace()
-            job_id = self._job_id
-            if job_id != asked:
-                forgotten, asked = 0, job_id
-            if job_id:
-                try:
-                    event, forgotten = self._look(job_id, forgotten)
-                except Exception as error:  # refused, nonsense, a fault of ours: an operator that sees nothing is worse
-                    if not isinstance(error, TransomError):
-                        log.exception("looking at job %s", job_id)
-                    told = (error.why or error.what) if isinstance(error, TransomError) else repr(error)
-                    self._out.put(ev.SlurmLost(self._clock.now(), told))
-                    lost += 1
-                    pace = error.seconds if isinstance(error, CircuitOpen) else max(pace, backoff(lost))
-                else:
-                    if event is not None:
-                        self._out.put(event)
-                    if lost:
-                        self._out.put(ev.SlurmBack(self._clock.now()))
-                    lost = 0
-            self._wake.wait(pace)
+            pause = self.poll(age)
+            with self._resting:
+                if pause.seconds >= LONG and not self._wake.is_set():
+                    self._due = self._now() + pause.seconds, pause.age
+                    return
+            woken = self._wake.wait(pause.seconds)
+            age = 0.0 if woken else pause.age
 
-    def _look(self, job_id: int, forgotten: int) -> tuple[ev.Event | None, int]:
+    def poll(self, age: float) -> Pause:
+        """Ask once, put on the queue what Slurm says, and return when to ask next."""
+        lost, forgotten = self._rounds
+        job_id, began = self._job_id, self._now()
+        if job_id != self._asked:
+            forgotten, self._asked = 0, job_id
+        if not job_id:
+            return self._pace(0.0)
+        try:
+            event, forgotten = self._look(job_id, forgotten, age)
+        except Exception as error:  # refused, nonsense, a fault of ours: an operator that sees nothing is worse
+            if not isinstance(error, TransomError):
+                log.exception("looking at job %s", job_id)
+            told = (error.why or error.what) if isinstance(error, TransomError) else repr(error)
+            self._out.put(ev.SlurmLost(self._clock.now(), told))
+            self._rounds = lost + 1, forgotten
+            pause = self._pace(0.0)
+            rest = error.seconds if isinstance(error, CircuitOpen) else max(pause.seconds, backoff(lost + 1))
+            return Pause(min(rest, MOST_LOST), pause.age)
+        if event is not None:
+            self._out.put(event)
+        if lost:
+            self._out.put(ev.SlurmBack(self._clock.now()))
+        self._rounds = 0, forgotten
+        pause = self._pace(self._now() - began)
+        return Pause(min(pause.seconds, AGAIN), 0.0) if forgotten else pause
+
+    def _look(self, job_id: int, forgotten: int, age: float = 0.0) -> tuple[ev.Event | None, int]:
         """What Slurm says of the job, and how often in a row it has not known it."""
         try:
-            job = self._slurm.job(job_id)
+            job = self._ask(job_id, age)
         except NoSuchJob:
             job = None
         if job is not None and self._tag and is_other_runs(job.comment, self._tag):

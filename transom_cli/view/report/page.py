@@ -64,9 +64,9 @@ def target(run: RunDir, out: Path | None, *, force: bool) -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """Write the file atomically, readable as the umask allows."""
+    """Write the file atomically, readable as the umask allows, never writable by others."""
     try:
-        publish_text(path, text, mode=0o666)
+        publish_text(path, text, mode=0o644)
     except OSError as error:
         raise _explained(error, path) from error
 

@@ -1,0 +1,300 @@
+"""Count what many runs ask of Slurm, and measure the process that operates them.
+
+    python bench/neighbour_slurm.py [--runs 1,100] [--seconds 120] [--json]
+
+First part: the real pollers of up to 600 runs of 100 users, on a simulated clock and against a Slurm that counts.
+"before" is the rule that they had: one question a second for each run, and one in 30 s while it trains undisturbed.
+Second part: one real operator process with idle runs on this machine, before Slurm commands that count. Its memory is
+resident memory (VmRSS), its CPU time includes the Slurm commands that it starts.
+
+The exit code is 1 if a budget is exceeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import os
+import queue
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from transom_cli.config.load import load
+from transom_cli.core import events as ev
+from transom_cli.core.incident import Incident, Stage
+from transom_cli.core.operator.cadence import Cadence, Pause
+from transom_cli.core.operator.state import Job as RunJob
+from transom_cli.core.operator.state import Phase, Policy, State
+from transom_cli.layout import RunDir
+from transom_cli.slurm.parse import _COLUMNS, FIELD, RECORD
+from transom_cli.slurm.port import Job, JobState
+from transom_cli.slurm.shared import SharedSlurm
+from transom_cli.start import own
+from transom_cli.submit.rundir import new_run
+from transom_cli.submit.submission import SubmissionRecord
+from transom_cli.supervise.journal import Journal, write_header
+from transom_cli.supervise.lease import read_holder
+from transom_cli.supervise.operator.clock import Clock
+from transom_cli.supervise.operator.loop import Pace
+from transom_cli.supervise.operator.registry import Registry, Shell, operator_folder
+from transom_cli.supervise.operator.slurm_poller import SlurmPoller
+
+CALLS, USER_CALLS = 5.0, 2.0  # budgets: a second in all, and a minute for each user
+MEMORY, CPU = 60.0, 2.0  # budgets for one process with 100 idle runs: MB, per cent of a core
+WARM, SPAN = 300.0, 1800.0  # seconds of simulated time: before the count, and of the count
+OLD_SPAN = 60.0
+USERS = 6  # runs of one user
+
+PENDING = State(phase=Phase.PENDING, job=RunJob(7, state="PENDING"))
+HELD = State(phase=Phase.HELD, job=RunJob(7, state="PENDING"))
+TRAINING = State(phase=Phase.TRAINING, job=RunJob(7, state="RUNNING"))
+_STARTING = Incident("i1", 7, 0, 0.0, 3, Stage.STARTING)
+RECOVERING = State(phase=Phase.RECOVERING, job=RunJob(7, 1, state="PENDING"), incident=_STARTING)
+STATES = {"pending": PENDING, "held": HELD, "training": TRAINING, "recovering": RECOVERING, "done": None}
+
+
+@dataclass
+class Time:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class CountingSlurm:
+    """The jobs of one user. Each call takes `took` seconds of simulated time, and is counted from WARM on."""
+
+    time: Time
+    took: float
+    states: dict[int, JobState] = field(default_factory=dict)
+    calls: list[float] = field(default_factory=list)
+
+    def _call(self) -> None:
+        self.calls.append(self.time.now)
+        self.time.now += self.took
+
+    def job(self, job_id: int) -> Job:
+        self._call()
+        return Job(job_id, self.states[job_id])
+
+    def jobs(self) -> list[Job]:
+        self._call()
+        return [Job(job_id, state) for job_id, state in self.states.items()]
+
+
+def old_pause(state: State) -> Pause:
+    calm = state.phase is Phase.TRAINING and state.incident is None
+    return Pause(30.0 if calm else 1.0, 0.0)
+
+
+def simulate(
+    states: list[State | None], *, old: bool = False, took: float = 0.0, warm: float = WARM
+) -> Iterator[list[float]]:
+    """Yield the times of each user's calls, from `warm` on. A run without a state is over, and asks nothing."""
+    for first in range(0, len(states), USERS):
+        mine = states[first : first + USERS]
+        time_, rng = Time(), random.Random(first)
+        slurm = CountingSlurm(time_, took)
+        shared = SharedSlurm(slurm, str, time_)  # type: ignore[arg-type]
+        due: list[tuple[float, int, float]] = []
+        pollers = []
+        for number, state in enumerate(mine, 1):
+            if state is None:
+                continue
+            slurm.states[number] = JobState(state.job.state)
+            poller = _poller(state, slurm, shared, time_, rng, old)
+            poller.follow(number, state.job.restarts, ())
+            shared.count(1)
+            pollers.append(poller)
+            heapq.heappush(due, (rng.random(), len(pollers) - 1, 0.0))
+        while due and due[0][0] < warm + (OLD_SPAN if old else SPAN):
+            at, which, age = heapq.heappop(due)
+            time_.now = max(time_.now, at)
+            pause = pollers[which].poll(age)
+            heapq.heappush(due, (time_.now + pause.seconds, which, pause.age))
+        yield [at for at in slurm.calls if at >= warm]
+
+
+def _poller(
+    state: State, slurm: CountingSlurm, shared: SharedSlurm, time_: Time, rng: random.Random, old: bool
+) -> SlurmPoller:
+    pace = Pace(Cadence(), time_, rng.random)
+    pace.notice(state, launcher_lives=state.phase is Phase.TRAINING)
+    given: Callable[[float], Pause] = (lambda _took: old_pause(state)) if old else pace
+    ask = None if old else shared.ask
+    return SlurmPoller(slurm, Clock(), queue.SimpleQueue(), given, ask=ask, now=time_)  # type: ignore[arg-type]
+
+
+def mix(runs: int) -> list[State | None]:
+    """Every state in turn: users have runs in several states."""
+    kinds = list(STATES.values())
+    return [kinds[(number + number // USERS) % len(kinds)] for number in range(runs)]
+
+
+def rates(states: list[State | None], *, old: bool = False) -> tuple[float, float]:
+    """Calls a second in all, and calls a minute of the user with the most."""
+    span = OLD_SPAN if old else SPAN
+    users = list(simulate(states, old=old, warm=0.0 if old else WARM))
+    return sum(map(len, users)) / span, max(map(len, users)) * 60 / span
+
+
+def first_minute(states: list[State | None], *, old: bool = False) -> float:
+    """Calls a second in the minute after something happened to all of these runs at once."""
+    return sum(at < 60.0 for user in simulate(states, old=old, warm=0.0) for at in user) / 60.0
+
+
+def call_rows() -> list[dict[str, Any]]:
+    rows = []
+    for name, state in [*STATES.items(), ("mixed", None)]:
+        for runs in (1, 100, 600):
+            states = mix(runs) if name == "mixed" else [state] * runs
+            before, after = rates(states, old=True), rates(states)
+            good = after[0] <= CALLS and after[1] <= USER_CALLS
+            rows.append({
+                "what": f"{name}, {runs} runs", "unit": "calls/s", "before": before[0], "after": after[0],
+                "budget": CALLS, "user_a_minute": after[1], "user_budget": USER_CALLS, "good": good,
+            })  # fmt: skip
+    return rows
+
+
+# --- the process ---
+
+_COMMAND = """#!/bin/sh
+echo {name} >>{log}
+exec cat {answer}
+"""
+
+
+def _answers(folder: Path, runs: int) -> None:
+    """Make squeue and scontrol that know these pending jobs, and count."""
+    folder.mkdir()
+    fixed = {"State": "PENDING", "Reason": "Priority", "RestartCnt": "0", "Requeue": "1", "NumNodes": "2"}
+    fixed |= {"exit_code": "0", "PriorityLong": "10", "TimeUsed": "0:00", "UserName": "me", "Name": "idle"}
+    fixed |= {"StartTime": "N/A", "EndTime": "N/A", "Partition": "main", "NodeList": "", "Comment": ""}
+    rows = [FIELD.join({**fixed, "JobID": str(n)}.get(c, "") for c in _COLUMNS) for n in range(1, runs + 1)]
+    (folder / "squeue.txt").write_text("".join(f"{row}{RECORD}\n" for row in rows))
+    (folder / "scontrol.txt").write_text(
+        "JobId=1 JobName=idle UserId=me(1) GroupId=me(1) MCS_label=N/A Priority=10 Nice=0 JobState=PENDING "
+        "Reason=Priority Requeue=1 Restarts=0 ExitCode=0:0 RunTime=00:00:00 StartTime=Unknown EndTime=Unknown "
+        "Partition=main NodeList= NumNodes=2 CPUs/Task=1 Command=/x WorkDir=/ StdOut=/dev/null Power=\n"
+    )
+    for name in ("squeue", "scontrol"):
+        path = folder / name
+        path.write_text(_COMMAND.format(name=name, log=folder / "calls", answer=folder / f"{name}.txt"))
+        path.chmod(0o755)
+    (folder / "calls").touch()
+
+
+def idle_run(root: Path, number: int) -> RunDir:
+    """A run whose job waits in the queue."""
+    settings = load(None, {"name": "idle", "root": str(root)}, {}, site=None, user=root / "none")
+    script = "#!/bin/bash\n#SBATCH --nodes=2\ntrue\n"
+    run = new_run(root, "idle", datetime.now(timezone.utc), settings, script)
+    SubmissionRecord().save(run)
+    write_header(run.journal, Policy(), 2)
+    journal = Journal(run.journal, 0)
+    now = time.time()
+    for event in (ev.Started(now, 0), ev.Submitted(now, "submit", number)):
+        journal.append(event)
+    journal.close()
+    return run
+
+
+def process_row(runs: int, seconds: float) -> dict[str, Any]:
+    """Memory and CPU of one process with so many idle runs, once they have calmed down."""
+    top = Path(tempfile.mkdtemp(prefix="tsm-", dir="/tmp"))
+    try:
+        _answers(top / "bin", runs)
+        env = {**os.environ, "TRANSOM_STATE_DIR": str(top / "state"), "PATH": f"{top}/bin:{os.environ['PATH']}"}
+        env["TRANSOM_ROOT"] = str(top / "runs")
+        registry = Registry(operator_folder(env))
+        registry.make()
+        made = [idle_run(top / "runs", number) for number in range(1, runs + 1)]
+        for run in made:
+            registry.add(run, Shell(env))
+        argv = own("transom_cli", "operate", "--all")
+        with registry.log.open("ab") as log:
+            process = subprocess.Popen(argv, env={**env, "MALLOC_ARENA_MAX": "2"}, stdout=log, stderr=log)
+        try:
+            return _measured(process, made, top / "bin" / "calls", seconds)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(120)
+    finally:
+        shutil.rmtree(top)
+
+
+def _measured(process: subprocess.Popen[bytes], made: list[RunDir], calls: Path, seconds: float) -> dict[str, Any]:
+    watched = psutil.Process(process.pid)
+    deadline = time.monotonic() + 120
+    while any((holder := read_holder(run)) is None or holder.pid != process.pid for run in made):
+        if time.monotonic() > deadline:
+            raise TimeoutError("the process did not take up all runs")
+        time.sleep(0.5)
+    time.sleep(75.0)  # until nothing has changed for a minute
+    began, before, asked = time.monotonic(), watched.cpu_times(), len(calls.read_text().splitlines())
+    time.sleep(seconds)
+    after, took = watched.cpu_times(), time.monotonic() - began
+    used = sum(after[:4]) - sum(before[:4])  # its own and its children's, user and system
+    memory = watched.memory_info().rss / 1e6
+    cpu = 100 * used / took
+    return {
+        "what": f"one process, {len(made)} idle runs", "MB": round(memory, 1), "cpu_percent": round(cpu, 2),
+        "threads": watched.num_threads(),
+        "calls_a_minute": round(60 * (len(calls.read_text().splitlines()) - asked) / took, 1),
+        "budget": f"{MEMORY:g} MB, {CPU:g} %", "good": memory <= MEMORY and cpu <= CPU,
+    }  # fmt: skip
+
+
+def rows(runs: tuple[int, ...] = (1, 100), seconds: float = 120.0) -> list[dict[str, Any]]:
+    """All rows; each has `what`, its figures, its budget, and `good`."""
+    return [*call_rows(), *(process_row(count, seconds) for count in runs)]
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    print(f"{'what':<28}{'before':>10}{'now':>10}{'budget':>8}   calls/s; and calls/min of one user")
+    for row in found:
+        if "unit" in row:
+            print(f"{row['what']:<28}{row['before']:>10.2f}{row['after']:>10.2f}{row['budget']:>8g}", end="")
+            print(f"   {row['user_a_minute']:.2f} of {row['user_budget']:g}{'' if row['good'] else '   EXCEEDED'}")
+        else:
+            print(f"{row['what']:<28}{row['MB']:>7.1f} MB{row['cpu_percent']:>8.2f} %", end="")
+            print(f"   {row['threads']} threads, {row['calls_a_minute']} calls/min, budget {row['budget']}", end="")
+            print("" if row["good"] else "   EXCEEDED")
+    for name in ("pending", "recovering"):
+        states = [STATES[name]] * 600
+        before, after = first_minute(states, old=True), first_minute(states)
+        what = f"600 runs that all begin to be {name} at once"
+        print(f"{what}: {after:.1f} calls/s in the first minute ({before:.0f} before)")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", default="1,100", help="idle runs of the measured processes; empty: none [1,100]")
+    parser.add_argument("--seconds", type=float, default=120.0, help="that a process is measured [120]")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    asked = parser.parse_args()
+    found = rows(tuple(int(word) for word in asked.runs.split(",") if word), asked.seconds)
+    if asked.json:
+        print(json.dumps({"schema": 1, "bench": "neighbour_slurm", "rows": found}))
+    else:
+        show(found)
+    return 0 if all(row["good"] for row in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Of several lines of one event the one that tells, by the kinds of messages; what is said of a run that is well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from transom_cli.diagnose.clue import Category, Culprit
+from transom_cli.diagnose.logs.cause import Incident
+from transom_cli.diagnose.logs.diagnosis import diagnose_logs
+from transom_cli.diagnose.logs.rule_files import load
+from transom_cli.diagnose.logs.rulebook import Rulebook
+
+BOOK = Rulebook(load())
+STALL = (
+    "[1,0]<stderr>:[2026-01-05 13:54:31.854655: W horovod/common/stall_inspector.cc:107] One or more tensors were "
+    "submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks\n"
+    "[1,0]<stderr>:[2026-01-05 13:54:31.854690: W horovod/common/operations.cc:588] Allreduce_0 [missing ranks: 3, 5]\n"
+)
+STEPS = "".join(f"step {n} | loss 2.{n} | 3.1 it/s\n" for n in range(9))
+MEGATRON = "iteration {0}/ 500 | {1}loss scale: 1.0 | grad norm: nan | number of skipped iterations:   {2} | end\n"
+XID = "NVRM: Xid (PCI:0000:48:00): "
+
+
+def of(tmp_path: Path, text: str) -> tuple[Incident, ...]:
+    (tmp_path / "job.out").write_text(text)
+    return diagnose_logs([tmp_path], BOOK).incidents
+
+
+@pytest.mark.parametrize(
+    ("text", "category", "line"),
+    [
+        (  # what the GPU needs now is no cause; the Xid before it is
+            f"{XID}74, pid=7, NVLink: fatal error detected on link 8(0x0)\n"
+            f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)\n",
+            Category.NVLINK_FABRIC,
+            1,
+        ),
+        (f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x2 (Reboot)\n", Category.GPU_HARDWARE, 1),
+        (  # a GPU that falls off its bus breaks its peers' links
+            f"{XID}79, GPU has fallen off the bus.\n{XID}74, pid=7, NVLink: fatal error detected on link 8(0x0)\n",
+            Category.GPU_HARDWARE,
+            1,
+        ),
+        (f"{XID}13, Graphics SM Warp Exception\n{XID}109, CTX SWITCH TIMEOUT\n", Category.CUDA_KERNEL_FAULT, 1),
+        (f"{XID}63, Row Remapper: New row marked\n{XID}94, Contained ECC error\n", Category.GPU_HARDWARE, 2),
+        (  # what a cloud took back, Slurm and torch only mourn
+            "GCP Metadata Service says termination is imminent\nRuntimeError: NCCL communicator was aborted.\n",
+            Category.SLURM_PREEMPTED,
+            1,
+        ),
+        (  # a pod's end as Kubernetes describes it
+            "    State:          Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n",
+            Category.HOST_OOM,
+            2,
+        ),
+        (  # MPI's first word, not its stack's
+            "Fatal error in MPI_Init: Other MPI error, error stack:\nMPID_Init(2049): PMI_Init returned 1\n",
+            Category.SLURM_LAUNCH,
+            1,
+        ),
+        (f"{XID}109, CTX SWITCH TIMEOUT\n{XID}45, pid=7, Ch 00000010\n", Category.GPU_HARDWARE, 1),
+    ],
+)
+def test_which_line_tells(tmp_path: Path, text: str, category: Category, line: int) -> None:
+    first = of(tmp_path, text)[0]
+    assert (first.category, first.root.lineno) == (category, line)
+
+
+def test_who_is_missing_where_others_wait(tmp_path: Path) -> None:
+    (stalled,) = of(tmp_path, f"{STEPS}{STALL}")
+    assert (stalled.category, stalled.root.lineno) == (Category.NCCL_HANG, 10)
+    assert stalled.culprits == (Culprit(rank=3), Culprit(rank=5))
+    assert of(tmp_path, f"{STALL}{STEPS}") == ()
+
+
+@pytest.mark.parametrize(
+    ("step", "result"),
+    [
+        (("", "0"), True),
+        (("lm loss: NAN | ", "0"), True),
+        (("lm loss: NAN | ", "1"), False),  # a loss scaler seeks its scale
+        (("lm loss: 2.31 | ", "0"), False),
+    ],
+)
+def test_non_finite_gradient(tmp_path: Path, step: tuple[str, str], result: bool) -> None:
+    found = of(tmp_path, "".join(MEGATRON.format(n, *step) for n in range(7, 12)))
+    assert [one.category for one in found] == [Category.NUMERIC_DIVERGENCE] * result
+
+
+def test_loader_worker_that_fails_and_one_ended_by_its_parent(tmp_path: Path) -> None:
+    killed = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {0}. \n"
+    (broke,) = of(tmp_path, killed.format("Segmentation fault"))
+    assert broke.category is Category.DATA_LOADER
+    (first, *_) = of(tmp_path, killed.format("Aborted") + "torch.OutOfMemoryError: CUDA out of memory. Tried\n")
+    assert first.category is Category.CUDA_OOM
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "AssertionError: can only test a child process",
+        '  File "/opt/ray/actor.py", line 7, in __del__\n    self.stop()\nAttributeError: stop',
+        '2026-01-05 10:21:35.025511: W x/agent.cc:1] UNAVAILABLE: Socket closed\n:{"created":"@1.0",'
+        '"grpc_message":"Socket closed"}',
+        "2026-01-05 15:35:00,032 WARNING worker.py:1072 -- A worker died or was killed while executing task ffff.",
+    ],
+)
+def test_what_a_run_goes_past_at_its_end(tmp_path: Path, line: str) -> None:
+    assert of(tmp_path, f"{STEPS}Traceback (most recent call last):\n{line}\nsaved\n") == ()
+
+
+@pytest.mark.parametrize(("level", "result"), [("INFO", True), ("WARNING", False)])
+def test_an_exception_that_a_launcher_passes_on_at_its_own_level(tmp_path: Path, level: str, result: bool) -> None:
+    lines = (
+        "Traceback (most recent call last):",
+        'File "/opt/train.py", line 8, in <module>',
+        "ValueError: no such run",
+    )
+    found = of(tmp_path, "".join(f"[2026-01-05 11:17:04] [{level}] {line}\n" for line in lines))
+    assert [one.category for one in found] == [Category.USER_CODE] * result

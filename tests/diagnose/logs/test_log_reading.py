@@ -1,0 +1,107 @@
+"""Reading in blocks gives what reading line by line gives, whatever is in the file."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transom_cli.diagnose.logs import grammar, reader, rulebook
+from transom_cli.diagnose.logs.reader import find, hits_in_file
+from transom_cli.diagnose.logs.rule_files import load, parse
+from transom_cli.diagnose.logs.rulebook import Rulebook
+
+BOOK = Rulebook(parse('[[rule]]\nname = "a"\ncategory = "cuda_oom"\nany = ["NEEDLE"]\nexamples = ["NEEDLE"]', "t")[0])
+PIECES = st.sampled_from(
+    [b"NEEDLE", b"\n", b"\r", b"\r\n", b"\x00\x00", b"\xff\xfe", b"hay", b"NEED", b"LE", b"\x1b[1m", b"x" * 50]
+)
+
+
+@given(st.lists(PIECES, max_size=60).map(b"".join), st.integers(1, 40))
+def test_blocks_of_any_size_find_the_same(data: bytes, block: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "BLOCK", block)
+        found = [(one.raw, one.lineno) for one in find(io.BytesIO(data), BOOK)]
+    expected = []
+    for number, line in enumerate(data.split(b"\n"), 1):
+        expected += [(part, number) for part in line.split(b"\r") if b"NEEDLE" in part]
+    assert found == expected
+
+
+def test_offsets_lead_back_to_the_line() -> None:
+    data = b"a\nb NEEDLE\r|| NEEDLE\nc\nNEEDLE"
+    for one in find(io.BytesIO(data), BOOK):
+        assert data[one.offset :].startswith(one.raw)
+
+
+def test_of_an_endless_line_only_the_surroundings_are_taken() -> None:
+    data = b"y" * 3_000_000 + b"NEEDLE" + b"z" * 3_000_000 + b"\nNEEDLE\n"
+    found = list(find(io.BytesIO(data), BOOK))
+    assert [one.lineno for one in found] == [1, 2]
+    assert b"NEEDLE" in found[0].raw and len(found[0].raw) <= 2 * reader.AROUND + 6
+
+
+def test_a_compressed_log(tmp_path: Path) -> None:
+    path = tmp_path / "job.log.gz"
+    path.write_bytes(gzip.compress(b"step 1\ntorch.OutOfMemoryError: CUDA out of memory. Tried\n"))
+    (hit,) = hits_in_file(path, Rulebook(load()))
+    assert (hit.rule.name, hit.lineno) == ("cuda-oom", 2)
+
+
+def test_lines_that_differ_only_in_numbers_are_matched_once() -> None:
+    book = Rulebook(load())
+    lines = b"".join(b"step %d | Error rate %d\n" % (n, n * 7) for n in range(1000))
+    assert sum(1 for _ in find(io.BytesIO(lines), book)) == 1000, "nobody has told yet that they are dull"
+    from transom_cli.diagnose.logs.reader import hits_in
+
+    assert list(hits_in(io.BytesIO(lines), book)) == []
+    assert sum(1 for _ in find(io.BytesIO(lines), book)) == 0
+    xid = b"NVRM: Xid (PCI:0000:65:00): 999, pid=1\nNVRM: Xid (PCI:0000:65:00): 79, pid=1\n"
+    assert [hit.rule.name for hit in hits_in(io.BytesIO(xid), book)] == ["xid-hardware"], "numbers tell there"
+
+
+@given(st.lists(PIECES, max_size=40).map(b"".join), st.integers(0, 30))
+def test_both_engines_find_the_same(data: bytes, at: int) -> None:
+    texts = ["NEEDLE", "needle", "NEED", "hay", "LE\x00"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rulebook, "_WINDOW", 7)
+        plain, other = rulebook.Plain(texts), rulebook.compile_texts(texts)
+        one, two = plain.first(data, at, len(data)), other.first(data, at, len(data))
+        assert (one and one[0]) == (two and two[0])
+        assert sorted(plain.which(data)) == sorted(other.which(data))
+
+
+def test_all_rules_match_the_same_without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = load()
+    with_re2 = Rulebook(rules)
+    monkeypatch.setattr(rulebook, "FAST", False)
+    without = Rulebook(rules)
+    for line in (line for rule in rules for line in (*rule.examples, *rule.look_alikes)):
+        result = grammar.record(grammar.clean(line.encode()))
+        assert with_re2.matches(result) == without.matches(result)
+
+
+def test_the_end_of_a_long_line_is_looked_at() -> None:
+    """A launcher prints the whole command before it says how that ended."""
+    from transom_cli.diagnose.logs.reader import hits_in
+
+    line = b"[2026-01-05 13:11:27,885] [ERROR] [launch.py:434:sigkill_handler] ['python', '" + b"x" * 6000
+    (hit,) = hits_in(io.BytesIO(line + b"'] exits with return code = -9\n"), Rulebook(load()))
+    assert hit.rule.name == "worker-killed"
+
+
+def test_what_machines_chatter_is_not_looked_at_line_by_line() -> None:
+    """A text that stands in every other line of a kernel's log, or of NCCL's, costs the whole engine its speed."""
+    chatter = (
+        "n1:100:110 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>",
+        "n1:100:110 [0] NCCL INFO NET/Plugin: No plugin found (libnccl-net.so)",
+        "kernel: mlx5_core 0000:17:00.0: firmware version: 28.36.1010",
+        "kernel: nvme nvme0: 2/0/0 default/read/poll queues",
+        "kernel: pcieport 0000:16:01.0: AER: Corrected error received: 0000:17:00.0",
+        "kernel: ata1: SATA link down (SStatus 0 SControl 300)",
+    )
+    assert list(find(io.BytesIO("\n".join(chatter).encode()), Rulebook(load()))) == []

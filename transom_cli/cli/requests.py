@@ -1,0 +1,153 @@
+"""`transom stop`, `requeue` and `resume`: requests to a run's operator, by its owner or by a user on call."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from transom_cli.cli.status import Json, Root, Run
+from transom_cli.errors import TransomError, Unknown, printable
+
+if TYPE_CHECKING:
+    from transom_cli.core.operator.state import State, UserRequest
+    from transom_cli.layout import RunDir
+
+STOP_PATIENCE = 60.0  # seconds; Slurm gives a job 30 s between TERM and KILL, in which it may save
+PATIENCE = 15.0  # seconds until the operator has recorded a request
+
+
+def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
+    """Cancel the run's job and end the run. Exit code 22: it has not ended within a minute."""
+    import json
+
+    from transom_cli.cli.run import cancel_pending_operator
+    from transom_cli.ownership import is_own
+    from transom_cli.supervise.journal import fold
+    from transom_cli.view.terminal import waiting
+
+    found = _found(run, root)
+    state = fold(found.journal).state
+    already = " already" if state.phase.over else ""
+    if not already:
+        with waiting(f"stopping {found.run_id}: ranks may save, Slurm gives them 30 s"):
+            submit_request(found, "stop")
+            state = _until_over(found)
+        _require_stopped(found, state)
+        if is_own(found):
+            cancel_pending_operator(found)
+    if json_:
+        print(json.dumps({"schema": 1, "run_id": found.run_id, "phase": state.phase.value, "was_over": bool(already)}))
+    else:
+        print(f"run {found.run_id} {'is over' if already else state.phase.value}{already}", file=sys.stderr)
+
+
+def requeue(run: Run = None, root: Root = None, json_: Json = False) -> None:
+    """Requeue the run's job: the ranks save, and the run continues in a new attempt. Exit code 1: refused."""
+    _ask("requeue", run, root, json_)
+
+
+def resume(run: Run = None, root: Root = None, json_: Json = False) -> None:
+    """Release the run's job if it is held, so that it can start again. Exit code 1: it is not held."""
+    _ask("resume", run, root, json_)
+
+
+def _found(run: str | None, root: Any) -> RunDir:
+    from transom_cli.cli.common import bounded, run_to_request
+    from transom_cli.config.run_settings import runs_root
+
+    return run_to_request(bounded(runs_root(root), run), run)
+
+
+def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:
+    import json
+
+    from transom_cli.supervise.journal import fold
+    from transom_cli.view.terminal import waiting
+
+    found = _found(run, root)
+    state = fold(found.journal).state
+    if state.phase.over:
+        hint = "start a new run with `transom run`; it resumes from the checkpoints"
+        raise TransomError(f"Run `{found.run_id}` is over", f"it is {state.phase.value}", hint)
+    with waiting(f"asking the operator to {kind} {found.run_id}"):
+        recorded = await_request(found, submit_request(found, kind))
+    if recorded.result.startswith(("refused", "nothing")):
+        hint = f"check with `transom status {found.run_id}`"
+        raise TransomError(f"The request to {kind} run `{found.run_id}` changes nothing", recorded.result, hint)
+    if json_:
+        print(json.dumps({"schema": 1, "run_id": found.run_id, "request": kind, "result": recorded.result}))
+    else:
+        print(printable(f"run {found.run_id}: {recorded.result}"), file=sys.stderr)
+
+
+def submit_request(found: RunDir, kind: str, **more: Any) -> str:
+    """Give a request to the run's operator, and return its name. An own run gets an operator if it has none.
+
+    Raises:
+        TransomError: the operator does not take it.
+    """
+    from transom_cli.bootstrap.slurm import require_own_cluster
+    from transom_cli.ownership import is_own
+    from transom_cli.slurm.port import cluster_command
+    from transom_cli.submit.rundir import path_error
+    from transom_cli.supervise.journal import fold
+    from transom_cli.supervise.lease import operator_alive
+    from transom_cli.supervise.operator.background import start_operator
+    from transom_cli.supervise.operator.request_socket import send_request
+    from transom_cli.supervise.requests import this_user, write_request
+    from transom_cli.view.read import read_run_settings
+
+    if not is_own(found):
+        return send_request(found, kind, **more)
+    if operator_alive(found) is None:
+        require_own_cluster(found)  # else a new operator could do nothing
+    try:
+        name = write_request(found, kind, this_user(), **more)
+    except OSError as error:
+        job = fold(found.journal).state.job.id
+        scancel = cluster_command(f"scancel {job}", read_run_settings(found).cluster)
+        instead = f"cancel the job yourself: `{scancel}`" if job else "ask the run's owner"
+        raise path_error(error, found.requests, doing="write a request to", instead=instead) from error
+    if operator_alive(found) is None:
+        start_operator(found)
+    return name
+
+
+def await_request(found: RunDir, name: str) -> UserRequest:
+    """Return the request as the operator has recorded it. Raises Unknown if that takes too long."""
+    import time
+
+    from transom_cli.supervise.journal import fold
+
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        recorded = next((one for one in fold(found.journal).state.requests if one.name == name), None)
+        if recorded is not None:
+            return recorded
+        time.sleep(0.2)
+    hint = f"check with `transom status {found.run_id}`"
+    raise Unknown("The operator has not recorded the request yet", f"waited {PATIENCE:g} s", hint)
+
+
+def _require_stopped(run: RunDir, state: State) -> None:
+    from transom_cli.slurm.port import cluster_command
+    from transom_cli.view.read import read_run_settings
+
+    if not state.phase.over:
+        why = f"Slurm does not respond: {state.slurm_error}" if state.slurm_error else f"it is {state.phase.value}"
+        hint = f"The operator continues to stop it; check with `transom status {run.run_id}`."
+        raise Unknown(f"Run `{run.run_id}` has not stopped yet", why, hint)
+    if state.exit_code == Unknown.exit_code:
+        scancel = cluster_command(f"scancel {state.job.id}", read_run_settings(run).cluster)
+        raise Unknown(f"Job {state.job.id} may still be running", state.verdict, scancel)
+
+
+def _until_over(run: RunDir) -> State:
+    import time
+
+    from transom_cli.supervise.journal import fold
+
+    deadline = time.monotonic() + STOP_PATIENCE
+    while not (state := fold(run.journal).state).phase.over and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return state

@@ -1,0 +1,37 @@
+"""Values that users write on the command line: durations, sizes, states of runs."""
+
+from __future__ import annotations
+
+import re
+
+from transom_cli.errors import UsageError
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_LIVE = ("submitting", "pending", "starting", "training", "recovering", "finishing", "stopping", "held")
+STATES = (*_LIVE, "done", "failed", "stopped", "unknown")
+
+
+def duration(text: str, option: str) -> float:
+    """Return the seconds of `30m`, `12h`, `7d` or `2w`. Raises UsageError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip().lower())
+    if match is None:
+        raise UsageError(f"{option} `{text}` is not a duration", "it needs a number and a unit", "such as 12h or 7d")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def size(text: str, option: str) -> int:
+    """Return the bytes of `500G`, `2TiB` or `4096`. Raises UsageError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise UsageError(f"{option} `{text}` is not a size", "it needs a number and a unit", "such as 500G or 2T")
+    return int(float(match[1]) * _BYTES[match[2]])
+
+
+def states(text: str | None) -> tuple[str, ...]:
+    """Return the states of `failed,held`. Raises UsageError."""
+    found = tuple(filter(None, re.split(r"[,\s]+", (text or "").lower())))
+    unknown = [one for one in found if one not in STATES]
+    if unknown:
+        raise UsageError(f"There is no state `{unknown[0]}`", f"a run is {', '.join(STATES[:-1])} or {STATES[-1]}")
+    return found

@@ -1,0 +1,67 @@
+"""Moments of a run that its state does not keep, collected from the operator's journal event by event. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transom_cli.core import events as ev
+from transom_cli.layout import parse_attempt
+
+RECENT = 900.0  # seconds over which the step time is averaged
+_MANY = 64  # steps that are kept before the old ones are dropped
+
+
+@dataclass
+class JournalTimes:
+    """Moments from the journal (Unix time); None: unknown.
+
+    Attributes:
+        begun: The first event.
+        durable: When the newest checkpoint on disk was seen; `durable_step` is its step.
+        attempt: The current attempt, which the following fields describe.
+        running: When Slurm started it.
+        launched: When its newest launch was seen.
+        steps: (time, step) since its last launch: at least those of the last `RECENT` seconds.
+    """
+
+    begun: float | None = None
+    submitted: float | None = None
+    durable_step: int = -1
+    durable: float | None = None
+    attempt: str = ""
+    running: float | None = None
+    launched: float | None = None
+    steps: tuple[tuple[float, int], ...] = ()
+
+    def hear(self, event: ev.Event, attempt: str) -> None:
+        """Take in the next event. attempt: the current one, after the event."""
+        if attempt != self.attempt:
+            self.attempt, self.running, self.launched, self.steps = attempt, None, None, ()
+        self.begun = event.at if self.begun is None else self.begun
+        if isinstance(event, ev.StepSeen):
+            if event.attempt == attempt:
+                self._stepped(event)
+        elif isinstance(event, ev.CheckpointSeen):
+            self._saved(event.at, event.step)
+        elif isinstance(event, ev.OutcomeSeen):
+            self._saved(event.at, event.durable)
+        elif isinstance(event, ev.Submitted):
+            self.submitted = event.at if self.submitted is None else self.submitted
+        elif isinstance(event, ev.LaunchSeen) and event.attempt == attempt:
+            self.steps, self.launched = (), event.at
+            self.running = event.at if self.running is None else self.running
+        elif isinstance(event, ev.JobSeen) and event.state == "RUNNING" and self.running is None:
+            ours = (event.job_id, event.restarts) == parse_attempt(attempt or "0.0")
+            self.running = event.at if ours else None
+
+    def _saved(self, at: float, step: int) -> None:
+        if step > self.durable_step:
+            self.durable_step, self.durable = step, at
+
+    def _stepped(self, event: ev.StepSeen) -> None:
+        if self.steps and event.step < self.steps[-1][1]:  # the way of counting steps has changed
+            self.steps = ()
+        self.steps = (*self.steps, (event.at, event.step))
+        if len(self.steps) > _MANY:
+            recent = tuple(one for one in self.steps if event.at - one[0] <= RECENT)
+            self.steps = recent if len(recent) > 1 else self.steps[-2:]

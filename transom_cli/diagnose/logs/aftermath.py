@@ -1,0 +1,115 @@
+"""What follows a log line: whether the training continued, in which case the line was noise or was handled.
+
+A file is read in blocks. What a block shows is remembered, since many lines of a storm ask for the same blocks.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from transom_cli.diagnose.clue import Category
+from transom_cli.diagnose.logs.matches import Hit
+from transom_cli.diagnose.logs.rulebook import Level
+
+LOOKED_AT = 1 << 20  # bytes read after the line, and before it
+ENOUGH = 5  # further progress lines: other ranks' progress bars run on for a moment
+_BLOCK = 64 << 10
+_COMPRESSED_BLOCK = 1 << 20  # each read decompresses all that is before it
+_REMEMBERED = 128  # answers about blocks
+_LINE = 2000  # bytes of a line
+_NUMBER = r"[-+]?\d"
+_PROGRESS = re.compile(
+    rf"(?i)(?:\d ?(?:it|img|images|samples|tokens)/s|\ds/it|\d%\||\bglobal_step\b|\bloss\b\W{{0,6}}{_NUMBER}"
+    rf"|\b(?:step|iter|iteration|epoch|batch|episode|timestep|trial|round|generation)s?\b\W{{0,4}}{_NUMBER})".encode()
+)
+_FINITE = re.compile(rf"(?i)\b\w*(?:loss|ppl|bpb|perplexity)\w*\b\W{{0,6}}{_NUMBER}".encode())
+_NOT_FINITE = re.compile(rb"(?i)\b(?:nan|inf)\b")
+_DONE = (  # messages of libraries: a script may print its own after any outcome
+    r"exits successfully|'train_runtime'|`Trainer.fit` stopped: `max_|Out of bounds values : 0 OK"
+    r"|\[after training is done\]"
+)
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_BETWEEN = (Category.NETWORK_FABRIC, Category.RENDEZVOUS_PORT, Category.NCCL_HANG, Category.EXTERNAL_SERVICE)
+_LINES, _LOSSES = "lines", "losses"  # kinds of progress
+
+Places = tuple[tuple[int, bytes], ...]  # offset in the file and, of a progress line, its beginning
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log, also one compressed by log rotation. Raises OSError like `open`."""
+    if path.suffix == ".gz":
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    return path.open("rb")
+
+
+class Aftermath:
+    """Answers for any number of files, which must not change meanwhile."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[Path, int, str], Places] = OrderedDict()
+
+    def continued(self, hit: Hit, path: Path) -> bool:
+        """Whether the line was noise: the training continues after it, or a connection breaks when all is done."""
+        at, end = hit.offset, hit.offset + LOOKED_AT
+        try:
+            if any(next(self._in(path, one, at, end), None) for one in hit.rule.over):
+                return True
+            kind = _LOSSES if hit.rule.category is Category.NUMERIC_DIVERGENCE else _LINES
+            lines = set()
+            for _, line in self._in(path, kind, at + 1, end):
+                lines.add(line)
+                if len(lines) >= ENOUGH:
+                    return True
+            closing = hit.level is Level.SIGN and hit.rule.category in _BETWEEN
+            return closing and next(self._in(path, _DONE, max(0, at - LOOKED_AT), at), None) is not None
+        except (OSError, EOFError):
+            return False
+
+    def _in(self, path: Path, what: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+        """Yield where the file shows it between two offsets, in order."""
+        size = _COMPRESSED_BLOCK if path.suffix == ".gz" else _BLOCK
+        for number in range(start // size, end // size + 1):
+            key = path, number, what
+            if key not in self._known:
+                self._known[key] = self._read(path, number * size, size, what)
+                if len(self._known) > _REMEMBERED:
+                    self._known.popitem(last=False)
+            self._known.move_to_end(key)
+            yield from (place for place in self._known[key] if start <= place[0] < end)
+
+    def _read(self, path: Path, start: int, size: int, what: str) -> Places:
+        with open_log(path) as file:
+            file.seek(max(0, start - 1))
+            data = file.read(size + _LINE + (start > 0))
+        before, data = (data[:1], data[1:]) if start else (b"\n", data)
+        if what not in (_LINES, _LOSSES):
+            found = re.finditer(what.encode(), data)
+            return tuple((start + one.start(), b"") for one in found if one.start() < size)
+        places, at = [], 0
+        alike: dict[bytes, bool] = {}  # lines that differ in digits are progress, or none of them is
+        begins = before in (b"\n", b"\r")
+        for line in data.replace(b"\r", b"\n").split(b"\n"):
+            if at >= size:
+                break
+            short = line[:_LINE]
+            masked = short.translate(_DIGITS)
+            if masked not in alike:
+                alike[masked] = _is_progress(masked, what)
+            if begins and alike[masked]:
+                places.append((start + at, short))
+            begins, at = True, at + len(line) + 1
+        return tuple(places)
+
+
+@lru_cache(maxsize=4096)
+def _is_progress(line: bytes, kind: str) -> bool:
+    """Whether this is a progress line; for losses, a line with a finite loss."""
+    if kind == _LOSSES:
+        return _FINITE.search(line) is not None and _NOT_FINITE.search(line) is None
+    return _PROGRESS.search(line) is not None
