@@ -35,4 +35,6 @@ arguments = TrainingArguments(
 trainer = Trainer(model, arguments, train_dataset=data, callbacks=[Warner(), TransomCallback()])
 newest = last_checkpoint(folder)
 trainer.train(resume_from_checkpoint=newest)
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()  # a rank that exits first can abort one that still waits for it
 print("from", newest and newest.rsplit("-", 1)[1], "to", trainer.state.global_step, flush=True)

@@ -24,7 +24,7 @@ def train(folder: Path, *words: object, ranks: int = 1) -> list[str]:
         env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | (world if ranks > 1 else {})
         started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     ends = [(*one.communicate(timeout=240), one.returncode) for one in started]
-    assert [code for *_, code in ends] == [0] * ranks, ends[0][1]
+    assert [code for *_, code in ends] == [0] * ranks, "\n\n".join(err for _, err, code in ends if code)
     return [out.splitlines()[-1] for out, _, _ in ends]
 
 

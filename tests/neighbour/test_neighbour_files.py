@@ -112,7 +112,7 @@ def test_patience_with_a_node_whose_file_shows_late_counts_from_the_launchers_la
     assert not troubles(world)
 
 
-@pytest.mark.parametrize("phase", [0.0, 2.0, 4.5])
+@pytest.mark.parametrize("phase", [0.0, 2.0, 4.5, 5.5, 10.75])
 def test_a_node_that_dies_with_the_launcher_is_found_as_soon_as_before(world: World, phase: float) -> None:
     world.go_on(phase)
     world.launcher_lives = False

@@ -95,7 +95,8 @@ class HeartbeatMonitor:
         self.tables: dict[str, NodeTable] = {}
         self._raw: dict[str, bytes] = {}
         self._conditions: dict[str, tuple[list[object], list[bool]]] = {}
-        self._in_file: dict[str, int] = {}  # the number of the table in each node's own file
+        self._in_file: dict[str, int] = {}  # the number of the table in each node's own file, while those are read
+        self._undated: dict[str, NodeTable] = {}  # new in this round, and older than it by an unknown time
         self.news = self.trouble = False  # a table differs in more than steps; in more than a phase
 
     def expect(self, nodes: Iterable[str]) -> None:
@@ -120,7 +121,7 @@ class HeartbeatMonitor:
             return ()
         began = time.thread_time()
         files = self._read(now)
-        findings = self._judge(now, stall.NOW)
+        findings = self._judge(now, self._dated(now))
         rest = max(LEAST, (time.thread_time() - began) / SHARE, A_TABLE * files / OPERATIONS)
         self._due = now + min(LONGEST, rest, max(LEAST, stall.due(self._stall_state, self._limits)))
         return findings
@@ -175,6 +176,7 @@ class HeartbeatMonitor:
         good = [node for node, renewed in self._renewed.items() if self._followed - renewed <= OVERDUE]
         self._renewed.update((node, max(at, self._renewed[node])) for node in good)
         self._stall_state = stall.vouched(stall.listened(self._stall_state, now, self._limits), now - at, good)
+        self._in_file.clear()
 
     # --- tables one by one ---
 
@@ -200,15 +202,22 @@ class HeartbeatMonitor:
         except BadTable:
             return  # caught while it was replaced on a file system without atomic rename
         before = self.tables.get(key)
+        renewed = now
         if from_file:  # a file may be older than what came over the connection, until it changes
+            first = key not in self._in_file
             changed = self._in_file.get(key, table.seq) != table.seq
             self._in_file[key] = table.seq
             if before is not None and not changed and table.seq <= before.seq:
                 return
+            if before is not None and first:  # nobody knows when it was written: no sign of life from now
+                renewed = self._renewed.get(table.node, now)
+                self._undated[key] = table
         elif table.node != key:
             return  # an agent speaks for its own node
+        else:
+            self._in_file.pop(key, None)
         if before is None or before.seq != table.seq:
-            self._renewed[table.node] = now
+            self._renewed[table.node] = renewed
         self.tables[key], self._raw[key] = table, data
         known, (condition, phases) = self._conditions.get(key), _condition(table)
         self._conditions[key] = condition, phases
@@ -216,6 +225,12 @@ class HeartbeatMonitor:
             self.news = self.trouble = True
         elif known[1] != phases:
             self.news = True
+
+    def _dated(self, now: float) -> stall.HeardBefore:
+        """What is new in an undated table counts from the node's last sign of life."""
+        undated, self._undated = self._undated, {}
+        ages = {key: now - self._renewed[table.node] for key, table in undated.items()}
+        return stall.HeardBefore(ages, {beat.rank: ages[key] for key, table in undated.items() for beat in table.ranks})
 
     def _names(self, fetched: frozenset[str]) -> Iterable[str]:
         """The files to read: of nodes whose tables do not come by themselves."""
