@@ -243,7 +243,7 @@ def test_nan_loss_is_reported(tmp_path: Path, loss: str) -> None:
     found, record = ac.newest(data), rec.newest(data)
     assert found is not None and record is not None
     assert found.loss is not None and math.isnan(found.loss)
-    told = rec.loss_told(record.loss)
+    told = rec.decode_loss(record.loss)
     assert told is not None and math.isnan(told)
 
 

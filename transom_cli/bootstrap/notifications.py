@@ -64,7 +64,7 @@ def meter_for(run: RunDir, settings: Settings, ledger: DeliveryLog) -> MetricsEx
     return MetricsExporter(about, ledger.counts)
 
 
-def require_telling(settings: Settings) -> None:
+def require_notifications(settings: Settings) -> None:
     """Check notifications and metrics before anything is submitted, so that they do not fail during the run."""
     from transom_cli.notify.checks import require_metrics, require_target
 

@@ -114,11 +114,11 @@ def run(
     if dry_run:
         _dry_run(prepared)
         return
-    from transom_cli.bootstrap.notifications import require_telling
+    from transom_cli.bootstrap.notifications import require_notifications
     from transom_cli.bootstrap.slurm import require_backend, require_slurm
     from transom_cli.view.terminal import waiting
 
-    require_telling(prepared.settings)
+    require_notifications(prepared.settings)
     require_backend(prepared.settings.slurm)
     with waiting("contacting Slurm"):
         cluster = require_slurm(prepared.settings)  # fail before anything is created

@@ -21,9 +21,9 @@ class NodeClock:
     error: float
 
 
-def measured(node: str, asked: float, told: float, answered: float) -> NodeClock:
+def measured(node: str, asked: float, reported: float, answered: float) -> NodeClock:
     """Measure a clock by one call: what the node's clock showed between `asked` and `answered` on the launcher's."""
-    return NodeClock(node, told - (asked + answered) / 2, (answered - asked) / 2)
+    return NodeClock(node, reported - (asked + answered) / 2, (answered - asked) / 2)
 
 
 def on_launchers_clock(exits: Iterable[RankExit], clocks: Iterable[NodeClock]) -> tuple[RankExit, ...]:

@@ -81,7 +81,7 @@ def diagnose(incident: Incident, run: RunFacts) -> Diagnosis | None:
     first = found[0] if found else None
     diagnosis = (
         _node_lost(incident)
-        or _told_to_stop(exits, incident, run)
+        or _stopped_on_request(exits, incident, run)
         or _left(incident)
         or _reported(incident)
         or _node_fault(incident, run)
@@ -111,10 +111,10 @@ def _with_faults(diagnosis: Diagnosis, faults: tuple[NodeFault, ...]) -> Diagnos
     if not faults:
         return diagnosis
     new = [f"{f.node}: {f.words}" for f in faults if f.evidence not in diagnosis.words]
-    told = [diagnosis.words, *new[:TOLD]] + ([f"and {len(new) - TOLD} more"] if len(new) > TOLD else [])
+    parts = [diagnosis.words, *new[:TOLD]] + ([f"and {len(new) - TOLD} more"] if len(new) > TOLD else [])
     nodes = tuple(dict.fromkeys((*diagnosis.nodes, *(f.node for f in faults))))
     # nodes that were to blame and not to be isolated stay so: only those with a fault are
-    return replace(diagnosis, words="; ".join(x for x in told if x), nodes=nodes, faults=faults)
+    return replace(diagnosis, words="; ".join(x for x in parts if x), nodes=nodes, faults=faults)
 
 
 def _node_lost(incident: Incident) -> Diagnosis | None:
@@ -143,15 +143,15 @@ def _node_unreachable(incident: Incident) -> Diagnosis | None:
     return Diagnosis("node_silent", f"{', '.join(names)} silent: {why}", names, False, "exclude", restart=True)
 
 
-def _told_to_stop(exits: tuple[RankExit, ...], incident: Incident, run: RunFacts) -> Diagnosis | None:
+def _stopped_on_request(exits: tuple[RankExit, ...], incident: Incident, run: RunFacts) -> Diagnosis | None:
     codes = {x.code for x in exits} | {incident.exit_code}
-    told = (
+    signs = (
         (DO_NOT_RESTART, "do_not_restart", "the trainer ended with 93: do not restart", 1),
         (WRONG_WORLD, "do_not_restart", _SPLIT, 1),
         (NO_CHECKPOINT, "no_checkpoint", "checkpoints exist, but none of them restores", NO_CHECKPOINT),
         (RUN_DIR_UNSEEN, "run_dir_unseen", "a node cannot see or write the run directory", RUN_DIR_UNSEEN),
     )
-    for code, cause, words, exit_code in told:
+    for code, cause, words, exit_code in signs:
         if code in codes:
             where = next((f" ({x.words})" for x in exits if x.code == code), "")
             if code == RUN_DIR_UNSEEN and max(run.max_step, run.durable) >= 0:
@@ -187,8 +187,8 @@ def _reported(incident: Incident) -> Diagnosis | None:
 
 def _node_fault(incident: Incident, run: RunFacts) -> Diagnosis | None:
     """A fault for which the launcher ended the launch, or a proven one of a node with ranks, explains what was seen."""
-    told = incident.outcome or incident.diagnosis
-    named = told is not None and told.cause == NODE_FAULT and bool(incident.faults)
+    judged = incident.outcome or incident.diagnosis
+    named = judged is not None and judged.cause == NODE_FAULT and bool(incident.faults)
     if not named and not any(f.proven and f.node not in run.idle for f in incident.faults):
         return None
     return Diagnosis(NODE_FAULT, "", (), sure=False, isolate="none", restart=True)
@@ -254,8 +254,8 @@ def _rank_ended(
             return Diagnosis("unknown_end", words, (), False, "none", restart=False, exit_code=UNKNOWN)
         why = incident.outcome.why if incident.outcome else ""
         words = why or _job_ended(incident)
-        told = incident.log_line and (incident.ended != "GONE" or incident.log_category not in ("", "unknown"))
-        line = f": {incident.log_line}" if told and incident.log_line not in words else ""
+        explains = incident.log_line and (incident.ended != "GONE" or incident.log_category not in ("", "unknown"))
+        line = f": {incident.log_line}" if explains and incident.log_line not in words else ""
         return Diagnosis("job_failed", words + line, (), sure=False, isolate="none", restart=True)
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
@@ -316,8 +316,8 @@ def judged(diagnosis: Diagnosis | None, incident: Incident, run: RunFacts, at: f
 def _stopped(words: str, evidence: str, facts: Facts) -> str:
     """Add which rule stops the run. The root cause line is left out if the diagnosis quotes it already."""
     line = root_line(facts)
-    told = evidence.replace(line, "") if line and facts.line in words else evidence
-    return words if told in words else f"{words}; {told}"
+    short = evidence.replace(line, "") if line and facts.line in words else evidence
+    return words if short in words else f"{words}; {short}"
 
 
 def _stopped_by_launcher(incident: Incident, facts: Facts) -> Verdict | None:
@@ -335,8 +335,8 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
     exits = incident.outcome.exits if incident.outcome else ()
     first = next(iter(_failed_first(incident)), None)
     signal = first.signal if first is not None else None
-    told = signal is None or incident.log_category != "unknown"  # the last line of a killed rank may not explain it
-    line = incident.log_line if told else ""
+    explains = signal is None or incident.log_category != "unknown"  # the last line of a killed rank may not explain it
+    line = incident.log_line if explains else ""
     category = category_of(
         diagnosis.cause,
         incident.log_category,
@@ -347,15 +347,15 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
     codes = {first.code if first is not None else incident.exit_code}
     if diagnosis.cause in TOLD_BY_CODE:  # by any of the ranks
         codes |= {incident.exit_code, *(x.code for x in exits)}
-    codes_told = tuple(sorted(c for c in codes if c))
+    exit_codes = tuple(sorted(c for c in codes if c))
     about = line if diagnosis.cause in _BY_LINE else ""
     return Facts(
         category,
         diagnosis.cause,
         line,
-        fingerprint(category, about or _how(diagnosis, signal, codes_told), run.nodes),
+        fingerprint(category, about or _how(diagnosis, signal, exit_codes), run.nodes),
         diagnosis.nodes,
-        codes_told,
+        exit_codes,
         (signal,) if signal is not None else (),
         incident.ended,
         before_first_step=max(run.max_step, run.durable, run.step) < 0,
@@ -366,8 +366,8 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
 
 def taken_in(incidents: Iterable[Incident]) -> tuple[Taken, ...]:
     """What was decided of incidents that are over, for the budgets of rules; also where no rule decided."""
-    told = ((i.began, i.diagnosis) for i in incidents)
-    return tuple(Taken(at, d.decided, d.nodes) for at, d in told if d is not None and d.decided.fingerprint)
+    judged = ((i.began, i.diagnosis) for i in incidents)
+    return tuple(Taken(at, d.decided, d.nodes) for at, d in judged if d is not None and d.decided.fingerprint)
 
 
 def _how(diagnosis: Diagnosis, signal: int | None, codes: tuple[int, ...]) -> str:

@@ -46,8 +46,8 @@ def combine(logs: Sequence[DiagnosedFailure], hangs: Sequence[Clue]) -> tuple[Di
     agree = best.culprits and {c.rank for c in first.culprits} == {c.rank for c in best.culprits}
     confidence = min(0.99, max(first.confidence, best.confidence) + _SURER * bool(agree))
     culprits = best.culprits or first.culprits
-    told = replace(first, culprits=culprits, confidence=round(confidence, 2), evidence=(*first.evidence, *seen))
-    return (told, *logs[1:])
+    joined = replace(first, culprits=culprits, confidence=round(confidence, 2), evidence=(*first.evidence, *seen))
+    return (joined, *logs[1:])
 
 
 def _of_dumps(best: Clue, seen: tuple[str, ...]) -> DiagnosedFailure:
@@ -58,7 +58,9 @@ def _of_dumps(best: Clue, seen: tuple[str, ...]) -> DiagnosedFailure:
     )
 
 
-def document(told: Sequence[DiagnosedFailure], files: int, unread: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
+def document(
+    failures: Sequence[DiagnosedFailure], files: int, unread: Sequence[tuple[str, str]] = ()
+) -> dict[str, Any]:
     """Return the JSON document: no incidents for healthy logs.
 
     Args:
@@ -67,24 +69,24 @@ def document(told: Sequence[DiagnosedFailure], files: int, unread: Sequence[tupl
     """
     return {
         "schema": SCHEMA,
-        "incidents": [_as_json(one) for one in told],
+        "incidents": [_as_json(one) for one in failures],
         "files": files,
         "unread": [{"file": name, "why": why} for name, why in unread],
     }
 
 
-def _as_json(told: DiagnosedFailure) -> dict[str, Any]:
-    root = told.root
+def _as_json(failure: DiagnosedFailure) -> dict[str, Any]:
+    root = failure.root
     return {
-        "category": told.category.value,
-        "action": told.action.value,
-        "scope": told.scope,
-        "confidence": told.confidence,
-        "rule": told.rule or None,
+        "category": failure.category.value,
+        "action": failure.action.value,
+        "scope": failure.scope,
+        "confidence": failure.confidence,
+        "rule": failure.rule or None,
         "root_line": root.line if root else None,
         "root_file": root.file if root else None,
         "root_lineno": root.lineno if root else None,
-        "culprits": [{"node": c.node or None, "rank": c.rank, "device": c.device or None} for c in told.culprits],
-        "consequences": list(told.consequences),
-        "evidence": list(told.evidence),
+        "culprits": [{"node": c.node or None, "rank": c.rank, "device": c.device or None} for c in failure.culprits],
+        "consequences": list(failure.consequences),
+        "evidence": list(failure.evidence),
     }

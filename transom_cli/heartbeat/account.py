@@ -200,7 +200,7 @@ def _read(slot: bytes) -> Reading | None:
     seq, step, began, at, loss_step, loss, grad_norm, scale = _MOVING.unpack_from(slot, _HEAD.size + count * NAME)
     reading = Reading(seq, step, began, at)
     reading.loss_step, reading.device = loss_step, device == DEVICE
-    reading.loss, reading.grad_norm, reading.scale = map(rec.loss_told, (loss, grad_norm, scale))
+    reading.loss, reading.grad_norm, reading.scale = map(rec.decode_loss, (loss, grad_norm, scale))
     names = (slot[_HEAD.size + i * NAME : _HEAD.size + (i + 1) * NAME] for i in range(count))
     labels = [name.rstrip(b"\0").decode(errors="replace") for name in names]
     reading.ns = dict(zip(labels, sums.unpack_from(slot, end - sums.size), strict=True))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from transom_cli.files import make_private
 from transom_cli.heartbeat import paths
-from transom_cli.heartbeat.record import PHASES, SIZE, Record, loss_told, newest
+from transom_cli.heartbeat.record import PHASES, SIZE, Record, decode_loss, newest
 from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 from transom_cli.heartbeat.writer import Opened, Writer
 from transom_cli.layout import AttemptDir, RunDir
@@ -132,7 +132,7 @@ def row(record: Record, now_ns: int, pid: int, proc: str) -> RankBeat:
         step=record.step,
         count=record.count,
         age=max(0.0, (now_ns - record.changed) / 1e9),
-        loss=loss_told(record.loss),
+        loss=decode_loss(record.loss),
         phase=PHASES[record.phase],
         pid=pid,
         proc=proc,

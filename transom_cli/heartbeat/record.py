@@ -35,13 +35,13 @@ NAN_LOSS: float = _LOSS.unpack(_BITS.pack(_NAN))[0]
 """Two of the many NaN bit patterns: no loss was reported; the reported loss is NaN."""
 
 
-def loss_told(loss: float) -> float | None:
+def decode_loss(loss: float) -> float | None:
     """The loss of a record or a table; None if none was reported, NaN if the reported loss is NaN."""
     return None if loss != loss and _BITS.unpack(_LOSS.pack(loss))[0] != _NAN else loss
 
 
-def loss_kept(loss: float | None) -> float:
-    """The inverse of `loss_told`, for any NaN."""
+def encode_loss(loss: float | None) -> float:
+    """The inverse of `decode_loss`, for any NaN."""
     return NO_LOSS if loss is None else NAN_LOSS if loss != loss else loss
 
 

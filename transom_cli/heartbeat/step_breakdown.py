@@ -79,9 +79,9 @@ def _rank(data: Mapping[str, object]) -> RankSteps:
         began=_finite(data["began"]),
         seconds={str(name): _finite(value) for name, value in seconds.items()},
         loss_step=_whole(data["loss_step"]),
-        loss=_told(data["loss"]),
-        grad_norm=_told(data["grad_norm"]),
-        loss_scale=_told(data["loss_scale"]),
+        loss=_number_or_none(data["loss"]),
+        grad_norm=_number_or_none(data["grad_norm"]),
+        loss_scale=_number_or_none(data["loss_scale"]),
         device=data["device"] is True,
     )
 
@@ -104,7 +104,7 @@ def _finite(value: object) -> float:
     return float(value)
 
 
-def _told(value: object) -> float | None:
+def _number_or_none(value: object) -> float | None:
     if value is None:
         return None
     return _WORDS[value] if isinstance(value, str) else float(_number(value))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from zlib import crc32
 
-from transom_cli.heartbeat.record import PHASES, SINCE_START, loss_kept, loss_told
+from transom_cli.heartbeat.record import PHASES, SINCE_START, decode_loss, encode_loss
 
 PROCS = "RSDTZX?"
 _HEAD = struct.Struct(
@@ -65,7 +65,7 @@ def encode(table: NodeTable) -> bytes:
         head = _HEAD.pack(_MAGIC, table.seq, table.closed, alarms, len(node), len(attempt), len(table.ranks))
         parts = [head, node, attempt]
         for r in table.ranks:
-            loss = loss_kept(r.loss)
+            loss = encode_loss(r.loss)
             phase, proc = PHASES.index(r.phase), PROCS[PROCS.index(r.proc)].encode()
             count = r.count | SINCE_START if r.since_start else r.count
             parts.append(_RANK.pack(r.rank, r.launch, r.step, count, r.age, loss, phase, r.pid, proc))
@@ -101,7 +101,7 @@ def _rank(row: tuple[int, int, int, int, float, float, int, int, bytes]) -> Rank
     if letter is None:
         raise BadTable(f"unknown process state {proc!r}")
     since_start, beats = bool(count & SINCE_START), count & ~SINCE_START
-    return RankBeat(rank, launch, step, beats, age, loss_told(loss), PHASES[phase], pid, letter, since_start)
+    return RankBeat(rank, launch, step, beats, age, decode_loss(loss), PHASES[phase], pid, letter, since_start)
 
 
 def reached(beats: Iterable[RankBeat]) -> tuple[int, bool]:

@@ -132,7 +132,7 @@ class Writer(Sink):
                 return None
             self._fetched, self._fetch_due = now, now + LOSS_EVERY_NS
         try:
-            return rec.loss_kept(float(value.item() if hasattr(value, "item") else value))
+            return rec.encode_loss(float(value.item() if hasattr(value, "item") else value))
         except Exception:
             return rec.NO_LOSS
 

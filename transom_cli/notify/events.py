@@ -88,7 +88,7 @@ def _by_time(state: State, since: float, at: float, cluster: str) -> list[Notifi
     """Return notifications about what has lasted long enough, dated when the operator noticed."""
     found = []
     incident = state.incident
-    if incident is not None and not _tellable(incident, since) and _tellable(incident, at):
+    if incident is not None and not _worth_a_message(incident, since) and _worth_a_message(incident, at):
         found.append(_incident(state, incident, at))
     if not _holding(state, since) and _holding(state, at):
         found.append(_held(state, at, cluster))
@@ -100,9 +100,9 @@ def _by_change(before: State, after: State, at: float) -> list[Notification]:
     if after.job.state == "RUNNING" and before.job.state != "RUNNING" and not after.job.starts:
         found.append(Notification("started", "started", at, "the job is running", (_job(after),), _facts(after)))
     found += _closed(before, after, at)
-    was = before.incident if before.incident is not None and _tellable(before.incident, at) else None
+    was = before.incident if before.incident is not None and _worth_a_message(before.incident, at) else None
     now = after.incident
-    if now is not None and _tellable(now, at) and (was is None or was.id != now.id):
+    if now is not None and _worth_a_message(now, at) and (was is None or was.id != now.id):
         found.append(_incident(after, now, at))
     found += _saves(before, after, at)
     known = {(x.node, x.since) for x in before.isolation.exclusions}
@@ -137,7 +137,7 @@ def answered(state: State, since: float, at: float) -> Notification:
     return Notification(f"answered/{since:.0f}", "unanswered", at, head, _lines(_job(state)), _facts(state))
 
 
-def _tellable(incident: Incident, at: float) -> bool:
+def _worth_a_message(incident: Incident, at: float) -> bool:
     known = incident.diagnosis is not None or incident.stage in _ACTED_ON
     return known or at - incident.began >= UNDIAGNOSED
 
@@ -180,7 +180,7 @@ def _closed(before: State, after: State, at: float) -> list[Notification]:
     found = []
     for incident in after.incidents[len(before.incidents) :]:
         was = before.incident
-        known = was is not None and was.id == incident.id and _tellable(was, at)
+        known = was is not None and was.id == incident.id and _worth_a_message(was, at)
         if incident.result == "recovered" or (known and incident.result in ("nothing", "ignored")):
             found.append(_recovered(after, incident, at))
     return found

@@ -58,18 +58,18 @@ class Answering:
             self._answers += 1
 
     def _judge(self) -> None:
-        heard, silent, told, turned = 0, 0.0, False, time.monotonic()
+        heard, silent, reported, turned = 0, 0.0, False, time.monotonic()
         while not self._stopped.wait(TURN):
             now = time.monotonic()
             silent, turned = silent + min(now - turned, 2 * TURN), now
             if self._answers != heard:
-                if told:
+                if reported:
                     self.back(silent)
-                heard, silent, told = self._answers, 0.0, False
-            elif told:
+                heard, silent, reported = self._answers, 0.0, False
+            elif reported:
                 self.still(silent)
             elif silent >= self.patience:
-                told = True
+                reported = True
                 self.lost(time.time() - silent)
 
 

@@ -209,6 +209,6 @@ def saves_fail(run: RunDir, state: State) -> SavesFail | None:
         return state.saves_fail
     if not saves.failed:
         return None
-    told = SavesFail(saves.since, state.attempt, saves.failed, saves.step, saves.why, saves.good)
+    report = SavesFail(saves.since, state.attempt, saves.failed, saves.step, saves.why, saves.good)
     before = state.saves_fail
-    return told if before is None else replace(told, good=max(told.good, before.good))
+    return report if before is None else replace(report, good=max(report.good, before.good))

@@ -56,7 +56,7 @@ class AttemptFollower:
         self._outcome = False
         self._step = -1
         self._since_start = False  # it counts from the start of the processes
-        self._told = (-1, 0.0)  # the step last put in an event, and when
+        self._reported = (-1, 0.0)  # the step last put in an event, and when
         self._launch: ev.LaunchSeen | None = None
         self._looked = float("-inf")  # at the ranks' own exit records
         self._anew = float("-inf")  # when it was last asked for files that were not there
@@ -96,34 +96,34 @@ class AttemptFollower:
         files = not 0.0 <= now - self._files_looked < FILES_EVERY
         self._files_looked = now if files else self._files_looked
         for record in self._tail.records() if files and self._journal_changed(now) else ():
-            told = _from_journal(now, self.name, record)
-            if isinstance(told, ev.LaunchSeen):
-                if self._launch is not None and told.launch > self._launch.launch:
+            event = _from_journal(now, self.name, record)
+            if isinstance(event, ev.LaunchSeen):
+                if self._launch is not None and event.launch > self._launch.launch:
                     self._begin_launch()
-                self._launch = told
-                self._watch.expect((*told.nodes, *told.idle))
-            if isinstance(told, ev.RecoverySeen) and told.what == "seen":
-                self._taken = told
-            if told is not None:
-                yield told
+                self._launch = event
+                self._watch.expect((*event.nodes, *event.idle))
+            if isinstance(event, ev.RecoverySeen) and event.what == "seen":
+                self._taken = event
+            if event is not None:
+                yield event
         if not suspended[0]:
             yield from self._beats(now)
         if now - self._saves_looked >= LOOK_EVERY:
             self._saves_looked = now
-            yield from self._tell_saves(now)
+            yield from self._report_saves(now)
         if files and not self._outcome:
             outcome = read_outcome(self._dir, now)
             if outcome is None and not suspended[0]:
                 outcome = self._abandoned(now, batch_host)
             if outcome is not None:
                 self._outcome = True
-                yield from self._tell_step(now)
-                yield from self._tell_saves(now)
+                yield from self._report_step(now)
+                yield from self._report_saves(now)
                 yield outcome
 
     def _begin_launch(self) -> None:
         """Forget the steps and the end of the launch before."""
-        self._step, self._told, self._ended_since = -1, (-1, 0.0), None
+        self._step, self._reported, self._ended_since = -1, (-1, 0.0), None
         self._since_start = False
         self._held = self._taken = None
 
@@ -174,41 +174,40 @@ class AttemptFollower:
         launch = self._launch.launch if self._launch else 0
         step, since_start = self._watch.step(launch), self._watch.since_start(launch)
         if self._since_start and not since_start and step >= 0:  # now the training's own step is known
-            self._step, self._told = -1, (-1, 0.0)
+            self._step, self._reported = -1, (-1, 0.0)
         self._since_start = since_start if step >= 0 else self._since_start
         self._step = max(self._step, step)
-        if self._step > self._told[0] and (self._told[0] < 0 or now - self._told[1] >= PROGRESS_EVERY):
-            yield from self._tell_step(now)
+        if self._step > self._reported[0] and (self._reported[0] < 0 or now - self._reported[1] >= PROGRESS_EVERY):
+            yield from self._report_step(now)
         for finding in findings:
             event = self._event(finding, now)
             if event is not None:
-                yield from self._tell_step(now)
+                yield from self._report_step(now)
                 yield event
         held = self._held
         if held is not None and handles_stall(
             held, now, launcher_lives=self.launcher_lives, taken_up=self._taken is not None
         ):
-            yield from self._tell_step(now)
+            yield from self._report_step(now)
             self._held = None
             seen = replace(held.stall, overdue=self._watch.overdue(now), unseen=self._watch.blind(now))
             yield replace(held, at=now, stall=seen)
 
-    def _tell_step(self, now: float) -> Iterator[ev.Event]:
-        if self._step > self._told[0]:
-            self._told = (self._step, now)
+    def _report_step(self, now: float) -> Iterator[ev.Event]:
+        if self._step > self._reported[0]:
+            self._reported = (self._step, now)
             yield ev.StepSeen(now, self.name, self._step, self._since_start)
 
-    def _tell_saves(self, now: float) -> Iterator[ev.Event]:
+    def _report_saves(self, now: float) -> Iterator[ev.Event]:
         """Report that saves fail and why, that they succeed again, and once a minute how many have failed."""
-        reported = None if self._saves is None else self._saves[0]
+        reported, at = self._saves if self._saves is not None else (None, 0.0)
         if not self._saves_changed(now) and self._saves_read == reported:
             return
         saves = self._saves_read = read_saves(self._dir)
         if saves is None:
             return
-        told, at = self._saves if self._saves is not None else (None, 0.0)
-        same = told is not None and (saves.failed > 0, saves.why) == (told.failed > 0, told.why)
-        if same and (saves == told or now - at < PROGRESS_EVERY):
+        same = reported is not None and (saves.failed > 0, saves.why) == (reported.failed > 0, reported.why)
+        if same and (saves == reported or now - at < PROGRESS_EVERY):
             return
         self._saves = saves, now
         yield ev.SavesSeen(now, self.name, saves.failed, saves.step, saves.why, saves.good)
@@ -226,7 +225,7 @@ class AttemptFollower:
         if isinstance(finding, stall.RanksResumed):
             held, self._held = self._held, None
             return None if held is not None else ev.StallEnded(now, self.name)
-        return None  # `_tell_step` reports the first step
+        return None  # `_report_step` reports the first step
 
 
 class Follower:

@@ -187,7 +187,7 @@ class Folding:
         kind = type(event)
         if (known := self._row.get(kind)) is None or event.step > known.step:
             self._row[kind] = event
-        self._tell(self._state, event)
+        self._announce(self._state, event)
 
     def _play(self, event: Event) -> None:
         self._last_at = max(self._last_at, event.at)
@@ -198,13 +198,13 @@ class Folding:
         before = self._state
         self._state, _ = decide(before, event)
         self._moved()
-        self._tell(before, event)
+        self._announce(before, event)
 
     def _moved(self) -> None:
         self._rows = not self._each_step and undisturbed(self._state)
         self._stepping = self._state.attempt.encode()
 
-    def _tell(self, before: State, event: Event) -> None:
+    def _announce(self, before: State, event: Event) -> None:
         self._times.hear(event, self._times.attempt if before is self._state else self._state.attempt)
         if self._seen is not None:
             self._seen(before, event, self._state)

@@ -55,10 +55,10 @@ def _read(run: RunDir, now: float | None, patience: float, gpus: int) -> RunReco
         records = tuple(_lines(one.launcher_journal))
         attempts.append(attempt_of(one.name, records, _lines(one.progress), _outcome(one)))
         launchers.append(Launcher(one.name, records))
-    told = journal.merged(attempts, now, alive=alive)
+    merged = journal.merged(attempts, now, alive=alive)
     held = _held(run, state, alive)
     written = tuple(events), tuple(launchers)
-    return RunRecord(run.run_id, now, state, *written, told, account(told), held, gpus, folded.times)
+    return RunRecord(run.run_id, now, state, *written, merged, account(merged), held, gpus, folded.times)
 
 
 def read_findings(run: RunDir, node: str) -> tuple[tuple[float, str, str], ...]:

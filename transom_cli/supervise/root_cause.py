@@ -90,16 +90,16 @@ def examine(
                 hits += hits_of_tail(batch, data, start)
                 said[batch.name] = last_line(error_in(data) or data)
         if said:
-            told = _told(now, key, hits, said, rank)
-            if told.category == UNKNOWN:
-                told = _with_new(told, run, candidates(run, attempt, rank)[:LOOKED_AT], until)
-            return replace(told, where=told.where + _without(left_out, unread))
+            cause = _examined(now, key, hits, said, rank)
+            if cause.category == UNKNOWN:
+                cause = _with_new(cause, run, candidates(run, attempt, rank)[:LOOKED_AT], until)
+            return replace(cause, where=cause.where + _without(left_out, unread))
         if time.monotonic() >= deadline:
             return Examined(now, key, UNKNOWN, "", "no log")
         time.sleep(0.1)
 
 
-def _told(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> Examined:
+def _examined(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> Examined:
     """A step that was cancelled is no cause here: the rest of a failed launch is ended like that, and whether it
     was the job is known from Slurm."""
     lost = CRIES if _ended_without_a_cry(hits, said, rank) else ()
@@ -127,17 +127,17 @@ def _without(left_out: int, unread: int) -> str:
     return f" ({' and '.join(parts)} not read)" if parts else ""
 
 
-def _with_new(told: Examined, run: RunDir, paths: Sequence[Path], until: float) -> Examined:
+def _with_new(cause: Examined, run: RunDir, paths: Sequence[Path], until: float) -> Examined:
     """Where no rule knows why: what is like nothing that this run or one before it has printed, rather than its last
     line."""
     try:
         found = new_errors([path for path in paths if path.exists()], of_past_runs(run), until)
     except OSError:
-        return told
+        return cause
     if not found:
-        return told
+        return cause
     first = found[0].first
-    return replace(told, line=f"unrecognised: {clean(first.text)}", where=Path(first.file).name)
+    return replace(cause, line=f"unrecognised: {clean(first.text)}", where=Path(first.file).name)
 
 
 def _heard(asked: Sequence[Mapping[str, object]]) -> tuple[list[Hit], dict[str, str], set[str], int]:
@@ -157,8 +157,8 @@ def _heard(asked: Sequence[Mapping[str, object]]) -> tuple[list[Hit], dict[str, 
         skipped = answer.get("left_out")
         if isinstance(skipped, dict):
             left_out += sum(size for size in skipped.values() if isinstance(size, int) and size > 0)
-        told, behind = answer.get("hits"), answer.get("behind")
-        found = matches.decode(told[:most] if isinstance(told, list) else (), rulebook().by_name)
+        entries, behind = answer.get("hits"), answer.get("behind")
+        found = matches.decode(entries[:most] if isinstance(entries, list) else (), rulebook().by_name)
         wrong = behind if isinstance(behind, float) and abs(behind) >= WRONG else 0.0
         hits += [_at_launchers(hit, wrong) for hit in found] if wrong else found
     return hits, last, read, left_out

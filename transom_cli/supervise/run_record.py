@@ -79,8 +79,8 @@ def recoveries(records: tuple[Mapping[str, Any], ...], attempt: str) -> Iterator
 def _written(launcher: Launcher) -> dict[tuple[str, str], list[float]]:
     """When the launcher said what, and in which words."""
     written: dict[tuple[str, str], list[float]] = {}
-    for told in recoveries(launcher.records, launcher.attempt):
-        written.setdefault((told.what, told.words), []).append(told.at)
+    for record in recoveries(launcher.records, launcher.attempt):
+        written.setdefault((record.what, record.words), []).append(record.at)
     return written
 
 
@@ -106,19 +106,19 @@ def _alone(launcher: Launcher, known: set[tuple[str, str]]) -> Iterator[Incident
     """What the launcher took up, and no operator heard of."""
     job_id, restarts = parse_attempt(launcher.attempt)
     found: dict[str, Incident] = {}
-    for told in recoveries(launcher.records, launcher.attempt):
-        name = told.incident
-        if told.what == "seen" and name and (launcher.attempt, told.words) not in known and name not in found:
-            found[name] = Incident(f"{launcher.attempt}/{name}", job_id, restarts, told.at, -1, Stage.RELAUNCHING)
+    for record in recoveries(launcher.records, launcher.attempt):
+        name = record.incident
+        if record.what == "seen" and name and (launcher.attempt, record.words) not in known and name not in found:
+            found[name] = Incident(f"{launcher.attempt}/{name}", job_id, restarts, record.at, -1, Stage.RELAUNCHING)
         if name not in found:
             continue
         one = found[name]
-        if told.what == "diagnosed":
-            diagnosis = Diagnosis(told.cause, told.words, told.nodes, False, "none", True, decided=told.decided)
+        if record.what == "diagnosed":
+            diagnosis = Diagnosis(record.cause, record.words, record.nodes, False, "none", True, decided=record.decided)
             one = replace(one, diagnosis=diagnosis)
-        if told.what == "recovered":
-            one = replace(one, stage=Stage.CLOSED, result="recovered", ended_at=told.at)
-        found[name] = replace(one, marks=(*one.marks, Mark(told.at, told.what, told.words)))
+        if record.what == "recovered":
+            one = replace(one, stage=Stage.CLOSED, result="recovered", ended_at=record.at)
+        found[name] = replace(one, marks=(*one.marks, Mark(record.at, record.what, record.words)))
     ended = next((r for r in launcher.records if r.get("type") == "outcome"), None)
     for one in found.values():
         yield _handed_up(one, ended) if not one.result and ended is not None else one
@@ -165,8 +165,8 @@ def attempt_summaries(book: RunRecord) -> tuple[AttemptSummary, ...]:
     written = {launcher.attempt: launcher.records for launcher in book.launchers}
     seen = _Seen(book)
     newest = max((parse_attempt(one.name) for one in book.history.attempts), default=None)
-    told = (_told(one, written.get(one.name, ()), seen) for one in book.history.attempts)
-    return tuple(_open(one, book) if one.ended is None and one.number == newest else one for one in told)
+    attempts = (_summary(one, written.get(one.name, ()), seen) for one in book.history.attempts)
+    return tuple(_open(one, book) if one.ended is None and one.number == newest else one for one in attempts)
 
 
 def job_ids(book: RunRecord) -> tuple[int, ...]:
@@ -212,12 +212,12 @@ class _Seen:
 
     def ended(self, number: tuple[int, int]) -> float | None:
         """When this start was seen to be over, or there was a later one."""
-        told = [at for other, at in self._first.items() if other > number]
-        told += [at for at in (self._over.get(number), self._gone.get(number[0])) if at is not None]
-        return min(told, default=None)
+        times = [at for other, at in self._first.items() if other > number]
+        times += [at for at in (self._over.get(number), self._gone.get(number[0])) if at is not None]
+        return min(times, default=None)
 
 
-def _told(one: goodput.Attempt, records: Iterable[Mapping[str, Any]], seen: _Seen) -> AttemptSummary:
+def _summary(one: goodput.Attempt, records: Iterable[Mapping[str, Any]], seen: _Seen) -> AttemptSummary:
     """The launcher's own nodes come first: Slurm drops the nodes of a completing job one by one."""
     outcome, written = _newest(records, "outcome"), _newest(records, "attempt").get("nodes")
     code, (incident, why) = outcome.get("exit_code"), seen.given_up.get(one.name, ("", ""))

@@ -105,7 +105,7 @@ def symptom_lines(one: Symptom, width: int = 100) -> list[str]:
 
 
 def diagnosis_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a document of `diagnose.told`: the verdict first, then why."""
+    """Yield the lines of a document of `diagnose.combine`: the verdict first, then why."""
     incidents = document["incidents"]
     if not incidents:
         yield f"No known failure in {several(document['files'], 'file')}."

@@ -234,8 +234,8 @@ def _without_a_word(signs: Sequence[Hit]) -> Hit | None:
     crying = {h.record.rank for h in signs if h.rule.category in CRIES} - {None}
     ended = [h for h in signs if h.rule.name in _ENDS and h.culprit.rank is not None]
     quiet = [h for h in ended if h.culprit.rank not in crying]
-    told = {h.culprit.rank for h in quiet}
-    return max(quiet, key=lambda h: h.rule.weight) if crying and len(told) == 1 else None
+    silent = {h.culprit.rank for h in quiet}
+    return max(quiet, key=lambda h: h.rule.weight) if crying and len(silent) == 1 else None
 
 
 def _cancelled_after(hits: Sequence[Hit]) -> dict[int, Hit]:
@@ -296,10 +296,10 @@ def _incident(root: Hit, others: tuple[Hit, ...], ranks: frozenset[int]) -> Inci
             culprits, why = lagging
     culprits = with_nodes(culprits, (root, *others), root)
     same = [h for h in others if h.rule.name == root.rule.name and h.record.rank != root.record.rank]
-    told = tuple(dict.fromkeys(c for c in culprits if c != Culprit()))
+    known = tuple(dict.fromkeys(c for c in culprits if c != Culprit()))
     signs = any(h.level <= Level.ENDING for h in others)
     sure = min(0.99, root.rule.confidence + (0.05 if signs or same else 0.0))
-    return Incident(root, others, told, round(sure, 2), why)
+    return Incident(root, others, known, round(sure, 2), why)
 
 
 def consequences(incident: Incident) -> tuple[str, ...]:
@@ -310,8 +310,8 @@ def consequences(incident: Incident) -> tuple[str, ...]:
         counts[hit.rule.name] += 1 + hit.more
         if hit.record.rank is not None:
             ranks.setdefault(hit.rule.name, set()).add(hit.record.rank)
-    told = []
+    lines = []
     for name, count in counts.most_common(_SHOWN):
         of = f" of {len(ranks[name])} ranks" if len(ranks.get(name, ())) > 1 else ""
-        told.append(f"{name}: {several(count, 'line')}{of}")
-    return tuple(told)
+        lines.append(f"{name}: {several(count, 'line')}{of}")
+    return tuple(lines)

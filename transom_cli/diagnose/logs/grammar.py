@@ -122,10 +122,10 @@ def record(line: str) -> Record:
         while at < len(line) and line[at] == " ":
             at += 1
         for n, label in enumerate(_LABELS):
-            told = None if seen >> n & 1 else label.match(line, at)
-            if told:
-                found = {**{name: value for name, value in told.groupdict().items() if value}, **found}
-                at, seen = told.end(), seen | 1 << n
+            match = None if seen >> n & 1 else label.match(line, at)
+            if match:
+                found = {**{name: value for name, value in match.groupdict().items() if value}, **found}
+                at, seen = match.end(), seen | 1 << n
                 break
         else:
             break

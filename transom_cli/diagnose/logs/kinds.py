@@ -26,13 +26,13 @@ _WHO = re.compile(
 
 def hit_of(found: Found, book: Rulebook) -> Hit | None:
     """Match one line."""
-    told = grammar.record(grammar.clean(found.raw))
-    matches = book.matches(told)
+    record = grammar.record(grammar.clean(found.raw))
+    matches = book.matches(record)
     if not matches:
-        book.remember_dull(found.raw, told)
+        book.remember_dull(found.raw, record)
         return None
     best = matches[0]
-    return Hit(best.rule, told, best.where, lineno=found.lineno, offset=found.offset)
+    return Hit(best.rule, record, best.where, lineno=found.lineno, offset=found.offset)
 
 
 @dataclass
@@ -61,8 +61,8 @@ class Kinds:
         kind = self._kinds.get(words)
         if kind is None:
             kind = self._kinds[words] = _Kind(self._book.numbers(raw))
-        told = kind.numbers.finditer(raw.rstrip()) if kind.numbers is not None else ()
-        variant = (*_WHO.findall(raw[:_LABELS]), b"", *(one.group(0) for one in told))
+        numbers = kind.numbers.finditer(raw.rstrip()) if kind.numbers is not None else ()
+        variant = (*_WHO.findall(raw[:_LABELS]), b"", *(one.group(0) for one in numbers))
         first, count = kind.outcomes.get(variant, (None, 0))
         if count >= ALIKE:
             if first is None:

@@ -226,12 +226,12 @@ class Collector:
 
 def _in_full(hit: Hit) -> Hit:
     """Return the hit with what its own line says."""
-    told = hit.reread() if hit.reread is not None else None
-    if told is None:
+    again = hit.reread() if hit.reread is not None else None
+    if again is None:
         return replace(hit, reread=None)
     of = hit.record
-    record = replace(told.record, rank=of.rank, node=of.node, level=of.level)
-    return replace(hit, record=record, where={**hit.where, **told.where}, reread=None)
+    record = replace(again.record, rank=of.rank, node=of.node, level=of.level)
+    return replace(hit, record=record, where={**hit.where, **again.where}, reread=None)
 
 
 def _wraps(wrapper: Hit, hit: Hit) -> bool:

@@ -67,10 +67,10 @@ def _in_block(block: bytes, end: int, lineno: int, offset: int, book: Rulebook) 
 def _searched(block: bytes, at: int, end: int, lineno: int, offset: int, book: Rulebook) -> Iterator[Found]:
     counted = at
     while at < end:
-        told = book.first(block, at, end)
-        if told is None:
+        span = book.first(block, at, end)
+        if span is None:
             return
-        first, last = told
+        first, last = span
         start, stop = _bounds(block, first, last, end)
         at = max(stop, last)
         raw = block[start:stop]
@@ -115,12 +115,12 @@ class ErrorFile:
 def parse_error_file(text: str) -> ErrorFile | None:
     """Parse an error file. Returns None if it is another kind of file."""
     try:
-        told = json.loads(text)
+        document = json.loads(text)
     except ValueError:
         return None
-    if not isinstance(told, dict) or "message" not in told:
+    if not isinstance(document, dict) or "message" not in document:
         return None
-    message, more = told["message"], told
+    message, more = document["message"], document
     if isinstance(message, dict):
         more = message.get("extraInfo") or message
         message = message.get("message")

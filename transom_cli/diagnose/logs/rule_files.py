@@ -101,8 +101,8 @@ def check(rules: Iterable[Rule]) -> list[str]:
                 record = grammar.record(grammar.clean(line.encode()))
                 names = [match.rule.name for match in book.matches(record, benign=True)]
                 if kind == "example" and (not names or names[0] != rule.name):
-                    told = f"the rule {names[0]} matches it better" if names else "no rule matches it"
-                    wrong.append(f"{rule.source}: rule {rule.name}: {told}: {line}")
+                    better = f"the rule {names[0]} matches it better" if names else "no rule matches it"
+                    wrong.append(f"{rule.source}: rule {rule.name}: {better}: {line}")
                 if kind == "look-alike" and names and names[0] == rule.name:
                     wrong.append(f"{rule.source}: rule {rule.name} matches a look-alike: {line}")
     return wrong

@@ -307,9 +307,9 @@ class Rulebook:
         if not self._match[n]:
             return {}
         for one in self._match[n]:
-            told = one.search(text)
-            if told:
-                return {name: value for name, value in told.groupdict().items() if value}
+            match = one.search(text)
+            if match:
+                return {name: value for name, value in match.groupdict().items() if value}
         return None
 
     @cached_property

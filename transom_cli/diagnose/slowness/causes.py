@@ -78,10 +78,10 @@ def grown(before: HeatMap, now: HeatMap) -> Slowness:
         return _some(now, before, extra, slow, since, 0.9 if now.waits else 0.7)
     waits = sorted(excess.get(WAIT, 0.0) for excess in extra.values())
     if waits and waits[len(waits) // 2] >= max(least, WITH * lost):
-        told = f"every rank waits {waits[len(waits) // 2]:.3g} s longer per step, and none does more work than before"
-        return _slowness(Slow.LINK, (), (since, told), 0.6, lost, WAIT)
-    told = "the ranks do not report what a step is spent on" if not now.told else "no reported phase takes longer"
-    return _slowness(Slow.ALL, (), (since, f"{told}: the cause is unknown"), 0.3, lost, "")
+        words = f"every rank waits {waits[len(waits) // 2]:.3g} s longer per step, and none does more work than before"
+        return _slowness(Slow.LINK, (), (since, words), 0.6, lost, WAIT)
+    words = "the ranks do not report what a step is spent on" if not now.reported else "no reported phase takes longer"
+    return _slowness(Slow.ALL, (), (since, f"{words}: the cause is unknown"), 0.3, lost, "")
 
 
 def uneven(now: HeatMap) -> Slowness | None:
@@ -141,13 +141,15 @@ def _alike(
 ) -> Slowness:
     phase = _main(now, extra, slow)
     more = sorted(extra[rank][phase] for rank in slow)[len(slow) // 2]
-    told = f"{len(slow)} of {len(now.rows)} ranks spend {more:.3g} s more per step in {phase}"
+    evidence = f"{len(slow)} of {len(now.rows)} ranks spend {more:.3g} s more per step in {phase}"
     alone = len({row.node for row in now.rows}) == 1
     if phase == "data" and len(now.rows) == 1:
-        return _slowness(Slow.LOADER, (Culprit(now.rows[0].node, now.rows[0].rank),), (since, told), 0.5, lost, phase)
+        return _slowness(
+            Slow.LOADER, (Culprit(now.rows[0].node, now.rows[0].rank),), (since, evidence), 0.5, lost, phase
+        )
     if phase == "data" or phase in _STORAGE:
-        return _slowness(Slow.STORAGE, (), (since, told), 0.5 if alone else 0.8, lost, phase)
-    return _slowness(Slow.ALL, (), (since, told), 0.6, lost, phase)
+        return _slowness(Slow.STORAGE, (), (since, evidence), 0.5 if alone else 0.8, lost, phase)
+    return _slowness(Slow.ALL, (), (since, evidence), 0.6, lost, phase)
 
 
 def _some(
@@ -163,13 +165,13 @@ def _some(
     slow.sort(key=lambda rank: -_own(now, extra[rank]))
     worst = rows[slow[0]]
     usual = against.usual.get(phase, 0.0)
-    told = [f"{_who(worst)} spends {worst.of(phase):.3g} s per step in {phase}, usually {usual:.3g} s"]
+    evidence = [f"{_who(worst)} spends {worst.of(phase):.3g} s per step in {phase}, usually {usual:.3g} s"]
     if len(slow) > 1:
-        told.append(f"so do {len(slow)} ranks: {_ranks(slow)}")
+        evidence.append(f"so do {len(slow)} ranks: {_ranks(slow)}")
     least = min(now.rows, key=lambda row: row.of(WAIT))
     if now.waits and least.rank in slow:
         usual = now.usual[WAIT]
-        told.append(
+        evidence.append(
             f"rank {least.rank} waits least for the others: {least.of(WAIT):.3g} s per step, usually {usual:.3g} s"
         )
     culprits = tuple(Culprit(rows[rank].node, rank) for rank in slow)
@@ -177,7 +179,7 @@ def _some(
     if kind is Slow.STORAGE:  # often a single rank writes for all, which does not make its node the cause
         confidence = min(confidence, 0.6)
     lost = _own(now, extra[slow[0]])
-    return _slowness(kind, culprits, (*told, *([since] if since else [])), confidence, lost, phase)
+    return _slowness(kind, culprits, (*evidence, *([since] if since else [])), confidence, lost, phase)
 
 
 def _kind(now: HeatMap, phase: str, slow: list[int]) -> Slow:

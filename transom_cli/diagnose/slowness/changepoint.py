@@ -99,11 +99,11 @@ class AsBefore:
 
 @dataclass(frozen=True)
 class Slow:
-    """A current slowness. blocks: its length, on the first level. told: whether it was long enough to be reported."""
+    """A current slowness. blocks: its length, on the first level. reported: whether it was long enough for that."""
 
     found: Slower
     blocks: int = 0
-    told: bool = False
+    reported: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def restarted(series: Series) -> Series:
     """
     series = replace(series, settling=SETTLE, step=-1)
     if series.slow is not None:
-        return replace(series, slow=replace(series.slow, blocks=0, told=False), levels=_FRESH)
+        return replace(series, slow=replace(series.slow, blocks=0, reported=False), levels=_FRESH)
     return replace(series, levels=tuple(replace(level, waiting=()) for level in series.levels))
 
 
@@ -160,17 +160,17 @@ def _judge(series: Series, full: int, limits: Limits) -> tuple[Series, tuple[Slo
         if len(newest) == min(NEWEST) and median_low(newest) <= base * (1 + limits.least / 2):
             lasted = slow.blocks if slow.blocks <= LEARNED else 0
             series = replace(series, slow=None, levels=series.stashed, patience=max(series.patience, lasted))
-            return series, (AsBefore(series.step, slow.found.since, base),) if slow.told else ()
+            return series, (AsBefore(series.step, slow.found.since, base),) if slow.reported else ()
         slow = replace(slow, blocks=slow.blocks + 1)
     found = next((f for level in series.levels[:full] if (f := _test(level.blocks, series.step, limits))), None)
     if found is not None and slow is None:
         slow = Slow(found, blocks=sum(b.step >= found.since for b in series.levels[0].blocks))
         series = replace(series, stashed=_until(series.levels, found.since), levels=_since(series.levels, found.since))
-    elif found is not None and slow is not None and slow.told:  # slower still
+    elif found is not None and slow is not None and slow.reported:  # slower still
         events.append(found)
         series = replace(series, levels=_since(series.levels, found.since))
-    if slow is not None and not slow.told and slow.blocks >= max(min(NEWEST), AGAIN * series.patience):
-        slow = replace(slow, told=True)
+    if slow is not None and not slow.reported and slow.blocks >= max(min(NEWEST), AGAIN * series.patience):
+        slow = replace(slow, reported=True)
         events.append(replace(slow.found, step=series.step))
     return replace(series, slow=slow), tuple(events)
 

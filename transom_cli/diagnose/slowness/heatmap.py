@@ -52,7 +52,7 @@ class HeatMap:
         return WAIT in self.phases
 
     @property
-    def told(self) -> bool:
+    def reported(self) -> bool:
         """Whether the ranks report phases at all."""
         return any(phase != OTHER for phase in self.phases)
 

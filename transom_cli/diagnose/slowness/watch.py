@@ -37,7 +37,7 @@ class Began:
 @dataclass(frozen=True)
 class Over:
     step: int
-    told: Began
+    begun: Began
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ def watch(state: SlowState, readings: Mapping[str, NodeSteps]) -> tuple[SlowStat
 
 def _newest_launch(state: SlowState, readings: Mapping[str, NodeSteps]) -> tuple[SlowState, tuple[Over, ...]]:
     """Forget the ranks' times of a former launch. The run's step time is compared across launches."""
-    told = [(node.attempt, rank.launch) for node in readings.values() for rank in node.ranks]
-    launch = max(told, key=lambda one: one[1], default=state.launch)
+    launches = [(node.attempt, rank.launch) for node in readings.values() for rank in node.ranks]
+    launch = max(launches, key=lambda one: one[1], default=state.launch)
     if launch[0] == state.launch[0] and launch[1] <= state.launch[1]:
         return state, ()
     over = tuple(Over(state.run.step, one) for one in state.standing)
@@ -107,10 +107,10 @@ def _run(state: SlowState, row: Row) -> tuple[SlowState, list[Began | Over]]:
     news: list[Began | Over] = []
     for one in found:
         if isinstance(one, AsBefore):
-            state, gone = _over(state, step, lambda told: told.by != "map")
+            state, gone = _over(state, step, lambda begun: begun.by != "map")
             news += gone
         else:
-            state, begun = _tell(state, Began(step, _explain(state, one), "run"))
+            state, begun = _begin(state, Began(step, _explain(state, one), "run"))
             news += begun
     return state, news
 
@@ -127,12 +127,12 @@ def _each(state: SlowState, rows: Mapping[int, Row]) -> tuple[SlowState, list[Be
         ranks[rank], found = changepoint.watch(ranks.get(rank, Series()), step, row.step - row.of(WAIT), limits)
         for one in found:
             if isinstance(one, AsBefore):
-                state, gone = _over(state, step, lambda told, rank=rank: told.by == str(rank))  # type: ignore[misc]
+                state, gone = _over(state, step, lambda begun, rank=rank: begun.by == str(rank))  # type: ignore[misc]
                 news += gone
                 continue
             slowness = _explain(state, one)
             if rank in slowness.ranks:
-                state, begun = _tell(state, Began(step, slowness, str(rank)))
+                state, begun = _begin(state, Began(step, slowness, str(rank)))
                 news += begun
     return replace(state, ranks=ranks), news
 
@@ -160,23 +160,23 @@ def _keep(state: SlowState, at: float) -> tuple[SlowState, list[Began | Over]]:
     state = replace(state, map=now or state.map, differing=(key, times))
     if times < IN_A_ROW:
         return state, []
-    state, news = _over(state, newest.step, lambda told: told.by == "map" and told.slowness.key != key)
-    if found is None or any(set(told.slowness.ranks) == set(found.ranks) for told in state.standing):
+    state, news = _over(state, newest.step, lambda begun: begun.by == "map" and begun.slowness.key != key)
+    if found is None or any(set(begun.slowness.ranks) == set(found.ranks) for begun in state.standing):
         return state, news
-    state, begun = _tell(state, Began(newest.step, found, "map"))
+    state, begun = _begin(state, Began(newest.step, found, "map"))
     return state, [*news, *begun]
 
 
-def _tell(state: SlowState, told: Began) -> tuple[SlowState, list[Began | Over]]:
+def _begin(state: SlowState, begun: Began) -> tuple[SlowState, list[Began | Over]]:
     """Report a slowness once for each kind and place; if everything is slower, again when it becomes slower still."""
     known = {one.slowness.key for one in state.standing}
-    if told.slowness.key in known and told.slowness.kind is not Slow.ALL:
+    if begun.slowness.key in known and begun.slowness.kind is not Slow.ALL:
         return state, []
-    others = tuple(one for one in state.standing if one.slowness.key != told.slowness.key)
-    return replace(state, standing=(*others, told)), [told]
+    others = tuple(one for one in state.standing if one.slowness.key != begun.slowness.key)
+    return replace(state, standing=(*others, begun)), [begun]
 
 
 def _over(state: SlowState, step: int, ended: Callable[[Began], bool]) -> tuple[SlowState, list[Began | Over]]:
-    gone = [told for told in state.standing if ended(told)]
-    left = tuple(told for told in state.standing if told not in gone)
-    return replace(state, standing=left), [Over(step, told) for told in gone]
+    gone = [begun for begun in state.standing if ended(begun)]
+    left = tuple(begun for begun in state.standing if begun not in gone)
+    return replace(state, standing=left), [Over(step, begun) for begun in gone]

@@ -48,14 +48,14 @@ def draft(new: New) -> str:
 def expression(line: str) -> str:
     """Return an RE2 expression for lines of this kind, from the first literal word to the last."""
     found = list(re.finditer(r"\S+", line))
-    told = words_of(masked(line))
-    literal = [i for i, word in enumerate(told) if _is_literal(word)]
+    masks = words_of(masked(line))
+    literal = [i for i, word in enumerate(masks) if _is_literal(word)]
     if not literal:
         return ""
     parts: list[str] = []
     for i in range(literal[0], literal[-1] + 1):
         gap = line[found[i - 1].end() : found[i].start()] if parts else ""
-        parts.append(_gap(gap) + _part(found[i][0], told[i]))
+        parts.append(_gap(gap) + _part(found[i][0], masks[i]))
     return "".join(parts)
 
 
@@ -64,11 +64,11 @@ def _gap(gap: str) -> str:
     return r"\s+" if gap and not gap.strip(" \t") else ".{1,20}" if gap else ""
 
 
-def _part(word: str, told: str) -> str:
-    """told: the word with its numbers masked."""
+def _part(word: str, hidden: str) -> str:
+    """hidden: the word with its numbers masked."""
     for mask, any_of_it in ((ANY, r"\S+"), (PATH, r"\S+"), (NUMBER, _NUMBER)):
-        if mask in told:
-            return any_of_it.join(re.escape(piece) for piece in told.split(mask))
+        if mask in hidden:
+            return any_of_it.join(re.escape(piece) for piece in hidden.split(mask))
     return re.escape(word)
 
 
@@ -78,10 +78,10 @@ def _is_literal(word: str) -> bool:
 
 def _runs(line: str) -> list[str]:
     """Return the runs of literal words, in the order of the line."""
-    told = words_of(masked(line))
+    masks = words_of(masked(line))
     runs: list[tuple[int, int]] = []
     before = False
-    for found, word in zip(re.finditer(r"\S+", line), told, strict=False):
+    for found, word in zip(re.finditer(r"\S+", line), masks, strict=False):
         literal = _is_literal(word)
         if literal:
             runs.append((runs.pop()[0], found.end()) if before else found.span())

@@ -31,11 +31,11 @@ def save(path: Path, templates: Templates) -> None:
     kept: list[dict[str, Any]] = []
     room = BYTES // 2
     for template in templates.templates[:TEMPLATES]:
-        told = {"count": template.count, "words": [word[:_WORD] for word in template.words]}
-        room -= len(json.dumps(told)) + 2
+        entry = {"count": template.count, "words": [word[:_WORD] for word in template.words]}
+        room -= len(json.dumps(entry)) + 2
         if room < 0:
             break
-        kept.append(told)
+        kept.append(entry)
     document = {"schema": SCHEMA, "lines": templates.lines, "templates": kept}
     publish_text(path, json.dumps(document) + "\n")
 
@@ -65,10 +65,10 @@ def _templates(document: dict[str, Any]) -> Templates:
     if document["schema"] != SCHEMA:
         raise ValueError(f"its schema is {document['schema']!r}, not {SCHEMA}")
     found = []
-    for told in document["templates"][:TEMPLATES]:
-        count, words = told["count"], told["words"]
+    for entry in document["templates"][:TEMPLATES]:
+        count, words = entry["count"], entry["words"]
         if type(count) is not int or count < 0 or not words or not all(type(word) is str for word in words):
-            raise ValueError(f"not a template: {str(told)[:100]}")
+            raise ValueError(f"not a template: {str(entry)[:100]}")
         found.append(Template(tuple(words[:WORDS]), count))
     if type(document["lines"]) is not int:
         raise ValueError("its number of lines is not a number")
@@ -143,7 +143,7 @@ def _lines(path: Path) -> Iterator[Line]:
 
 def _of(data: bytes, name: str, first: int, rank: int | None) -> Iterator[Line]:
     for number, raw in enumerate(data.split(b"\n")):
-        told = grammar.record(grammar.clean(raw.rpartition(b"\r")[2] or raw))
-        if told.line:
-            known = told.rank if told.rank is not None else rank
-            yield Line(told.text, name, first + number if first else 0, known, told.at)
+        record = grammar.record(grammar.clean(raw.rpartition(b"\r")[2] or raw))
+        if record.line:
+            known = record.rank if record.rank is not None else rank
+            yield Line(record.text, name, first + number if first else 0, known, record.at)

@@ -124,11 +124,11 @@ def _kill(scene: _Scene, clock: Callable[[], float], sleep: Callable[[float], No
             return Ended(tuple(killed.values()), ())
         waited = clock() - started
         if left and waited >= KILL_WAIT:
-            return Ended(tuple(killed.values()), tuple(map(_told, left)))
+            return Ended(tuple(killed.values()), tuple(map(_described, left)))
         wrappers_too = waited >= RECORDS
         for member in left:
             if (member.kind != WRAPPER or wrappers_too) and procfs.send(member.process, signal.SIGKILL):
-                killed.setdefault(_ident(member), _told(member))
+                killed.setdefault(_ident(member), _described(member))
         _let_go_on(m for m in left if m.kind == WRAPPER)
         sleep(TURN)
 
@@ -137,6 +137,6 @@ def _ident(member: Member) -> tuple[int, int]:
     return member.pid, member.process.start
 
 
-def _told(member: Member) -> Left:
+def _described(member: Member) -> Left:
     process = member.process
     return Left(process.pid, member.kind, member.rank, process.state, process.comm)

@@ -33,17 +33,17 @@ def mapped(attempt_dir: str | os.PathLike[str], launch: int, node: str) -> list[
     for member in find(attempt_dir, launch, node):
         if member.kind == RANK:
             paths |= _files(procfs.maps(member.pid))
-    told: list[tuple[str, int]] = []
+    files: list[tuple[str, int]] = []
     room = ANSWER
     for path in sorted(paths):
         size = _size(path)
         if size is None:
             continue
         room -= len(json.dumps([path, size])) + 2
-        if room < 0 or len(told) == FILES:
+        if room < 0 or len(files) == FILES:
             break
-        told.append((path, size))
-    return told
+        files.append((path, size))
+    return files
 
 
 def warm(files: list[str]) -> dict[str, object]:

@@ -82,7 +82,7 @@ class AnomalyReporter:
                 kind = found.kind.value
                 self._begins(AnomalyReported(0.0, launch, edge.slowness.key, kind, "", edge.step, nodes), found.clue)
             else:
-                self._ends(edge.told.slowness.key, edge.step)
+                self._ends(edge.begun.slowness.key, edge.step)
         for one in self._losses(readings):
             if isinstance(one, numerics.Found):
                 self._begins(self._of_loss(one), one.clue)
@@ -98,9 +98,9 @@ class AnomalyReporter:
 
     def _losses(self, readings: Mapping[str, NodeSteps]) -> tuple[numerics.Found | numerics.Over, ...]:
         """Judge the loss of the lowest rank that reports one: gradients spread what is wrong to all ranks."""
-        told = [rank for node in readings.values() for rank in node.ranks if rank.loss is not None]
-        launch = max((rank.launch for rank in told), default=-1)
-        lead = min((rank for rank in told if rank.launch == launch), key=lambda rank: rank.rank, default=None)
+        ranks = [rank for node in readings.values() for rank in node.ranks if rank.loss is not None]
+        launch = max((rank.launch for rank in ranks), default=-1)
+        lead = min((rank for rank in ranks if rank.launch == launch), key=lambda rank: rank.rank, default=None)
         if lead is None or lead.loss is None or (launch, lead.loss_step) == self._sampled:
             return ()
         if launch > self._sampled[0] >= 0:  # present findings concern the launch before
@@ -114,9 +114,9 @@ class AnomalyReporter:
     def _begins(self, report: AnomalyReported, clue: Clue) -> None:
         words = printable("; ".join(clue.evidence))
         self._ends(report.key, report.step, silently=True)  # replaced by its update
-        told = {"what": report.what, "step": report.step, "words": words, "clue": plain(clue)}
-        self._standing[report.key] = told
-        self._journal("report", over=False, **told)
+        record = {"what": report.what, "step": report.step, "words": words, "clue": plain(clue)}
+        self._standing[report.key] = record
+        self._journal("report", over=False, **record)
         say(f"transom: step {report.step}: {words}")
         self._hear(replace(report, words=words))
 
@@ -132,16 +132,16 @@ class AnomalyReporter:
 
     def _show(self) -> None:
         """Write reports.json if it changed."""
-        heat = self._slow.map if self._slow.map is not None and self._slow.map.told else None
-        told = (tuple(self._standing.values()), heat)
-        if told == self._shown or (self._shown is None and not self._standing and heat is None):
+        heat = self._slow.map if self._slow.map is not None and self._slow.map.reported else None
+        shown = (tuple(self._standing.values()), heat)
+        if shown == self._shown or (self._shown is None and not self._standing and heat is None):
             return
         data = {"schema": SCHEMA, "wall": time.time(), "standing": list(self._standing.values())}
         data["phases"] = words.document(heat) if heat is not None else None
         data["lines"] = words.lines(heat) if heat is not None else []
         with contextlib.suppress(OSError):  # the next call tries again
             replace_text(self._attempt.reports, json.dumps(data) + "\n")
-            self._shown = told
+            self._shown = shown
 
     def _read(self) -> dict[str, NodeSteps]:
         found = {}

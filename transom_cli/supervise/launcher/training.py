@@ -72,9 +72,9 @@ class TrainingStep:
                 sys.stderr.buffer.flush()
             words = line.decode(errors="replace")
             away = away or slurm_is_away(words)
-            for told in task_exits(words, time.time()):
-                where = told.node or self._nodes[told.rank * len(self._nodes) // self._tasks]
-                self._said.setdefault(told.rank, replace(told, node=where, error=0.0))
+            for end in task_exits(words, time.time()):
+                where = end.node or self._nodes[end.rank * len(self._nodes) // self._tasks]
+                self._said.setdefault(end.rank, replace(end, node=where, error=0.0))
         return "" if self._said else away
 
     def exits(self) -> tuple[RankExit, ...]:
