@@ -3,11 +3,11 @@
     python bench/endurance.py [--minutes 15] [--every 25] [--json]
 
 One run under transom on 3 of a sandbox's 4 nodes. A rule of its policy relaunches in any case: by default, a node whose
-ranks die again and again is checked, and the job is requeued without it, which replaces all processes. Just before each kill, the bench reads memory,
-open file descriptors and threads of each process from /proc, and counts temporary files: in the job's TMPDIR, in the
-nodes' heartbeat directories, and under temporary names in the run directory. The medians of the first and the last
-third are compared, after the first kills. A kill waits until the run has recovered from the one before. Exit code 1 if
-something has grown by more than its budget, if a process was replaced, or if the run did not recover from every kill.
+ranks die again and again is checked, and the job is requeued without it, which replaces all processes. Just before each
+kill, the bench reads memory, open file descriptors and threads of each process from /proc, and counts temporary files:
+in the job's TMPDIR, in the nodes' heartbeat directories, and under temporary names in the run directory. The medians of
+the first and the last third are compared, after the first kills. A kill waits until the run has recovered from the one
+before, and has saved again. Exit code 1 if something has grown by more than its budget, or if a process was replaced.
 """
 
 from __future__ import annotations
@@ -175,27 +175,24 @@ def main() -> int:
         told = {"kills": kills, "late": late, "phase": phase, "incidents": incidents, "where": surroundings()}
         print(json.dumps({"schema": 1, "bench": "endurance", **told, "rows": rows}))
     else:
-        print(
-            f"{kills} kills, {incidents} incidents, {late} recovered later than after {args.every:g} s; the run is {phase}"
-        )
+        print(f"{kills} kills, {incidents} incidents; the run is {phase}")
+        print(f"{late} recoveries took longer than {args.every:g} s")
         print(f"{'process':<28}{'figure':<17}{'first':>8}{'last':>8}{'most':>8}{'growth':>8}{'budget':>8}")
         for row in rows:
-            print(
-                f"{row['role']:<28}{row['what']:<17}{row['first']:>8.1f}{row['last']:>8.1f}{row['most']:>8.1f}", end=""
-            )
-            print(f"{row['growth']:>8.1f}{row['budget']:>8g}", end="")
-            print("" if row["good"] else f"   EXCEEDED ({row['processes']} processes)")
+            figures = "".join(f"{row[name]:>8.1f}" for name in ("first", "last", "most", "growth"))
+            exceeded = "" if row["good"] else f"   EXCEEDED ({row['processes']} processes)"
+            print(f"{row['role']:<28}{row['what']:<17}{figures}{row['budget']:>8g}{exceeded}")
     if not good:
         raise BenchError("Something grew, was replaced or did not recover")
     return 0
 
 
 def _row(role: str, what: str, series: Series) -> dict[str, Any]:
-    processes_seen = len(set(series.pids))
+    seen, budget = len(set(series.pids)), BUDGET[what]
     return {
         "role": role, "what": what, "first": series.values[0], "last": series.values[-1], "most": max(series.values),
-        "growth": round(series.growth, 2), "budget": BUDGET[what], "samples": len(series.values),
-        "processes": processes_seen, "values": series.values, "good": series.growth <= BUDGET[what] and processes_seen == 1,
+        "growth": round(series.growth, 2), "budget": budget, "processes": seen, "values": series.values,
+        "good": series.growth <= budget and seen == 1,
     }  # fmt: skip
 
 

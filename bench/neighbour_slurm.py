@@ -4,6 +4,7 @@
 
 First part: the real pollers of up to 600 runs of 100 users, on a simulated clock and against a Slurm that counts.
 "before" is the rule that they had: one question a second for each run, and one in 30 s while it trains undisturbed.
+The `sbatch` of a run is its user's call, and not counted.
 Second part: one real operator process with idle runs on this machine, before Slurm commands that count. Its memory is
 resident memory (VmRSS), its CPU time includes the Slurm commands that it starts.
 
@@ -306,24 +307,22 @@ def _measured(process: subprocess.Popen[bytes], made: list[RunDir], calls: Path,
 
 def rows(runs: tuple[int, ...] = (1, 100), seconds: float = 120.0) -> list[dict[str, Any]]:
     """All rows; each has `what`, its figures, its budget, and `good`."""
-    return [*call_rows(), *(process_row(count, seconds) for count in runs)]
+    return [*call_rows(), *at_once_rows(), *(process_row(count, seconds) for count in runs)]
 
 
 def show(found: list[dict[str, Any]]) -> None:
     print(f"{'what':<28}{'before':>10}{'now':>10}{'budget':>8}   calls/s; and calls/min of one user")
     for row in found:
-        if "unit" in row:
+        if "user_a_minute" in row:
             print(f"{row['what']:<28}{row['before']:>10.2f}{row['after']:>10.2f}{row['budget']:>8g}", end="")
             print(f"   {row['user_a_minute']:.2f} of {row['user_budget']:g}{'' if row['good'] else '   EXCEEDED'}")
+        elif "unit" in row:
+            print(f"{row['what']:<34}{row['before']:>8.1f}{row['after']:>6.1f}{row['budget']:>8g}", end="")
+            print(f"   {row['runs']} runs at once, first minute{'' if row['good'] else '   EXCEEDED'}")
         else:
             print(f"{row['what']:<28}{row['MB']:>7.1f} MB{row['cpu_percent']:>8.2f} %", end="")
             print(f"   {row['threads']} threads, {row['calls_a_minute']} calls/min, budget {row['budget']}", end="")
             print("" if row["good"] else "   EXCEEDED")
-    for name in ("pending", "recovering"):
-        states = [STATES[name]] * 600
-        before, after = first_minute(states, old=True), first_minute(states)
-        what = f"600 runs that all begin to be {name} at once"
-        print(f"{what}: {after:.1f} calls/s in the first minute ({before:.0f} before)")
 
 
 def main() -> int:
