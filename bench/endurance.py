@@ -166,7 +166,6 @@ def main() -> int:
             progress(f"a rank is killed every {args.every:g} s for {args.minutes:g} minutes")
             found, kills, late = measure(run, args.minutes, args.every, tmpdir)
             phase, incidents = run.view.phase, len(run.state.incidents)
-            bench.transom("stop", "--root", str(bench.runs), run.name)
     finally:
         shutil.rmtree(tmpdir, ignore_errors=True)
     rows = [_row(role, what, series) for (role, what), series in sorted(found.items())]
