@@ -4,6 +4,7 @@
 
 First part: the real pollers of up to 600 runs of 100 users, on a simulated clock and against a Slurm that counts.
 "before" is the rule that they had: one question a second for each run, and one in 30 s while it trains undisturbed.
+The `sbatch` of a run is its user's call, and not counted.
 Second part: one real operator process with idle runs on this machine, before Slurm commands that count. Its memory is
 resident memory (VmRSS), its CPU time includes the Slurm commands that it starts.
 
@@ -102,41 +103,62 @@ def old_pause(state: State) -> Pause:
 
 
 def simulate(
-    states: list[State | None], *, old: bool = False, took: float = 0.0, warm: float = WARM
+    states: list[State | None],
+    *,
+    old: bool = False,
+    took: float = 0.0,
+    warm: float = WARM,
+    signs: tuple[float, float] | None = None,
 ) -> Iterator[list[float]]:
-    """Yield the times of each user's calls, from `warm` on. A run without a state is over, and asks nothing."""
+    """Yield the times of each user's calls, from `warm` on. A run without a state is over, and asks nothing.
+
+    All runs begin to be in their state within the first second. signs: the job of each starts, and its launcher gives
+    its first sign of life, between these seconds.
+    """
     for first in range(0, len(states), USERS):
         mine = states[first : first + USERS]
         time_, rng = Time(), random.Random(first)
         slurm = CountingSlurm(time_, took)
         shared = SharedSlurm(slurm, str, time_)  # type: ignore[arg-type]
-        due: list[tuple[float, int, float]] = []
-        pollers = []
+        due: list[tuple[float, int, float, int]] = []  # when, which run, how old an answer may be, the change before
+        made: list[tuple[SlurmPoller, Pace]] = []
+        changes: list[int] = []
         for number, state in enumerate(mine, 1):
             if state is None:
                 continue
             slurm.states[number] = JobState(state.job.state)
-            poller = _poller(state, slurm, shared, time_, rng, old)
+            began = time_.now = rng.random()
+            poller, pace = _poller(state, slurm, shared, time_, rng, old)
             poller.follow(number, state.job.restarts, ())
             shared.count(1)
-            pollers.append(poller)
-            heapq.heappush(due, (rng.random(), len(pollers) - 1, 0.0))
+            made.append((poller, pace))
+            changes.append(0)
+            delay = 0.0 if old else pace.delay
+            heapq.heappush(due, (began + delay, len(made) - 1, delay, 0))
+            if signs is not None:
+                heapq.heappush(due, (rng.uniform(*signs), len(made) - 1, 0.0, -1))
         while due and due[0][0] < warm + (OLD_SPAN if old else SPAN):
-            at, which, age = heapq.heappop(due)
+            at, which, age, change = heapq.heappop(due)
             time_.now = max(time_.now, at)
-            pause = pollers[which].poll(age)
-            heapq.heappush(due, (time_.now + pause.seconds, which, pause.age))
+            poller, pace = made[which]
+            if change < 0 and pace.notice(pace._state, launcher_lives=True):
+                changes[which] += 1
+                delay = 0.0 if old else pace.delay
+                heapq.heappush(due, (time_.now + delay, which, delay, changes[which]))
+            elif change == changes[which]:
+                pause = poller.poll(age)
+                heapq.heappush(due, (time_.now + pause.seconds, which, pause.age, change))
         yield [at for at in slurm.calls if at >= warm]
 
 
 def _poller(
     state: State, slurm: CountingSlurm, shared: SharedSlurm, time_: Time, rng: random.Random, old: bool
-) -> SlurmPoller:
-    pace = Pace(Cadence(), time_, rng.random)
+) -> tuple[SlurmPoller, Pace]:
+    pace = Pace(Cadence(), time_, rng.random, shared.rest)
     pace.notice(state, launcher_lives=state.phase is Phase.TRAINING)
     given: Callable[[float], Pause] = (lambda _took: old_pause(state)) if old else pace
     ask = None if old else shared.ask
-    return SlurmPoller(slurm, Clock(), queue.SimpleQueue(), given, ask=ask, now=time_)  # type: ignore[arg-type]
+    return SlurmPoller(slurm, Clock(), queue.SimpleQueue(), given, ask=ask, now=time_), pace  # type: ignore[arg-type]
 
 
 def mix(runs: int) -> list[State | None]:
@@ -152,9 +174,32 @@ def rates(states: list[State | None], *, old: bool = False) -> tuple[float, floa
     return sum(map(len, users)) / span, max(map(len, users)) * 60 / span
 
 
-def first_minute(states: list[State | None], *, old: bool = False) -> float:
-    """Calls a second in the minute after something happened to all of these runs at once."""
-    return sum(at < 60.0 for user in simulate(states, old=old, warm=0.0) for at in user) / 60.0
+def first_minute(states: list[State | None], *, old: bool = False, signs: tuple[float, float] | None = None) -> float:
+    """Calls a second in the minute after something happened to all of these runs in the same second."""
+    return sum(at < 60.0 for user in simulate(states, old=old, warm=0.0, signs=signs) for at in user) / 60.0
+
+
+AT_ONCE: dict[str, tuple[State, tuple[float, float] | None]] = {
+    "submitted, and wait": (PENDING, None),
+    "submitted, start in 2 to 8 s": (PENDING, (2.0, 8.0)),
+    "submitted, start in 2 to 60 s": (PENDING, (2.0, 60.0)),
+    "requeued after a fault, and wait": (RECOVERING, None),
+    "requeued, start in 2 to 8 s": (RECOVERING, (2.0, 8.0)),
+    "taken up while they train": (TRAINING, None),
+}
+"""What may happen to all runs in the same second, and when their jobs start."""
+
+
+def at_once_rows(runs: int = 600) -> list[dict[str, Any]]:
+    found = []
+    for what, (state, signs) in AT_ONCE.items():
+        states: list[State | None] = [state] * runs
+        before, after = first_minute(states, old=True, signs=signs), first_minute(states, signs=signs)
+        found.append({
+            "what": what, "runs": runs, "unit": "calls/s in the first minute", "before": before, "after": after,
+            "budget": CALLS, "good": after <= CALLS,
+        })  # fmt: skip
+    return found
 
 
 def call_rows() -> list[dict[str, Any]]:
@@ -262,24 +307,22 @@ def _measured(process: subprocess.Popen[bytes], made: list[RunDir], calls: Path,
 
 def rows(runs: tuple[int, ...] = (1, 100), seconds: float = 120.0) -> list[dict[str, Any]]:
     """All rows; each has `what`, its figures, its budget, and `good`."""
-    return [*call_rows(), *(process_row(count, seconds) for count in runs)]
+    return [*call_rows(), *at_once_rows(), *(process_row(count, seconds) for count in runs)]
 
 
 def show(found: list[dict[str, Any]]) -> None:
     print(f"{'what':<28}{'before':>10}{'now':>10}{'budget':>8}   calls/s; and calls/min of one user")
     for row in found:
-        if "unit" in row:
+        if "user_a_minute" in row:
             print(f"{row['what']:<28}{row['before']:>10.2f}{row['after']:>10.2f}{row['budget']:>8g}", end="")
             print(f"   {row['user_a_minute']:.2f} of {row['user_budget']:g}{'' if row['good'] else '   EXCEEDED'}")
+        elif "unit" in row:
+            print(f"{row['what']:<34}{row['before']:>8.1f}{row['after']:>6.1f}{row['budget']:>8g}", end="")
+            print(f"   {row['runs']} runs at once, first minute{'' if row['good'] else '   EXCEEDED'}")
         else:
             print(f"{row['what']:<28}{row['MB']:>7.1f} MB{row['cpu_percent']:>8.2f} %", end="")
             print(f"   {row['threads']} threads, {row['calls_a_minute']} calls/min, budget {row['budget']}", end="")
             print("" if row["good"] else "   EXCEEDED")
-    for name in ("pending", "recovering"):
-        states = [STATES[name]] * 600
-        before, after = first_minute(states, old=True), first_minute(states)
-        what = f"600 runs that all begin to be {name} at once"
-        print(f"{what}: {after:.1f} calls/s in the first minute ({before:.0f} before)")
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ import pytest
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.operator.actions import Release
 from transom_cli.core.operator.cadence import AGE, FAST, LONGEST, Cadence, changes, new_enough
-from transom_cli.core.operator.state import Job, Phase, State
+from transom_cli.core.operator.state import Exclusion, Isolation, Job, Phase, Request, State
 
 CADENCE = Cadence()
 WAITS = State(phase=Phase.PENDING, job=Job(7, state="PENDING"))
@@ -25,13 +25,49 @@ def pauses(state: State, *, since: float = 3600.0, lives: bool = False, took: fl
     return round(found[0].seconds), round(found[1].seconds)
 
 
-def test_a_minute_after_a_change_costs_a_dozen_questions() -> None:
-    asked, since = 0, 0.0
+def asked_in_a_minute(state: State, *, silent: bool = False) -> int:
+    """Questions in the minute after a change."""
+    since = CADENCE.delay(state, silent=silent, spread=0.5, rest=0.0)
+    asked = 0
     while since < FAST:
         asked += 1
-        since += CADENCE.pause(WAITS, since=since, launcher_lives=False, took=0.01, spread=0.5).seconds
-    assert 8 <= asked <= 12
-    assert CADENCE.pause(WAITS, since=0.0, launcher_lives=False, took=0.01, spread=0.5).seconds == 1.0
+        pause = CADENCE.pause(state, since=since, launcher_lives=False, took=0.01, spread=0.5, silent=silent)
+        since += pause.seconds
+    return asked
+
+
+EXAMINED = replace(TRAINS, incident=Incident("i1", 7, 0, 10.0, 3))
+STARTS = replace(WAITS, incident=Incident("i1", 7, 0, 10.0, 3, Stage.STARTING))
+SUSPECTED = Isolation(exclusions=(Exclusion("n1", 0.0, 3600.0, "excluded", "i1", "silent"),))
+
+
+@pytest.mark.parametrize(
+    ("state", "silent"),
+    [
+        (EXAMINED, False),
+        (replace(TRAINS, phase=Phase.FINISHING), False),
+        (replace(TRAINS, phase=Phase.STOPPING), False),
+        (TRAINS, True),
+        (replace(WAITS, isolation=SUSPECTED), False),
+        (replace(STARTS, request=Request(4, spares=1)), False),
+    ],
+    ids=["examined", "finishing", "stopping", "silent launcher", "suspected nodes", "a restart with spares"],
+)
+def test_a_decision_that_waits_for_slurm_asks_at_once_and_a_dozen_times_in_a_minute(state: State, silent: bool) -> None:
+    assert CADENCE.delay(state, silent=silent, spread=0.5, rest=20.0) == 0.0
+    assert 8 <= asked_in_a_minute(state, silent=silent) <= 12
+
+
+@pytest.mark.parametrize("state", [WAITS, STARTS], ids=["submitted", "requeued"])
+def test_a_job_that_waits_costs_two_questions_in_its_first_minute(state: State) -> None:
+    assert asked_in_a_minute(state) == 2
+    assert CADENCE.delay(state, silent=False, spread=0.5, rest=0.0) == 1.5
+
+
+def test_what_is_not_urgent_waits_for_the_next_shared_list() -> None:
+    assert CADENCE.delay(WAITS, silent=False, spread=0.5, rest=12.0) == 12.0
+    pause = CADENCE.pause(WAITS, since=2.0, launcher_lives=False, took=0.01, spread=0.5, rest=18.0)
+    assert (pause.seconds, pause.age) == (18.0, 18.0), "and the answer is newer than that"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +87,8 @@ def test_calm_pauses_are_long_and_spread(state: State, lives: bool, expected: tu
 
 def test_a_slow_slurm_is_asked_less() -> None:
     assert pauses(WAITS, took=3.0) == (300, 300)
-    assert pauses(WAITS, since=5.0, took=3.0) == (30, 30)
+    assert pauses(EXAMINED, since=5.0, took=3.0) == (30, 30)
+    assert pauses(WAITS, since=2.0, took=3.0) == (30, 30)
     assert pauses(HELD, took=30.0) == (LONGEST, LONGEST)
 
 

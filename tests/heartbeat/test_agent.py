@@ -234,6 +234,23 @@ def test_ranks_of_an_older_launch_are_left_out(tmp_path: Path) -> None:
     assert [(r.rank, r.launch, r.proc) for r in Ranks(str(tmp_path)).look()] == [(0, 1, "?")]
 
 
+def test_files_of_launches_before_the_last_are_removed(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    for launch in range(12):
+        os.close(rec.create(f"{folder}/rank-0", rec.Record(0, launch, time.monotonic_ns())))
+        for name in (paths.request_file(folder, launch), f"{paths.listen_prefix(folder, launch)}0"):
+            Path(name).touch()
+        Path(f"{paths.flight_prefix(folder, launch)}0").touch()
+        paths.mark_torchrun(folder, launch, "0")
+    for name in ("memory", "memory.lock", "flush-x", "other-1"):
+        (tmp_path / name).touch()
+    assert [row.launch for row in Ranks(folder).look()] == [11]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    kept = [f"{kind}-{n}{end}" for n in (10, 11) for kind, end in (("flight", "-0"), ("flush", ""), ("listen", "-0"))]
+    kept += ["torchrun-10-0", "torchrun-11-0", "rank-0", "memory", "memory.lock", "flush-x", "other-1"]
+    assert left == sorted(kept)
+
+
 def test_reused_pid_counts_as_gone(tmp_path: Path) -> None:
     record = rec.Record(0, 0, time.monotonic_ns(), child=os.getpid())
     os.close(rec.create(str(tmp_path / "rank-0"), record))

@@ -9,8 +9,21 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from neighbour_slurm import CALLS, SPAN, STATES, USER_CALLS, CountingSlurm, Time, first_minute, mix, rates, simulate
+from neighbour_slurm import (
+    AT_ONCE,
+    CALLS,
+    SPAN,
+    STATES,
+    USER_CALLS,
+    CountingSlurm,
+    Time,
+    first_minute,
+    mix,
+    rates,
+    simulate,
+)
 
+from transom_cli.core.operator.cadence import SHARED
 from transom_cli.core.operator.state import State
 from transom_cli.errors import TransomError
 from transom_cli.slurm.port import Job, JobState, SlurmUnknown
@@ -26,8 +39,18 @@ def test_six_hundred_runs_stay_within_the_budgets(name: str) -> None:
     assert in_all <= CALLS and of_one_user <= USER_CALLS
 
 
-def test_six_hundred_runs_that_start_at_once_share_their_questions() -> None:
-    assert first_minute([STATES["pending"]] * RUNS) <= 30.0, "not one a second for each"
+@pytest.mark.parametrize("what", AT_ONCE)
+def test_six_hundred_runs_that_change_in_the_same_second_stay_within_the_budget(what: str) -> None:
+    state, signs = AT_ONCE[what]
+    assert 0.0 < first_minute([state] * RUNS, signs=signs) <= CALLS
+
+
+@pytest.mark.parametrize(("runs", "within"), [(1, 3.0), (6, SHARED + 1.0)])
+def test_a_job_that_starts_is_asked_about(runs: int, within: float) -> None:
+    """runs: of one user, whose launchers give their first sign of life together."""
+    (calls,) = simulate([STATES["pending"]] * runs, warm=0.0, signs=(30.0, 30.5))
+    assert [at for at in calls if 30.0 < at <= 30.5 + within]
+    assert len([at for at in calls if at < 60.0]) <= 4
 
 
 def test_a_slow_slurm_is_kept_busy_for_one_per_cent_of_the_time() -> None:

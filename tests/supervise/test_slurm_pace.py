@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 
 from transom_cli.core.events import Event, JobSeen
 from transom_cli.core.incident import Incident
@@ -32,11 +33,11 @@ class FinishedSlurm:
 
 
 def calm_pace() -> tuple[Pace, Time]:
-    time = Time()
-    pace = Pace(Cadence(), time, lambda: 0.5)
+    clock = Time()
+    pace = Pace(Cadence(), clock, lambda: 0.5)
     pace.notice(CALM, launcher_lives=True)
-    time.now += HOUR
-    return pace, time
+    clock.now += HOUR
+    return pace, clock
 
 
 def test_calm_days_are_asked_about_every_minute_and_a_half() -> None:
@@ -61,15 +62,52 @@ def test_an_incident_ends_the_calm_too() -> None:
 def test_a_launcher_that_falls_silent_is_worth_a_question_at_once() -> None:
     pace, _ = calm_pace()
     assert pace.notice(CALM, launcher_lives=False)
+    assert pace.delay == 0.0
     assert pace(0.01).seconds == 1.0
 
 
 def test_the_first_sign_of_a_launcher_is_worth_one_question() -> None:
-    pace, time = calm_pace()
+    pace, clock = calm_pace()
     pace.notice(CALM, launcher_lives=False)
-    time.now += HOUR
+    clock.now += HOUR
     assert pace.notice(CALM, launcher_lives=True)
     assert pace(0.01).seconds == 90.0
+
+
+def test_a_launcher_that_ended_before_a_requeue_is_not_silent() -> None:
+    pace, _ = calm_pace()
+    requeued = State(phase=Phase.RECOVERING, job=RunJob(id=7, restarts=1, state="PENDING"))
+    assert pace.notice(requeued, launcher_lives=True)  # files are still those of the attempt before
+    pace.notice(requeued, launcher_lives=False)
+    assert pace.delay > 0.0
+    started = State(phase=Phase.RECOVERING, job=RunJob(id=7, restarts=1, state="RUNNING"))
+    pace.notice(started, launcher_lives=False)
+    assert pace.delay > 0.0
+
+
+def test_a_delayed_look_takes_an_answer_from_the_meantime() -> None:
+    ages: list[float] = []
+
+    def ask(job_id: int, age: float) -> Job:
+        ages.append(age)
+        return Job(job_id, JobState.RUNNING)
+
+    out: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    watch = SlurmPoller(FinishedSlurm(), Clock(), out, lambda _took: Pause(5.0, 5.0), ask=ask)  # type: ignore[arg-type]
+    watch.follow(7, 0, ())
+    watch.start()
+    try:
+        out.get(timeout=30)
+        began = time.monotonic()
+        watch.look(0.2)
+        out.get(timeout=30)
+        assert 0.2 <= time.monotonic() - began < 5.0
+        watch.look(60.0)
+        watch.look()  # urgent: it replaces the delay
+        out.get(timeout=30)
+    finally:
+        watch.stop()
+    assert ages == [0.0, 0.2, 0.0]
 
 
 def test_a_look_does_not_wait_for_its_turn() -> None:

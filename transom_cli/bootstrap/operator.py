@@ -128,7 +128,7 @@ def operator_for(
         notifier = notifier_for(run, settings, ledger)
         watch = RunDirWatch(run, notifier.submit, folders=folders)
         observers: list[Observer] = [node_history, notifier, watch, *([meter] if meter is not None else [])]
-        return Operator(run, lease, Clock, parts, Pace(cadence_of(settings.slurm)), observers)
+        return Operator(run, lease, Clock, parts, Pace(cadence_of(settings.slurm), rest=shared.rest), observers)
     except BaseException:
         lease.give_up()
         raise

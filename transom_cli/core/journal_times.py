@@ -37,14 +37,15 @@ class JournalTimes:
         """Take in the next event. attempt: the current one, after the event."""
         if attempt != self.attempt:
             self.attempt, self.running, self.launched, self.steps = attempt, None, None, ()
-        self.begun = event.at if self.begun is None else self.begun
+        if self.begun is None:
+            self.begun = event.at
         if isinstance(event, ev.StepSeen):
             if event.attempt == attempt:
-                self._stepped(event)
+                self.stepped(event)
         elif isinstance(event, ev.CheckpointSeen):
-            self._saved(event.at, event.step)
+            self.saved(event.at, event.step)
         elif isinstance(event, ev.OutcomeSeen):
-            self._saved(event.at, event.durable)
+            self.saved(event.at, event.durable)
         elif isinstance(event, ev.Submitted):
             self.submitted = event.at if self.submitted is None else self.submitted
         elif isinstance(event, ev.LaunchSeen) and event.attempt == attempt:
@@ -54,11 +55,13 @@ class JournalTimes:
             ours = (event.job_id, event.restarts) == parse_attempt(attempt or "0.0")
             self.running = event.at if ours else None
 
-    def _saved(self, at: float, step: int) -> None:
+    def saved(self, at: float, step: int) -> None:
+        """Take in a checkpoint on disk."""
         if step > self.durable_step:
             self.durable_step, self.durable = step, at
 
-    def _stepped(self, event: ev.StepSeen) -> None:
+    def stepped(self, event: ev.StepSeen) -> None:
+        """Take in a step of the current attempt."""
         if self.steps and event.step < self.steps[-1][1]:  # the way of counting steps has changed
             self.steps = ()
         self.steps = (*self.steps, (event.at, event.step))

@@ -20,7 +20,7 @@ import stat
 from zlib import crc32
 
 # pathlib and contextlib would double the start-up time of every rank's wrapper
-# ruff: noqa: PTH100, PTH102, PTH106, PTH116, PTH118, PTH119, PTH120, PTH208, SIM105
+# ruff: noqa: PTH100, PTH102, PTH106, PTH108, PTH116, PTH118, PTH119, PTH120, PTH208, SIM105
 
 
 RUN_DIR = "TRANSOM_RUN_DIR"
@@ -188,6 +188,23 @@ def request_file(beats_dir: str, launch: int) -> str:
 def listen_prefix(beats_dir: str, launch: int) -> str:
     """Prefix of the files by which the ranks of a launch listen for requests; the rank follows."""
     return f"{beats_dir}/listen-{launch}-"
+
+
+def forget_launches(beats_dir: str, before: int) -> None:
+    """Remove what launches before number `before` left in the directory: an attempt may have hundreds."""
+    kinds = ("flush", "listen", "flight", "torchrun")
+    try:
+        names = os.listdir(beats_dir)
+    except OSError:
+        return
+    for name in names:
+        kind, _, rest = name.partition("-")
+        launch = rest.partition("-")[0]
+        if kind in kinds and launch.isdecimal() and int(launch) < before:
+            try:
+                os.unlink(f"{beats_dir}/{name}")
+            except OSError:
+                pass
 
 
 def own_launch() -> int:

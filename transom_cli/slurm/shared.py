@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from transom_cli.core.operator.cadence import new_enough
+from transom_cli.core.operator.cadence import SHARED, new_enough
 from transom_cli.slurm.guards import CircuitBreaker
 from transom_cli.slurm.port import Job, JobState, Slurm, SlurmUnknown
 
@@ -38,6 +38,10 @@ class SharedSlurm:
         """Add to the number of runs that use this client, or subtract from it."""
         with self._lock:
             self._runs += runs
+
+    def rest(self) -> float:
+        """Return the seconds until the next list that is not urgent: until then, runs gather for it."""
+        return max(0.0, self._began + SHARED - self._clock()) if self._runs > 1 else 0.0
 
     def ask(self, job_id: int, age: float) -> Job:
         """Return a job from an answer that is at most `age` seconds old (`new_enough`). Raises the port's errors."""

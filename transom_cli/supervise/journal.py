@@ -160,11 +160,13 @@ class Folding:
 
     def _further(self, found: re.Match[bytes]) -> bool:
         """Take in a step or checkpoint that changes nothing but the progress. Return False if it changes more."""
-        at, step = float(found[2]), int(found[4])
-        if found[3] is not None:
-            if found[3] != self._stepping or (found[5] == b"true") != self._state.progress.since_start:
+        _, moment, attempt, number, since_start = found.groups()
+        at, step = float(moment), int(number)
+        if attempt is not None:
+            if attempt != self._stepping or (since_start == b"true") != self._state.progress.since_start:
                 return False
-            self._release()
+            if self._held is not _NONE:
+                self._release()
             self._last_at = max(self._last_at, at)
             self._keep(StepSeen(at, self._times.attempt, step, self._state.progress.since_start))
             return True
@@ -183,11 +185,16 @@ class Folding:
             self._keep(CheckpointSeen(at, step))
 
     def _keep(self, event: StepSeen | CheckpointSeen) -> None:
-        """Add an event to the row."""
+        """Add an event to the row. The times are those of the present attempt."""
         kind = type(event)
         if (known := self._row.get(kind)) is None or event.step > known.step:
             self._row[kind] = event
-        self._announce(self._state, event)
+        if isinstance(event, StepSeen):
+            self._times.stepped(event)
+        else:
+            self._times.saved(event.at, event.step)
+        if self._seen is not None:
+            self._seen(self._state, event, self._state)
 
     def _play(self, event: Event) -> None:
         self._last_at = max(self._last_at, event.at)

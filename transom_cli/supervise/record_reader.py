@@ -13,7 +13,6 @@ from transom_cli.core.events import Event, StepSeen
 from transom_cli.core.goodput import JournalHistory, account, attempt_of
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
-from transom_cli.files import json_lines
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.handoff_record import attempt_numbers, newest_handoff
 from transom_cli.supervise.journal import fold
@@ -88,7 +87,12 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             for line in file:
-                yield from json_lines(line)
+                try:
+                    record = json.loads(line.decode())
+                except ValueError:  # cut off by a crash
+                    continue
+                if isinstance(record, dict):
+                    yield record
     except OSError:
         return
 

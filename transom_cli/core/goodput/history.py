@@ -75,7 +75,7 @@ def _recovery(attempt: Attempt, at: int, record: Record, launched: bool) -> Atte
 
 def _stalled(record: Record) -> int | None:
     seconds = record.get("seconds")
-    if not isinstance(seconds, Mapping):
+    if not isinstance(seconds, dict):
         return None
     stalled = seconds.get("checkpoint", 0.0)
     return ns(stalled) if isinstance(stalled, (int, float)) and 0 <= stalled < _FAR else None
@@ -103,6 +103,7 @@ def shifted(attempt: Attempt, by: int) -> Attempt:
     return replace(moved, ended=move(attempt.ended), handoff=move(attempt.handoff))
 
 
+Progress = ev.StepSeen | ev.CheckpointSeen
 Seen = tuple[ev.Event, State]  # an event of the journal, and the state after it
 
 _OF_PHASE = {
@@ -124,26 +125,32 @@ class JournalHistory:
         self._begin = self._latest = self._end = None  # type: float | None
         self._state, self._attempt = State(), ""
         self._steps_seen = False
-        self._about: dict[str, list[ev.Event]] = {}
+        self._about: dict[str, list[ev.Event]] = {}  # by attempt, without what is in `_progress`
+        self._progress: dict[str, list[Progress]] = {}
         self._observations: list[Observation] = []
 
     def hear(self, event: ev.Event, state: State) -> None:
         """Take in the next event. state: after it."""
-        self._begin = event.at if self._begin is None else self._begin
-        self._latest = event.at if self._latest is None else max(self._latest, event.at)
-        if self._end is None and state.phase.over:
-            self._end = event.at
-        self._steps_seen = self._steps_seen or isinstance(event, ev.StepSeen)
+        at = event.at
+        if self._begin is None or self._latest is None:
+            self._begin = self._latest = at
+        elif at > self._latest:
+            self._latest = at
+        if isinstance(event, ev.StepSeen):
+            self._steps_seen = True
         if state is self._state and isinstance(event, (ev.StepSeen, ev.CheckpointSeen)):
-            self._of_attempt(self._attempt if isinstance(event, ev.CheckpointSeen) else event.attempt, event)
+            if name := event.attempt if isinstance(event, ev.StepSeen) else self._attempt:
+                self._progress.setdefault(name, []).append(event)
             return  # as most events of a long journal: the state is the one after the last event
-        self._of_attempt(_about(event, state), event)
+        if self._end is None and state.phase.over:
+            self._end = at
+        if name := _about(event, state):
+            if isinstance(event, (ev.StepSeen, ev.CheckpointSeen)):
+                self._progress.setdefault(name, []).append(event)
+            else:
+                self._about.setdefault(name, []).append(event)
         _add_observation(self._observations, _observation(event, state))
         self._state, self._attempt = state, state.attempt
-
-    def _of_attempt(self, name: str, event: ev.Event) -> None:
-        if name:
-            self._about.setdefault(name, []).append(event)
 
     def merged(self, attempts: Iterable[Attempt], now: float, *, alive: bool) -> History:
         """Merge the journal and the attempts, as `history`."""
@@ -151,12 +158,13 @@ class JournalHistory:
             return History(ns(now), ns(now), over=False, alive=alive)
         last, about, end = self._state, self._about, self._end
         by_name = {a.name: a for a in attempts}
-        for name, events in about.items():
-            by_name[name] = _completed(by_name.get(name, Attempt(name)), events)
+        for name in {**about, **self._progress}:
+            events, progress = about.get(name, ()), self._progress.get(name, ())
+            by_name[name] = _completed(by_name.get(name, Attempt(name)), events, progress)
         incidents = (*last.incidents, *((last.incident,) if last.incident is not None else ()))
         known = [_named(a, incidents, about.get(a.name, ())) for a in sorted(by_name.values(), key=lambda a: a.order)]
         if not any(a.launcher for a in known):
-            known = [_scripted(a, about.get(a.name, ())) for a in known]
+            known = [_scripted(a, self._progress.get(a.name, ())) for a in known]
         exact = any(one.exact for a in known for one in a.launches)
         observations: list[Observation] = []
         for one in sorted(self._observations, key=lambda p: p.at):
@@ -213,7 +221,7 @@ def _about(event: ev.Event, state: State) -> str:
     return state.attempt if isinstance(event, ev.CheckpointSeen) else ""
 
 
-def _completed(attempt: Attempt, events: Sequence[ev.Event]) -> Attempt:
+def _completed(attempt: Attempt, events: Sequence[ev.Event], progress: Sequence[Progress]) -> Attempt:
     """Add what the operator saw and the launcher has not written."""
     attempt = shifted(attempt, _ahead(attempt, events))
     for e in events:
@@ -232,14 +240,14 @@ def _completed(attempt: Attempt, events: Sequence[ev.Event]) -> Attempt:
             and e.incident not in {s.incident for s in attempt.signs}
         ):
             attempt = replace(attempt, signs=(*attempt.signs, Sign(ns(e.at), e.incident)), launcher=True)
-    return replace(attempt, launches=_with_samples(attempt.launches, events))
+    return replace(attempt, launches=_with_samples(attempt.launches, progress))
 
 
-def _scripted(attempt: Attempt, events: Sequence[ev.Event]) -> Attempt:
+def _scripted(attempt: Attempt, progress: Sequence[Progress]) -> Attempt:
     """A user's own script without a launcher may train from its start."""
     if attempt.began is None:
         return attempt
-    return replace(attempt, launches=_with_samples((Launch(0, attempt.began),), events))
+    return replace(attempt, launches=_with_samples((Launch(0, attempt.began),), progress))
 
 
 def _ahead(attempt: Attempt, events: Sequence[ev.Event]) -> int:
@@ -251,11 +259,13 @@ def _ahead(attempt: Attempt, events: Sequence[ev.Event]) -> int:
     return min((0, *late))
 
 
-def _with_samples(launches: Sequence[Launch], events: Sequence[ev.Event]) -> tuple[Launch, ...]:
+def _with_samples(launches: Sequence[Launch], events: Sequence[Progress]) -> tuple[Launch, ...]:
     """Add samples to launches without any: steps that the operator saw, and steps of published checkpoints.
 
     Checkpoints count only after the first step of the launch: an older launch may have published late.
     """
+    if all(one.exact for one in launches):
+        return tuple(launches)
     found: list[Launch] = []
     bounds = [*(one.at for one in launches[1:]), None]
     stepping = any(isinstance(e, ev.StepSeen) for e in events)
@@ -268,7 +278,7 @@ def _with_samples(launches: Sequence[Launch], events: Sequence[ev.Event]) -> tup
         for e in events:
             if ns(e.at) < one.at or (end is not None and ns(e.at) >= end):
                 continue
-            if isinstance(e, ev.StepSeen) or (isinstance(e, ev.CheckpointSeen) and (samples or not stepping)):
+            if isinstance(e, ev.StepSeen) or samples or not stepping:
                 if isinstance(e, ev.StepSeen) and e.since_start != since_start:
                     samples, since_start = [], e.since_start
                 if not (since_start and isinstance(e, ev.CheckpointSeen)):

@@ -188,8 +188,10 @@ class _Walk:
                 share = min(best, other.step) - one.step
                 redone = one.at + (other.at - one.at) * share // (other.step - one.step)
                 self._spend(min(redone, other.at - stall), Kind.REDONE)
-            self._spend(other.at - stall, Kind.PRODUCTIVE)
-            self._spend(other.at, Kind.CHECKPOINT)
+            if stall:
+                self._spend(other.at - stall, Kind.PRODUCTIVE)
+                self._spend(other.at, Kind.CHECKPOINT)
+        self._spend(samples[-1].at, Kind.PRODUCTIVE)  # all since the last of these
 
     def _tail(self, samples: Sequence[Sample], end: int, best: int, *, seen: bool) -> None:
         """Count the time after the newest sample of a live training: as stepping for a while, then as unseen."""

@@ -84,6 +84,7 @@ class Ranks:
         launch = max((r.launch for r in known), default=0)
         if launch != self._launch:  # its ranks may get numbers that those before them had
             self._launch, self._born = launch, {}
+            paths.forget_launches(self._folder, launch - 1)  # evidence of the last one may still be collected
         now = time.monotonic_ns()
         rows = []
         for found in known:

@@ -49,21 +49,33 @@ class Pace:
         cadence: Cadence,
         clock: Callable[[], float] = time.monotonic,
         spread: Callable[[], float] = random.random,
+        rest: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._cadence, self._clock, self._spread = cadence, clock, spread
+        """rest: seconds until the next list of the user's jobs that is not urgent."""
+        self._cadence, self._clock, self._spread, self._until_next_list = cadence, clock, spread, rest
         self._state = State()
         self._changes: tuple[object, ...] = ()
-        self._lives = False
+        self._lives = self._lived = False  # the launcher of the present start, now and before
         self._changed = clock()
 
     def notice(self, state: State, *, launcher_lives: bool) -> bool:
-        """Return whether something changed: then the next question should not wait."""
-        known, lived = self._changes, self._lives
-        self._state, self._changes, self._lives = state, changes(state), launcher_lives
-        if self._changes != known or (lived and not launcher_lives):
-            self._changed = self._clock()
-            return True
-        return launcher_lives and not lived  # the job has started: one question tells on which nodes
+        """Return whether something changed: then the next question waits only for `delay`."""
+        known, lived = self._changes, self._lived and state.job.state != "PENDING"
+        began = launcher_lives and not self._lives  # the job has started: one question tells on which nodes
+        silent = self._lives and lived and not launcher_lives
+        self._state, self._changes = state, changes(state)
+        self._lives, self._lived = launcher_lives, launcher_lives or lived
+        if self._changes == known and not silent:
+            return began
+        self._changed = self._clock()
+        return True
+
+    @property
+    def delay(self) -> float:
+        """Seconds from a change to the question about it."""
+        silent = self._lived and not self._lives
+        rest = self._until_next_list()
+        return self._cadence.delay(self._state, silent=silent, spread=self._spread(), rest=rest)
 
     @property
     def calm(self) -> bool:
@@ -72,8 +84,11 @@ class Pace:
 
     def __call__(self, took: float) -> Pause:
         since = self._clock() - self._changed
-        lives, spread = self._lives, self._spread()
-        return self._cadence.pause(self._state, since=since, launcher_lives=lives, took=took, spread=spread)
+        lives, spread, silent = self._lives, self._spread(), self._lived and not self._lives
+        rest = self._until_next_list()
+        return self._cadence.pause(
+            self._state, since=since, launcher_lives=lives, took=took, spread=spread, silent=silent, rest=rest
+        )
 
 
 class Observer(Protocol):
@@ -145,14 +160,14 @@ class Operator:
                     log.warning("a newer operator has taken this run; leaving")
                     return self.state
                 self._renew()
-                self._watch.follow(self.state.job.id, self.state.job.restarts, self.state.job.nodes)
                 self._observe()
                 now, due = self._clock.now(), next_deadline(self.state)
                 if now - ticked >= (SLOW_TICK if self._turn >= WAITING else TICK) or (due is not None and due <= now):
                     ticked = now
                     self._apply(ev.Tick(now))
+                self._watch.follow(self.state.job.id, self.state.job.restarts, self.state.job.nodes)
                 if self._pace.notice(self.state, launcher_lives=self._follower.launcher_lives):
-                    self._watch.look()
+                    self._watch.look(self._pace.delay)
                 self._rest()
         finally:
             self._watch.stop()

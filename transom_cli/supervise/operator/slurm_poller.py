@@ -70,7 +70,7 @@ class SlurmPoller:
         self._job_id = 0
         self._restarts = 0
         self._nodes: tuple[str, ...] = ()
-        self._wake = threading.Event()
+        self._wake, self._delay = threading.Event(), 0.0
         self._resting = threading.Lock()
         self._due: tuple[float, float] | None = None  # while no thread waits: when to ask, and the age that will do
         self._end = False
@@ -91,23 +91,24 @@ class SlurmPoller:
         self._thread.start()
 
     def follow(self, job_id: int, restarts: int, nodes: tuple[str, ...]) -> None:
-        """Set the job to poll, and what is known about it. Another job is polled at once.
+        """Set the job to poll, and what is known about it.
 
         The operator calls this in each turn: then a pause that has ended is noticed here.
         """
-        changed = (job_id, restarts) != (self._job_id, self._restarts)
         self._job_id, self._restarts, self._nodes = job_id, restarts, nodes or self._nodes
         due = self._due
-        if changed:
-            self.look()
-        elif due is not None and self._now() >= due[0]:
+        if due is not None and self._now() >= due[0]:
             self._go(due[1])
 
-    def look(self) -> None:
-        """Ask now, not only when the pace says."""
+    def look(self, delay: float = 0.0) -> None:
+        """Ask in so many seconds, not only when the pace says. An answer that another run gets until then will do."""
         with self._resting:
-            self._wake.set()
-            if self._due is not None:
+            if self._due is None:
+                self._delay = delay
+                self._wake.set()
+            elif delay:
+                self._due = self._now() + delay, delay
+            else:
                 self._go(0.0)
 
     def stop(self) -> None:
@@ -120,14 +121,23 @@ class SlurmPoller:
     def _loop(self, age: float) -> None:
         """Ask again and again; a long pause needs no thread."""
         while not self._end:
-            self._wake.clear()
             pause = self.poll(age)
             with self._resting:
                 if pause.seconds >= LONG and not self._wake.is_set():
                     self._due = self._now() + pause.seconds, pause.age
                     return
-            woken = self._wake.wait(pause.seconds)
-            age = 0.0 if woken else pause.age
+            age = self._wait(pause)
+
+    def _wait(self, pause: Pause) -> float:
+        """Wait for the next question, and return how old its answer may be. `look` replaces the pause."""
+        seconds, age = pause.seconds, pause.age
+        while self._wake.wait(seconds) and not self._end:
+            with self._resting:
+                self._wake.clear()
+                seconds = age = self._delay
+            if not seconds:
+                break
+        return age
 
     def poll(self, age: float) -> Pause:
         """Ask once, put on the queue what Slurm says, and return when to ask next."""
