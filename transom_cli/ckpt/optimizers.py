@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from transom_cli.ckpt.failures import StateMismatch
+from transom_cli.ckpt.module_names import translation
+from transom_cli.ckpt.tensor_kinds import inner_tensors, moved
 from transom_cli.ckpt.tree import local_part
 
 
@@ -47,6 +49,7 @@ def write(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], t
     index = {name: i for i, name in enumerate(order)}
     groups: list[dict[str, Any]] = []
     saved_groups = tree["param_groups"]
+    renamed = translation({name for group in saved_groups for name in group["params"]}, set(order))
     if len(saved_groups) != len(optimizer.param_groups):
         raise StateMismatch(
             f"The optimizer has {len(optimizer.param_groups)} parameter groups, and the checkpoint {len(saved_groups)}"
@@ -54,13 +57,15 @@ def write(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], t
     start = 0
     for saved, live in zip(saved_groups, optimizer.param_groups, strict=True):
         mine = order[start : start + len(live["params"])]
-        if sorted(mine) != sorted(saved["params"]):
-            odd = sorted(set(mine) ^ set(saved["params"]))
+        theirs = [renamed(name) for name in saved["params"]]
+        if sorted(mine) != sorted(theirs):
+            odd = sorted(set(mine) ^ set(theirs))
             raise StateMismatch("A parameter group is not that of the checkpoint", f"they differ in {', '.join(odd)}")
         groups.append({**saved, "params": list(range(start, start + len(mine)))})
         start += len(mine)
     state = {index[name]: value for name, value in tree["state"].items()}
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    usual = {i: {k: None if _is_special(v) else v for k, v in values.items()} for i, values in state.items()}
+    optimizer.load_state_dict({"state": usual, "param_groups": groups})
     _undo_casts(optimizer, state)
 
 
@@ -94,5 +99,14 @@ def _undo_casts(optimizer: torch.optim.Optimizer, saved: dict[int, Any]) -> None
         held = optimizer.state[live[index]]
         for key, value in values.items():
             now = held.get(key)
-            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+            if not isinstance(value, torch.Tensor):
+                continue
+            if _is_special(value):
+                held[key] = moved(value, local_part(live[index]).device)
+            elif isinstance(now, torch.Tensor) and (now.dtype != value.dtype or type(now) is not type(value)):
                 held[key] = value.to(device=now.device)
+
+
+def _is_special(value: Any) -> bool:
+    """Whether it is a tensor that `load_state_dict` would convert, such as one of 8 bits that counts as fp32."""
+    return isinstance(value, torch.Tensor) and inner_tensors(local_part(value)) is not None

@@ -130,7 +130,7 @@ def _targets(metadata: Metadata, state: State, rank: int, origin: Origin | None,
     wanted = {name for name in state.names() if name not in afresh}
     targets: Flat = {}
     seen: set[TreePath] = set()
-    for key, path in paths_of(metadata).items():
+    for key, path in state.translated(paths_of(metadata)).items():
         inner = within(path)
         if inner[0] not in wanted or (path[0] == RANKS and (not per_rank or path[1] != str(rank))):
             continue

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from transom_cli.ckpt import files
-from transom_cli.ckpt.failures import RanksDiffer, describe
+from transom_cli.ckpt.failures import RanksDiffer, RanksMissing, describe
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
 from transom_cli.ckpt.names import DCP_METADATA, data_name, step_name
 from transom_cli.ckpt.options import Options
@@ -90,23 +90,36 @@ class Committer:
     def __init__(self, options: Options, ranks: Ranks, schedule: Every, stager: Stager, snapshots: Snapshots) -> None:
         self._options, self._ranks, self._schedule = options, ranks, schedule
         self._stager, self._snapshots = stager, snapshots
+        self._prepared = 0
         self._metadata: Metadata | None = None  # DCP's metadata of all shares, on rank 0
 
-    def prepare(self, layout: Layout | None, growth: float) -> None:
+    def prepare(self, layout: Layout | None, growth: float, patience: float) -> None:
         """Before the first save: plan who writes what, and allocate memory for a state `growth` times as large.
 
         A failure here is reported by the save.
+
+        Args:
+            patience: seconds to wait for the other ranks.
+
+        Raises:
+            RanksMissing: not all ranks have come.
         """
+        self._prepared += 1
         try:
-            answers = self._ranks.gather((layout is not None, layout is not None and self._stager.agreed_on(layout)))
+            mine = (layout is not None, layout is not None and self._stager.agreed_on(layout))
+            answers = self._ranks.gather(mine, what=f"preparation {self._prepared}", patience=patience)
             if layout is not None and all(there for there, _ in answers) and not all(agreed for _, agreed in answers):
                 self._settle(layout, self._plan(layout), growth)
                 if self._snapshots.awaited:
                     self._snapshots.complete()
+        except RanksMissing:
+            raise
         except FAILURES:
             pass
 
-    def call_roll(self, step: int, snapshot: Snapshot | None, trouble: str, proof: Proof | None) -> Roll:
+    def call_roll(
+        self, step: int, snapshot: Snapshot | None, trouble: str, proof: Proof | None, patience: float | None = None
+    ) -> Roll:
         """Wait until all ranks commit `step`, and exchange their troubles and checksums. A collective.
 
         `snapshot` is None, with the `trouble`, where a rank could not copy its state: the others must learn of it.
@@ -118,7 +131,7 @@ class Committer:
         agreed = snapshot is not None and snapshot.agreed
         short = proof.short if proof is not None else None
         while True:
-            answers = self._ranks.gather((step, trouble, agreed, short))
+            answers = self._ranks.gather((step, trouble, agreed, short), what=f"save {step}", patience=patience)
             ahead = max(answer[0] for answer in answers)
             if step < ahead:
                 return Roll(agreed, f"not all ranks save this step: others are at {step_name(ahead)}", [])
@@ -129,7 +142,7 @@ class Committer:
     def compare(self, proof: Proof | None, checksums: list[Short | None]) -> Comparison:
         """Compare what the checkpoint stores once for all ranks. A collective."""
         found = differences(self._ranks, proof, checksums)
-        complete = all(short is not None for short in checksums)
+        complete = all(short is not None and not short[3] for short in checksums)
         if found:
             refused = refusal(found)
             return Comparison(refused, f"{refused.what}: {found[0].text}", complete=complete)

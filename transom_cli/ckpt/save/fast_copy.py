@@ -118,6 +118,12 @@ class Copier:
             self._pool.shutdown()
 
 
+def copy_rows(rows: array.array[int]) -> None:
+    """Copy small pieces at once, in this thread: address to copy to, address to copy from, bytes, and so on."""
+    if rows:
+        (_compiled or _by_libc)(rows.buffer_info()[0], len(rows) // 3)
+
+
 def split(pieces: Sequence[Piece], shares: int) -> list[list[Piece]]:
     """Split the pieces into at most `shares` lists of about equal bytes; large pieces are cut."""
     each = -(-sum(piece[2] for piece in pieces) // max(1, shares))

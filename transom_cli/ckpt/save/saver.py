@@ -11,16 +11,17 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from transom_cli.ckpt.failures import RanksDiffer, SaveFailed, describe
+from transom_cli.ckpt.failures import RanksDiffer, RanksMissing, SaveFailed, describe
 from transom_cli.ckpt.names import step_name
 from transom_cli.ckpt.options import Options
 from transom_cli.ckpt.ranks import FAILURES, Ranks
 from transom_cli.ckpt.save.commit import DURABLE, PROTECTED, Committed, Committer, Comparison
 from transom_cli.ckpt.save.fast_copy import COMPILE_FROM
 from transom_cli.ckpt.save.layout import Layout, Signature, local_plan
-from transom_cli.ckpt.save.replicas import Proof, prove, shared
+from transom_cli.ckpt.save.replicas import Proof, checked_each_save, prove, prove_some, shared
 from transom_cli.ckpt.save.serialize import Serializer
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.save.staging import NOTHING, Later, Snapshot, Stager
@@ -31,6 +32,7 @@ from transom_cli.ckpt.state import State
 from transom_cli.ckpt.tree import Flat, Paths
 from transom_cli.heartbeat.client import phase
 
+SLACK = 2.0  # seconds: the exchange fails first, and says why
 _LONG = 0.5  # seconds: a longer wait for the previous save is reported
 
 
@@ -57,10 +59,12 @@ class Saver:
 
     def __init__(
         self, options: Options, ranks: Ranks, state: State, schedule: Every, snapshots: Snapshots,
-        say: Callable[[str], None], serializer: Serializer,
+        say: Callable[[str], None], serializer: Serializer, patience: float = 120.0,
     ) -> None:  # fmt: skip
         self._options, self._ranks, self._state, self._schedule = options, ranks, state, schedule
         self._snapshots, self._say = snapshots, say
+        self._patience = patience  # seconds that the trainer waits for ranks that do not come
+        self._lost: RanksMissing | None = None
         self.saved: int | None = None
         self.durable: int | None = None
         self.last_error: SaveFailed | None = None
@@ -77,6 +81,7 @@ class Saver:
         self._reported_wait = False
         self._proven: Signature | None = None  # replicas of this signature were found equal on all ranks
         self._proven_as: Signature | None = None  # the whole signature that it belongs to
+        self._each_save: list[MetadataIndex] = []  # what is compared at each save
         self._refusal: RanksDiffer | None = None  # not raised yet
         self._noted: set[str] = set()
         self._hook = register_optimizer_step_pre_hook(self._join) if options.overlapped else None
@@ -106,8 +111,9 @@ class Saver:
         self._running = self._thread.submit(self._prepare, read, to_come)
         self._running_step = -1
         if begins:
-            self._running.result()
+            self._await(self._running)
             self._snapshots.awaited = False
+            self._raise_lost()
 
     def start(self, step: int, requested: bool, together: bool = True) -> Save | None:
         """Copy the state and start the commit of `step` in the background. None if `step` is saved already.
@@ -122,6 +128,7 @@ class Saver:
         with phase("checkpoint"):
             self._report_long_wait(step)
             self.settle()
+            self._raise_lost()
             self._raise_refusal()
             if step == self.saved:
                 self.wait_durable(step)
@@ -138,16 +145,17 @@ class Saver:
                 snapshot = self._stager.take(flat, paths, later)
                 begun = time.monotonic()
                 proof = self._proof(flat, snapshot.layout)
-                proving = time.monotonic() - begun
+                proving = time.monotonic() - begun if proof is not None and not proof.partial else 0.0
             except Exception as error:
                 trouble = f"the state could not be copied: {describe(error)}"
-            # checksums are made only for the first save, so they do not count as the cost of a save
+            # checksums of everything are made only for the first save: they do not count as the cost of a save
             stall = None if trouble else time.monotonic() - save.began - proving
             agreement = self._schedule.copied(step, stall, self._durable_pending)
             self._running_step = self._done = step
             self._running = self._thread.submit(self._commit_and_persist, save, snapshot, trouble, agreement, proof)
-            if proof is not None and together:
-                save.compared.result()
+            if proof is not None and not proof.partial and together:
+                self._await(save.compared)
+                self._raise_lost()
                 self._raise_refusal()
         return save
 
@@ -169,7 +177,7 @@ class Saver:
         """Wait until the last save is committed or has failed."""
         self._stager.join()
         if self._running is not None:
-            self._running.result()
+            self._await(self._running)
             self._running = None
 
     def wait_durable(self, step: int | None = None) -> None:
@@ -190,7 +198,7 @@ class Saver:
     def close(self) -> None:
         if self._hook is not None:
             self._hook.remove()
-        self._thread.shutdown()
+        self._thread.shutdown(wait=self._lost is None)
         self._stager.close()
         self._status.close()
 
@@ -214,14 +222,36 @@ class Saver:
         self._say(f"save({step}) waits: {what}")
 
     def _proof(self, flat: Flat, layout: Layout) -> Proof | None:
-        """Checksums of the replicas, unless they were compared since the state last changed shape."""
-        if self._ranks.size == 1 or layout.signature is self._proven_as:
+        """Checksums of the replicas: of some, if all were compared since the state last changed shape."""
+        if self._ranks.size == 1:
             return None
-        about = shared(layout.signature)
-        if about == self._proven:
-            self._proven_as = layout.signature
-            return None
+        about = self._proven
+        if layout.signature is not self._proven_as:
+            about = shared(layout.signature)
+            if about == self._proven:
+                self._proven_as = layout.signature
+                self._each_save = checked_each_save(flat, layout, self._state.stepped())
+        if about is not None and layout.signature is self._proven_as:
+            return prove_some(flat, about, self._each_save)
+        assert about is not None
         return prove(flat, layout, about, self._state.broadcast(), self._ranks.size)
+
+    def _await(self, work: Future[Any]) -> None:
+        """Wait for the background thread.
+
+        Raises:
+            RanksMissing: it waits for ranks that do not come.
+        """
+        while not wait([work], self._patience + SLACK).done:
+            attendance = self._ranks.attendance
+            error = attendance.missing(self._patience) if attendance is not None else None
+            if error is not None and not wait([work], SLACK).done:
+                self._lost = error
+                raise error
+
+    def _raise_lost(self) -> None:
+        if self._lost is not None:
+            raise self._lost
 
     def _raise_refusal(self) -> None:
         refused, self._refusal = self._refusal, None
@@ -242,7 +272,10 @@ class Saver:
                 layout = self._stager.look(*read)
                 growth = 1.0 + to_come / max(1, layout.size)
         self._publish_plan()
-        self._committer.prepare(layout, growth)
+        try:
+            self._committer.prepare(layout, growth, self._patience)
+        except RanksMissing as error:
+            self._lost = error
 
     def _commit_and_persist(
         self, save: Save, snapshot: Snapshot | None, trouble: str, agreement: Agreement | None, proof: Proof | None
@@ -252,7 +285,12 @@ class Saver:
         if not save.compared.done():
             save.compared.set_result(None)
         if committed.trouble:
-            self._failed(save.step, committed.trouble, IN_MEMORY, reported=self._refusal is not None)
+            self._failed(
+                save.step,
+                committed.trouble,
+                IN_MEMORY,
+                reported=proof is not None and not proof.partial and self._refusal is not None,
+            )
         else:
             self.saved = save.step
             self._status.good(IN_MEMORY, save.step)
@@ -271,7 +309,9 @@ class Saver:
     def _commit(self, save: Save, snapshot: Snapshot | None, trouble: str, proof: Proof | None) -> Committed:
         """Commit `snapshot`, with the same result on all ranks."""
         try:
-            roll = self._committer.call_roll(save.step, snapshot, trouble, proof)
+            awaited = proof is not None and not proof.partial  # by the trainer
+            patience = self._patience if awaited else None
+            roll = self._committer.call_roll(save.step, snapshot, trouble, proof, patience)
             if roll.trouble or snapshot is None:
                 return Committed(roll.trouble)
             if any(short is not None for short in roll.checksums):
@@ -280,12 +320,16 @@ class Saver:
                 if comparison.trouble:
                     return Committed(comparison.trouble)
             return self._committer.commit(save.step, snapshot, agreed=roll.agreed, requested=save.requested)
+        except RanksMissing as error:
+            self._lost = error
+            return Committed(describe(error))
         except FAILURES as error:  # a collective failed: a peer is gone, and training will notice by itself
             return Committed(describe(error))
 
     def _compared(self, save: Save, proof: Proof | None, found: Comparison) -> None:
         self._refusal = found.refused
-        self._proven, self._proven_as = None, None
+        if found.refused is not None or proof is None or not proof.partial:
+            self._proven, self._proven_as = None, None
         if proof is not None and found.complete and found.refused is None:
             self._proven = proof.about
         if found.note and found.note not in self._noted:

@@ -81,11 +81,13 @@ class AgreeingRanks(Ranks):
     """The same ranks, whose `gather` also carries reports. Used in the background thread only."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self.size, self.rank, self._own = ranks.size, ranks.rank, ranks._own  # no process group of its own
+        self.size, self.rank = ranks.size, ranks.rank
+        self._own, self.attendance = ranks._own, ranks.attendance  # no process group of its own
         self.agreement: Agreement | None = None
 
-    def gather(self, value: Any) -> list[Any]:
-        reports = super().gather((value, self.agreement.note if self.agreement is not None else None))
+    def gather(self, value: Any, *, what: str = "", patience: float | None = None) -> list[Any]:
+        note = self.agreement.note if self.agreement is not None else None
+        reports = super().gather((value, note), what=what, patience=patience)
         if self.agreement is not None:
             self.agreement.hear([note for _, note in reports])
         return [value for value, _ in reports]
