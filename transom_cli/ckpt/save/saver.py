@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -41,8 +41,8 @@ class Save:
     have compared their replicas, to the error if they differ.
     """
 
-    def __init__(self, step: int, requested: bool) -> None:
-        self.step, self.requested = step, requested
+    def __init__(self, step: int, requested: bool, metrics: Mapping[str, float]) -> None:
+        self.step, self.requested, self.metrics = step, requested, metrics
         self.began = time.monotonic()
         self.over: Future[None] = Future()
         self.compared: Future[RanksDiffer | None] = Future()
@@ -62,6 +62,7 @@ class Saver:
         self._options, self._ranks, self._state, self._schedule = options, ranks, state, schedule
         self._snapshots, self._say = snapshots, say
         self.saved: int | None = None
+        self._metrics: Mapping[str, float] = {}  # of the newest save
         self.durable: int | None = None
         self.last_error: SaveFailed | None = None
         self._status = StatusReporter(options.directory, first=ranks.first)
@@ -109,12 +110,15 @@ class Saver:
             self._running.result()
             self._snapshots.awaited = False
 
-    def start(self, step: int, requested: bool, together: bool = True) -> Save | None:
+    def start(
+        self, step: int, requested: bool, together: bool = True, metrics: Mapping[str, float] | None = None
+    ) -> Save | None:
         """Copy the state and start the commit of `step` in the background. None if `step` is saved already.
 
         Args:
             requested: make it durable in any case.
             together: all ranks save this step, not only those that saw a request for a final checkpoint in time.
+            metrics: of the step; rank 0's are stored.
 
         Raises:
             RanksDiffer: on all ranks, in this save or the next one.
@@ -127,7 +131,8 @@ class Saver:
                 self.wait_durable(step)
             if step == self.saved and (step == self.durable or not requested):
                 return None
-            save = Save(step, requested)
+            self._metrics = metrics or (self._metrics if step == self.saved else {})
+            save = Save(step, requested, self._metrics)
             if step == self.saved:
                 self._make_durable(save)
                 return save
@@ -157,7 +162,7 @@ class Saver:
         if self.saved is not None and self.saved != self.durable:
             self.wait_durable()
             if self.saved is not None and self.saved != self.durable:
-                self._make_durable(Save(self.saved, requested=True))
+                self._make_durable(Save(self.saved, requested=True, metrics=self._metrics))
 
     def wait(self) -> None:
         """Wait until nothing is being written, and no old checkpoint is being deleted."""
@@ -297,7 +302,7 @@ class Saver:
         """Let the daemon of rank 0 write `save`, and watch for the outcome in a thread of its own."""
         if self._ranks.first:
             try:
-                self._snapshots.persist(save.step, self._options.keep)
+                self._snapshots.persist(save.step, self._options.keep, save.metrics)
             except FAILURES as error:
                 self._ended(save, describe(error))
                 save.over.set_result(None)
@@ -350,6 +355,8 @@ class Saver:
         durable_from = time.time() + seconds if left is None else None
         saves = NextSaves(step, every, rule.every(schedule.persist), durable, durable_from)
         with contextlib.suppress(*FAILURES):  # only displays wait for it
+            if (mirrored := self._snapshots.mirrored()) is not None:
+                self._status.mirrored(mirrored)
             self._snapshots.plan("; ".join(filter(None, (schedule.words, rule.words))), saves)
 
 
