@@ -35,8 +35,8 @@ def sandbox(short_dir: Path) -> Iterator[Sandbox]:
     cluster.down()
 
 
-def begun(person: Person, steps: int = 400) -> tuple[RunDir, int]:
-    run = person.start("-N", "2", "--", *COMMAND, "--steps", str(steps))
+def begun(person: Person, steps: int = 400, *words: str) -> tuple[RunDir, int]:
+    run = person.start("-N", "2", *words, "--", *COMMAND, "--steps", str(steps))
     return run, person.wait(run, at_step(12))["job_id"]
 
 
@@ -64,7 +64,7 @@ def marks(view: dict[str, object]) -> str:
 
 
 def test_run_continues_while_slurmctld_hangs_and_a_cancel_stops_it(person: Person, sandbox: Sandbox) -> None:
-    run, job = begun(person)
+    run, job = begun(person, 2000, "--set", "slurm.poll_max=5")  # it would be asked after a minute and a half otherwise
     faults.stop_controller(sandbox)
     try:
         view = person.wait(run, lambda v: bool(v["slurm_lost"]), LONG)
