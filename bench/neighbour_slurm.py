@@ -260,7 +260,7 @@ def idle_run(root: Path, number: int) -> RunDir:
 
 
 def process_row(runs: int, seconds: float) -> dict[str, Any]:
-    """Memory and CPU of one process with so many idle runs, once they have calmed down."""
+    """Memory and CPU of one process with `runs` idle runs, once they have calmed down."""
     top = Path(tempfile.mkdtemp(prefix="tsm-", dir="/tmp"))
     try:
         _answers(top / "bin", runs)

@@ -32,7 +32,7 @@ SAVED = 1800.0  # seconds between two checkpoints
 BACK = 80.0  # seconds from a fault to the training's next start
 AGAIN = 63.0  # and as many more where the job is requeued
 FIRST = 680.0  # from the submission to the first start
-REQUEUED = 20  # every so many faults
+REQUEUED = 20  # faults for each one that ends in a requeue
 LINE = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.4.%d]:17292"
 
 
@@ -51,7 +51,7 @@ def make(
 
     Args:
         now: When the run ends; the present by default.
-        requeued: Every so many faults end in a requeue.
+        requeued: One fault in this many ends in a requeue.
         saved: Seconds between two checkpoints.
     """
     run = RunDir(folder / "llama-70b-20261122-065825-c382")

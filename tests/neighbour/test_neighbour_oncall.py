@@ -41,7 +41,7 @@ GROUP = f"transomcall{os.getpid()}"
 
 @pytest.fixture(scope="module")
 def group(ordinary_user: OrdinaryUser) -> Iterator[int]:
-    """A group of which `ordinary_user` is a member, and `other_user` is not."""
+    """A group that has `ordinary_user` as a member, but not `other_user`."""
     subprocess.run(["groupadd", GROUP], check=True)
     subprocess.run(["usermod", "-aG", GROUP, ordinary_user.name], check=True)
     yield grp.getgrnam(GROUP).gr_gid

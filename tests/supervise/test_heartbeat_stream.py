@@ -79,7 +79,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
 
 
 def taken(stream: HeartbeatStream, count: int) -> dict[str, int]:
-    """The numbers of the newest tables, once there are so many."""
+    """The numbers of the newest tables, once there are `count` of them."""
     found: dict[str, int] = {}
 
     def enough() -> bool:

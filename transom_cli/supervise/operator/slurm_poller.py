@@ -36,13 +36,13 @@ class SlurmPoller:
     """Puts JobSeen, JobGone, SlurmLost and SlurmBack on the queue, changed or not: repeated events do no harm.
 
     Args:
-        pace: returns when to ask next, after an answer that took so many seconds. While Slurm does not answer, the
-            poller backs off by itself.
+        pace: maps the seconds that the last answer took to when to ask next. While Slurm does not answer, the poller
+            backs off by itself.
         tag: the run's. A job that has ended may have a successor that its launcher submitted, known by the tag.
         handed: returns the newest launcher's handoff.
         forgotten: describes a job that Slurm no longer knows.
-        ask: returns the job as Slurm has it now, or as an answer to another run had it so many seconds ago at most.
-        count: is told that this run begins (1) or ends (-1) to ask.
+        ask: returns a job by its ID. The answer to another run is used if it is at most that many seconds old.
+        count: called with 1 when this run begins to ask, and with -1 when it ends.
     """
 
     def __init__(
@@ -101,13 +101,14 @@ class SlurmPoller:
             self._go(due[1])
 
     def look(self, delay: float = 0.0) -> None:
-        """Ask in so many seconds, not only when the pace says. An answer that another run gets until then will do."""
+        """Ask after `delay` seconds, or earlier if a question is due. A newer answer to another run is enough."""
         with self._resting:
             if self._due is None:
                 self._delay = delay
                 self._wake.set()
             elif delay:
-                self._due = self._now() + delay, delay
+                if self._now() + delay < self._due[0]:
+                    self._due = self._now() + delay, delay
             else:
                 self._go(0.0)
 
