@@ -110,6 +110,25 @@ def test_a_delayed_look_takes_an_answer_from_the_meantime() -> None:
     assert ages == [0.0, 0.2, 0.0]
 
 
+def test_a_later_look_does_not_put_off_an_earlier_one() -> None:
+    out: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    now, slurm, clock = [0.0], FinishedSlurm(), Clock()
+    pace = Pause(HOUR, 0.0)
+    watch = SlurmPoller(slurm, clock, out, lambda _took: pace, now=lambda: now[0])  # type: ignore[arg-type]
+    watch.follow(7, 0, ())
+    watch.start()
+    try:
+        out.get(timeout=30)
+        watch._thread.join(30)
+        watch.look(10.0)
+        watch.look(1000.0)
+        now[0] = 11.0
+        watch.follow(7, 0, ())
+        assert isinstance(out.get(timeout=30), JobSeen)
+    finally:
+        watch.stop()
+
+
 def test_a_look_does_not_wait_for_its_turn() -> None:
     out: queue.SimpleQueue[Event] = queue.SimpleQueue()
     watch = SlurmPoller(FinishedSlurm(), Clock(), out, lambda _took: Pause(HOUR, 0.0))  # type: ignore[arg-type]
