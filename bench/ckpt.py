@@ -56,6 +56,8 @@ from ckpt_turn import Options, Turn, take
 from harness import BenchError, progress, run_bench
 from rich.console import Console
 
+from transom_cli.inherited import TUNABLES, with_streaming_copies
+
 LIMITS = Path(__file__).with_name("ckpt_limits.py")
 GIB = 1 << 30
 MEMORY = 4  # times what the ranks hold: the state, two copies that some methods make, and what a restart compares
@@ -116,7 +118,8 @@ def cases(args: argparse.Namespace, folder: Path) -> tuple[list[Case], list[str]
 def limits(size: int, folder: Path) -> dict[str, float | str]:
     """In a process of its own, so that it finds no memory of ours and leaves none."""
     argv = [sys.executable, str(LIMITS), str(size), str(folder)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    env = {**os.environ, TUNABLES: with_streaming_copies(os.environ)}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise BenchError("The limits of this machine could not be measured", said)

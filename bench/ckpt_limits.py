@@ -3,8 +3,8 @@
     python bench/ckpt_limits.py BYTES FOLDER        one JSON object on stdout
 
 A limit that cannot be measured here is a text with the reason. `tensors`: the tensors of the state, in memory that was
-touched before, copied into one arena. The faster of libc's memcpy and transom's streaming copy (if available) is the
-lower bound of a blocking save and of a load from memory.
+touched before, copied into one arena by libc's memcpy. With the GLIBC_TUNABLES of transom's ranks, that is the lower
+bound of a blocking save and of a load from memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ def measure(size: int, folder: Path) -> Limits:
         _put(found, f"memcpy, {of}", size, partial(_side_by_side, _memcpy, whole))
         shares = _cut(tensors, threads)
         _put(found, f"tensors, memcpy, {of}", size, partial(_side_by_side, _memcpy, shares))
-        _put(found, f"tensors, streaming, {of}", size, _streaming(tensors, threads))
         pieces = [memoryview(source)[k * size // threads : (k + 1) * size // threads] for k in range(threads)]
         _put(found, f"xxh3_64, {of}", size, partial(_side_by_side, xxhash.xxh3_64_digest, pieces))
     _put(found, "shared memory, first touch", size, lambda: _first_touch(source, huge=False))
@@ -121,18 +120,6 @@ def _side_by_side(act: Callable[..., object], parts: Sequence[object]) -> None:
     act(parts[0])
     for other in others:
         other.result()
-
-
-def _streaming(tensors: list[Row], threads: int) -> Callable[[], object] | str:
-    """transom's own streaming copy of the tensors, or why there is none."""
-    try:
-        from transom_cli.ckpt.save import fast_copy
-    except ImportError:
-        return "this transom has no streaming copy"
-    if fast_copy.compiled_copy() is None:
-        return "the streaming copy does not run here"
-    copier = fast_copy.Copier(threads)
-    return lambda: copier.copy(tensors)
 
 
 def _first_touch(source: mmap.mmap, huge: bool) -> float:

@@ -1,6 +1,6 @@
 """The lower bound of this machine as a method of bench/ckpt.py: in the same harness and the same minutes.
 
-save() is only the streaming copy into shared memory that was touched before. Then another process writes that memory
+save() is only the copy into shared memory that was touched before. Then another process writes that memory
 with O_DIRECT and fsync. There are no checksums, no record and no second rank to agree with, so a damaged or incomplete
 file would not be detected.
 """
@@ -21,7 +21,7 @@ from ckpt_state import State
 from harness import BenchError
 
 from transom_cli.ckpt.names import parse_step
-from transom_cli.ckpt.save.fast_copy import Copier, compiled_copy
+from transom_cli.ckpt.save.fast_copy import Copier
 
 _PIECE = 8 << 20
 _ALIGNED = 64
@@ -48,7 +48,6 @@ class Machine(Method):
     def __init__(self, state: State, place: Place) -> None:
         super().__init__(state, place)
         self._copier, self._writing = Copier(), False
-        compiled_copy()
         self._places: list[tuple[int, int, int]] = []  # where a tensor is, where it goes, bytes
         end = 0
         for tensor in state.local.values():

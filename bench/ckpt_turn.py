@@ -24,6 +24,8 @@ from ckpt_plan import Case
 from ckpt_worker import Order
 from harness import BenchError, wait_for
 
+from transom_cli.inherited import TUNABLES, with_streaming_copies
+
 WORKER = Path(__file__).with_name("ckpt_worker.py")
 _QUIET = 2.0  # s without a change in the files: nothing outlives the trainer that still writes
 _LOOK = 0.05  # s between two looks at the memory
@@ -184,14 +186,20 @@ class _Half:
 
 
 def _env(rank: int, ranks: int, threads: int) -> dict[str, str]:
-    """As torchrun gives it, on one node. OMP_NUM_THREADS: torch's threads, in the method's own processes too."""
+    """As torchrun under transom gives it, on one node. OMP_NUM_THREADS: torch's threads, in the method's own
+    processes too."""
     mine = ("SLURM_", "TRANSOM_")
     env = {key: value for key, value in os.environ.items() if not key.startswith(mine)}
     numbers = {
         "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0,
         "GROUP_WORLD_SIZE": 1, "NODE_RANK": 0, "NODE_NUM": 1, "OMP_NUM_THREADS": threads,
     }  # fmt: skip
-    return {**env, **{name: str(value) for name, value in numbers.items()}, "MASTER_ADDR": "127.0.0.1"}
+    return {
+        **env,
+        **{name: str(value) for name, value in numbers.items()},
+        "MASTER_ADDR": "127.0.0.1",
+        TUNABLES: with_streaming_copies(env),
+    }
 
 
 def _start(

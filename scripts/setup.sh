@@ -13,8 +13,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # (munge, mariadb). These do not conflict with the sandbox.
 PACKAGES=(slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge slurmdbd mariadb-server
     fuse3 gcc libc6-dev python3-venv)
-# Optional: transom is slower without them. If they cannot be installed, nothing fails, and no password is requested.
-OPTIONAL=(libisal2) # computes parity of snapshots at memory speed; the fallback is numpy
 PROGRAMS=(slurmctld slurmd sbatch scontrol munged slurmdbd mariadbd fusermount3 cc)
 APT_GET=(env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l apt-get -q -y)
 STAMP=.venv/.transom-setup
@@ -86,20 +84,6 @@ install_packages() {
     "${as_root[@]}" install --no-install-recommends "${missing[@]}" >&2
 }
 
-install_optional() { # those that this release has, where no password is needed
-    local missing as_root=()
-    apt_machine || return 0
-    mapfile -t missing < <(missing_packages "${OPTIONAL[@]}")
-    [ ${#missing[@]} -gt 0 ] && apt-cache show "${missing[@]}" >/dev/null 2>&1 || return 0
-    if [ "$(id -u)" -ne 0 ]; then
-        sudo -n true 2>/dev/null || return 0
-        as_root=(sudo -n)
-    fi
-    say "installing ${missing[*]}"
-    "${as_root[@]}" "${APT_GET[@]}" install --no-install-recommends "${missing[@]}" >&2 ||
-        say "${missing[*]} could not be installed; transom works without, slower"
-}
-
 find_python() { # 3.10 or newer, and able to make a virtual environment with pip in it
     local candidate
     for candidate in ${PYTHON:+"$PYTHON"} python3 /usr/bin/python3 python3.{14,13,12,11,10}; do
@@ -142,6 +126,5 @@ fill_venv() {
 }
 
 install_packages
-install_optional
 make_venv
 fill_venv

@@ -92,32 +92,3 @@ def test_root_without_a_terminal_needs_no_answer(tmp_path: Path) -> None:
     done = setup_with(tmp_path, id="echo 0", env=SUDO, **MISSING)
     assert done.returncode == 7
     assert "setup:   slurmctld slurmd" in done.stderr
-
-
-def all_but_optional(tools: Path, **scripts: str) -> subprocess.CompletedProcess[str]:
-    """As above, with all that must be there. Says `went on` when it comes to the virtual environment, and ends soon."""
-    (tools / ".venv" / "bin").mkdir(parents=True)
-    python = tools / ".venv" / "bin" / "python"
-    python.write_text("#!/bin/sh\necho went on\n")
-    python.chmod(0o755)
-    installed = 'case "$*" in *libisal2*) exit 1;; *) echo installed;; esac'
-    return setup_with(tools, apt_get="exit 9", dpkg_query=installed, **scripts)
-
-
-def test_an_optional_package_that_cannot_be_installed_fails_nothing(tmp_path: Path) -> None:
-    done = all_but_optional(tmp_path, apt_cache="exit 0", id="echo 0", env='echo "env $*" >&2; exit 100')
-    assert done.stderr.splitlines()[:3] == [
-        "setup: installing libisal2",
-        "env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=l apt-get -q -y install --no-install-recommends libisal2",
-        "setup: libisal2 could not be installed; transom works without, slower",
-    ]
-    assert done.stdout.splitlines()[0] == "went on"
-
-
-@pytest.mark.parametrize("others", [{"apt_cache": "exit 100"}, {"apt_cache": "exit 0", "sudo": "exit 1"}])
-def test_an_optional_package_that_is_unknown_or_needs_a_password_is_passed_over(
-    tmp_path: Path, others: dict[str, str]
-) -> None:
-    done = all_but_optional(tmp_path, id="echo 1000", **others)
-    assert "libisal2" not in done.stderr
-    assert done.stdout.splitlines()[0] == "went on"

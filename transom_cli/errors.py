@@ -88,6 +88,13 @@ class NoCheckpoint(TransomError):
     kind = "no_checkpoint_restores"
 
 
+class StateDiffers(TransomError):
+    """A checkpoint was loaded, and what the trainer would train with is not what was saved."""
+
+    exit_code = 18
+    kind = "state_differs"
+
+
 EXIT_CODES: dict[int | str, str] = {
     0: "done",
     1: "failed",
@@ -98,6 +105,7 @@ EXIT_CODES: dict[int | str, str] = {
     13: "not permitted",
     14: "bad nodes (preflight, or a run directory they cannot see)",
     15: "no checkpoint restores",
+    18: "a restored state is not the one that was saved",
     20: "degraded",
     21: "held, or given up (no progress, cap reached)",
     22: "unknown",

@@ -189,13 +189,13 @@ def test_survivors_are_described(lost: list[Any], places: list[str], silent: lis
 
 def test_the_floor_of_a_copy_is_the_best_copy_of_the_tensors() -> None:
     limits: list[dict[str, float | str]] = [
-        {"memcpy, 2 threads": 20.0, "tensors, memcpy, 2 threads": 10.0, "tensors, streaming, 2 threads": 16.0,
+        {"memcpy, 2 threads": 20.0, "tensors, memcpy, 1 thread": 10.0, "tensors, memcpy, 2 threads": 16.0,
          "disk write": 1.0, "disk read, cold": "Invalid argument"},
-        {"memcpy, 2 threads": 20.0, "tensors, memcpy, 2 threads": 12.0, "tensors, streaming, 2 threads": 24.0,
+        {"memcpy, 2 threads": 20.0, "tensors, memcpy, 1 thread": 12.0, "tensors, memcpy, 2 threads": 24.0,
          "disk write": 3.0, "disk read, cold": "Invalid argument"},
     ]  # fmt: skip
     assert floors(limits, 10**10) == {"copy": pytest.approx(0.5), "disk write": pytest.approx(5.0)}
-    assert floors([{"tensors, streaming, 1 thread": "none"}], 1) == {}
+    assert floors([{"tensors, memcpy, 1 thread": "none"}], 1) == {}
 
 
 def test_each_ratio_has_its_baseline() -> None:

@@ -77,8 +77,8 @@ def test_a_manifest_names_no_file_outside_its_directory(name):
 
 
 def test_newer_schema_is_named_in_the_error():
-    with pytest.raises(BadManifest, match="schema 2"):
-        decode(b'{"schema": 2, "anything": "else"}')
+    with pytest.raises(BadManifest, match="schema 3"):
+        decode(b'{"schema": 3, "anything": "else"}')
 
 
 def test_step_names():
@@ -144,3 +144,11 @@ def test_the_step_just_published_survives_newer_ones(tmp_path: Path):
 def test_listing_needs_no_torch():
     code = "import transom_cli.cli.ckpt, transom_cli.ckpt.inventory, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("names", [(".metadata",), (".metadata", "__0_0.distcp", '"files": []', "ä\\")])
+def test_manifest_is_written_as_json_writes_it(names: tuple[str, ...]):
+    files = tuple(FileEntry(name, 7, "0" * 32) for name in sorted(names))
+    data = encode(Manifest(1, 1, '"files": []', "2.6", "now", files))
+    assert (json.dumps(json.loads(data), indent=1, sort_keys=True) + "\n").encode() == data
+    assert decode(data).files == files

@@ -54,6 +54,21 @@ def test_torchrun_gets_the_launchs_port_in_its_environment(place: Place) -> None
 
 
 @pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("", "glibc.cpu.x86_non_temporal_threshold=262144"),
+        ("glibc.malloc.arena_max=2", "glibc.malloc.arena_max=2:glibc.cpu.x86_non_temporal_threshold=262144"),
+        ("glibc.cpu.x86_non_temporal_threshold=65536", "glibc.cpu.x86_non_temporal_threshold=65536"),
+    ],
+)
+def test_large_copies_of_a_rank_bypass_the_caches_and_the_users_tunables_stay(
+    place: Place, given: str, wanted: str
+) -> None:
+    out, _ = place.python("import os; print(os.environ['GLIBC_TUNABLES'])", GLIBC_TUNABLES=given).communicate()
+    assert out == f"{wanted}\n"
+
+
+@pytest.mark.parametrize(
     ("layout", "tasks"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("1,3(x2)", [1, 3, 3]), ("8(x2)", [8, 8])]
 )
 def test_tasks_on_node(layout: str, tasks: list[int]) -> None:

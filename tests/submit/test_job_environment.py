@@ -30,6 +30,7 @@ def test_only_the_run_without_automatic_beats() -> None:
     assert script_environment(Path("/r"), False, environ) == {
         "TRANSOM_RUN_DIR": "/r",
         "TRANSOM_CHECKPOINT_DIR": "/r/checkpoints",
+        "GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=262144",
     }
     assert script_environment(Path("/r"), False, {}, checkpoints=Path("/c"))["TRANSOM_CHECKPOINT_DIR"] == "/c"
 

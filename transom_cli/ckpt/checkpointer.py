@@ -79,6 +79,9 @@ class Checkpointer:
         allow_code: restore values that need code to be loaded, such as objects of your own classes. Anyone who can
             write to the checkpoints directory can then run programs as you. Without it, a restore loads tensors, data
             of Python, numpy and torch, and classes given to `torch.serialization.add_safe_globals`.
+        unproven: names or patterns of values that may differ from the saved ones after a restore, such as a data loader
+            that reports another state than it was given. All others are compared, and a difference raises
+            RestoredStateDiffers.
 
     Raises:
         UsageError: on all ranks, if an argument or the state cannot be used.
@@ -91,7 +94,7 @@ class Checkpointer:
         also: Also | None = None, reshard: bool = False,
         copy: Literal["blocking", "overlapped"] = "blocking", prove: bool = False,
         persist: int | str | None = None, protect: str = "none", protect_rate: float | None = None,
-        per_rank: Sequence[str] = (), allow_code: bool = False,
+        per_rank: Sequence[str] = (), allow_code: bool = False, unproven: Sequence[str] = (),
     ) -> None:  # fmt: skip
         options = parse_options(
             directory, every, overhead, keep, keep_every, also, copy, prove, persist, protect, protect_rate
@@ -109,7 +112,7 @@ class Checkpointer:
         )
         self._restorer = Restorer(
             (self.directory, *copies), live, ranks, self._snapshots, options.keep, reshard, self._say,
-            allow_code=allow_code,
+            allow_code=allow_code, unproven=unproven,
         )  # fmt: skip
         serializer = Serializer(None if allow_code else self._warn_of_code)
         self._saver = Saver(options, ranks, live, self._schedule, self._snapshots, self._say, serializer)
@@ -151,15 +154,22 @@ class Checkpointer:
         """First and last batch of each range that is skipped, in order."""
         return self._restorer.batches.skipped
 
-    def restore(self, allow_lost: bool = False) -> int | None:
+    def restore(
+        self, path: str | os.PathLike[str] | None = None, *, step: int | None = None, allow_lost: bool = False
+    ) -> int | None:
         """Load the newest checkpoint that verifies and fits this training.
 
-        Checkpoints that do not are named on stderr, with the reason, and kept. Bytes are read twice: for the checksum,
-        then to load. Entries that an imported checkpoint leaves out on purpose (`transom ckpt import`) keep their
+        Checkpoints that do not are named on stderr, with the reason, and kept. Bytes are verified while they are
+        loaded. Entries that an imported checkpoint leaves out on purpose (`transom ckpt import`) keep their
         initial state, which is reported. If training starts from the beginning, this waits until the memory for
         snapshots is allocated, so that save() need not.
 
         Args:
+            path: a checkpoint to start from if nothing was saved in this Checkpointer's directory yet: another
+                `step-<n>`, or a directory that torch.distributed.checkpoint (DCP) wrote. DCP's is verified as far as
+                its archives carry checksums, and a line on stderr says so. Random numbers and per-rank objects then
+                start afresh.
+            step: the number of finished steps of a DCP directory that is not called `step-<n>`.
             allow_lost: return None if nothing remains of what was saved.
 
         Returns:
@@ -167,11 +177,16 @@ class Checkpointer:
 
         Raises:
             NoCheckpointRestores: there are checkpoints and none restores, or all are lost (exit code 15).
+            RestoredStateDiffers: what was loaded is not what was saved, and no older checkpoint restored (exit code
+                18). Do not train with this state.
             WorldSizeChanged: the checkpoint has per-rank state for another number of ranks.
+            UsageError: `path` is no checkpoint, or nothing says which step it is.
         """
         with phase("restore"), garbage_collection_paused():
             self.wait()
             found = self._restorer.restore(allow_lost)
+            if found is None and path is not None:
+                found = self._restorer.start_from(Path(path).absolute(), step)
             step = 0 if found is None else found.step
             resumed(step)
             if found is not None:
@@ -198,9 +213,10 @@ class Checkpointer:
         Call it after every step: a call that saves nothing takes microseconds. A save is due at each multiple of
         `every`; with "auto", `every` steps after the last due save.
 
-        Blocks until this rank's state is copied into memory; the state may change as soon as it returns. If there is
-        no memory for another copy, it waits for an earlier save, and says so once: a larger `every` or `persist` avoids
-        that. A failure is reported on stderr and in `last_error`; training continues, and the next save tries again.
+        Blocks until this rank's state is copied into memory; the state may change as soon as it returns. If an earlier
+        save is not committed in time (20 s, then a small part of the time), this one is dropped and reported. If there
+        is no memory for a copy, the state is written to disk, which takes longer. A failure is reported on stderr and
+        in `last_error`; training continues, and the next save tries again.
 
         Args:
             step: finished steps. The step last restored or saved is not saved again.
@@ -281,6 +297,7 @@ class Checkpointer:
             if theirs is not None:
                 raise UsageError(f"On rank {rank}: {theirs[0]}", *theirs[1:])
         assert live is not None
+        live.exchange_groups(self._ranks)
         return live
 
     def _warn_of_code(self, key: str, name: str) -> None:

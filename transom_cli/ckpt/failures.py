@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transom_cli.errors import NoCheckpoint, TransomError, UsageError
+from transom_cli.errors import NoCheckpoint, StateDiffers, TransomError, UsageError
 
 DO_NOT_RESTART = 93  # exit code of a trainer that must not be restarted
 
@@ -65,6 +65,18 @@ class NoCheckpointRestores(NoCheckpoint, SystemExit):
 
     It is also a SystemExit: a trainer that does not catch it ends with exit code 15, not with a traceback and 1. So the
     supervisor sees that restarting does not help. `except Exception` catches it.
+    """
+
+    def __init__(self, what: str, why: str = "", hint: str = "") -> None:
+        super().__init__(what, why, hint)
+        self.code = self.exit_code
+
+
+class RestoredStateDiffers(StateDiffers, SystemExit):
+    """After a restore, the live state is not the one that was saved, and no other checkpoint restored as it was saved.
+
+    It is also a SystemExit: a trainer that does not catch it ends with exit code 18. The supervisor then stops the run,
+    since another start would restore the same. `except Exception` catches it.
     """
 
     def __init__(self, what: str, why: str = "", hint: str = "") -> None:

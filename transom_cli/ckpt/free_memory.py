@@ -7,21 +7,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
+_LEAST, _MOST = 64 << 20, 1 << 30  # bytes of the reserve
 
 
 def free_memory(proc: Path = Path("/proc"), cgroups: Path = _ROOT) -> int:
     """Bytes. A control group that goes over its limit is killed by the kernel, so nothing is taken beyond it."""
-    free = _available((proc / "meminfo").read_text(encoding="ascii"))
-    return min([free, *_left(proc, cgroups)])
+    free = _meminfo(proc, "MemAvailable")
+    return min([free, *(most - used for most, used in _groups(proc, cgroups))])
 
 
-def _available(meminfo: str) -> int:
+def reserve(proc: Path = Path("/proc"), cgroups: Path = _ROOT) -> int:
+    """Bytes to leave free for the trainer: a sixteenth of what its job may use, within limits."""
+    limit = min([_meminfo(proc, "MemTotal"), *(most for most, _ in _groups(proc, cgroups))])
+    return min(_MOST, max(_LEAST, limit // 16))
+
+
+def _meminfo(proc: Path, name: str) -> int:
+    meminfo = (proc / "meminfo").read_text(encoding="ascii")
     lines = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
-    return int(lines["MemAvailable"].split()[0]) * 1024
+    return int(lines[name].split()[0]) * 1024
 
 
-def _left(proc: Path, cgroups: Path) -> Iterator[int]:
-    """Yield the free bytes of each control group of this process, from its own up to the root's."""
+def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
+    """Yield limit and use of each control group of this process that has a limit, from its own up to the root's."""
     try:
         groups = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -41,5 +49,5 @@ def _left(proc: Path, cgroups: Path) -> Iterator[int]:
                 most = int((group / limit).read_text())
                 stat = dict(row.split() for row in (group / "memory.stat").read_text().splitlines())
                 cache = int(stat[prefix + "inactive_file"]) + int(stat[prefix + "active_file"])  # given up when needed
-                yield most - int((group / used).read_text()) + cache
+                yield most, int((group / used).read_text()) - cache
             group = group.parent

@@ -41,27 +41,46 @@ def named(
     }
 
 
-def write(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], tree: dict[str, Any]) -> None:
-    """Load `tree` into the optimizer. Raises StateMismatch if parameters or groups differ from the checkpoint."""
+def write(
+    optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], tree: dict[str, Any],
+    together: list[list[str]] | None = None,
+) -> None:  # fmt: skip
+    """Load `tree` into the optimizer. Raises StateMismatch if parameters or groups differ from the checkpoint.
+
+    together: the parameters of all ranks by group, if the ranks differ (`groups`).
+    """
     order = parameter_names(optimizer, names)
     index = {name: i for i, name in enumerate(order)}
     groups: list[dict[str, Any]] = []
     saved_groups = tree["param_groups"]
-    if len(saved_groups) != len(optimizer.param_groups):
+    live_groups = together or [order_of for _, order_of in _by_group(optimizer, order)]
+    if len(saved_groups) != len(live_groups):
         raise StateMismatch(
-            f"The optimizer has {len(optimizer.param_groups)} parameter groups, and the checkpoint {len(saved_groups)}"
+            f"The optimizer has {len(live_groups)} parameter groups, and the checkpoint {len(saved_groups)}"
         )
-    start = 0
-    for saved, live in zip(saved_groups, optimizer.param_groups, strict=True):
-        mine = order[start : start + len(live["params"])]
-        if sorted(mine) != sorted(saved["params"]):
-            odd = sorted(set(mine) ^ set(saved["params"]))
+    for saved, live in zip(saved_groups, live_groups, strict=True):
+        if sorted(live) != sorted(saved["params"]):
+            odd = sorted(set(live) ^ set(saved["params"]))
             raise StateMismatch("A parameter group is not that of the checkpoint", f"they differ in {', '.join(odd)}")
+    for saved, (start, mine) in zip(saved_groups, _by_group(optimizer, order), strict=False):
         groups.append({**saved, "params": list(range(start, start + len(mine)))})
-        start += len(mine)
     state = {index[name]: value for name, value in tree["state"].items()}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     _undo_casts(optimizer, state)
+
+
+def group_names(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> list[list[str]]:
+    """The names of each group's parameters."""
+    return [mine for _, mine in _by_group(optimizer, parameter_names(optimizer, names))]
+
+
+def _by_group(optimizer: torch.optim.Optimizer, order: list[str]) -> list[tuple[int, list[str]]]:
+    """By group: the number of its first parameter, and the names of all."""
+    found, start = [], 0
+    for group in optimizer.param_groups:
+        found.append((start, order[start : start + len(group["params"])]))
+        start += len(group["params"])
+    return found
 
 
 def parameter_names(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> list[str]:

@@ -11,6 +11,7 @@ import os
 import weakref
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -79,6 +80,16 @@ class Ranks:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """The bytes of all ranks, on every rank: equally many of each. Cheaper than objects for thousands of ranks."""
+        if self.group is None:
+            return [data]
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        everyones = torch.empty(self.size * len(data), dtype=torch.uint8)
+        dist.all_gather(list(everyones.split(len(data))), mine, group=self.group)
+        joined = everyones.numpy().tobytes()
+        return [joined[at : at + len(data)] for at in range(0, len(joined), len(data))]
 
     def to_first(self, value: Any) -> list[Any] | None:
         """The values of all ranks, on rank 0; None elsewhere."""

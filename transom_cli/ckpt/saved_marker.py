@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from transom_cli.layout import RunDir
 
 SCHEMA = 1
 EVERY = 60.0  # seconds between two writes
+PATIENCE = 2.0  # seconds for a write: no save waits for a file system that does not respond
 _LIMIT = 1 << 20  # bytes of a file that are read
 
 
@@ -53,10 +55,16 @@ class MarkerWriter:
         text = (
             json.dumps({"schema": SCHEMA, **asdict(SavedMarker(step, self._attempt, self._nodes, time.time()))}) + "\n"
         )
-        for path in marker_paths(self._directory):
-            with contextlib.suppress(OSError):
-                path.parent.mkdir(mode=0o700, exist_ok=True)
-                publish_text(path, text)
+        thread = threading.Thread(target=_write, args=(marker_paths(self._directory), text), daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+
+
+def _write(there: tuple[Path, ...], text: str) -> None:
+    for path in there:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            publish_text(path, text)
 
 
 def marker_paths(directory: Path) -> tuple[Path, ...]:

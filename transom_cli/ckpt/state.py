@@ -33,8 +33,9 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from transom_cli.ckpt import optimizers
-from transom_cli.ckpt.tree import Flat, Path, Paths, flatten, local_part, unflatten
+from transom_cli.ckpt import groups, optimizers
+from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.tree import PLAIN, Flat, Path, Paths, flatten, local_part, unflatten
 from transom_cli.errors import UsageError
 
 RANKS = "ranks"
@@ -57,6 +58,7 @@ class State:
         self._wrappers: list[weakref.ref[torch.nn.parallel.DistributedDataParallel]] = []
         self._looked = False
         self._as_it_is: set[str] = set()  # optimizers whose state has a layout of its own
+        self._groups: tuple[groups.Names, groups.Names] = {}, {}  # of this rank, and of all ranks if they differ
         for name, value in entries.items():
             if not isinstance(name, str) or not name or name in (RANKS, RNG):
                 raise UsageError(
@@ -166,9 +168,9 @@ class State:
             if name in afresh:
                 continue
             if isinstance(value, torch.nn.Module):
-                unwrap(value).load_state_dict(tree[name], strict=True)
+                unwrap(value).load_state_dict(tree.get(name, {}), strict=True)  # a stage may have no parameters
             elif isinstance(value, torch.optim.Optimizer) and name not in self._as_it_is:
-                optimizers.write(value, names, tree[name])
+                optimizers.write(value, names, tree[name], self._groups[1].get(name))
             elif _is_stateful(value):
                 if name in tree:
                     value.load_state_dict(tree[name])
@@ -184,7 +186,11 @@ class State:
             packed = value.state_dict()
             if optimizers.usual(packed):
                 self._as_it_is.discard(name)
-                return optimizers.named(value, packed, names)
+                tree = optimizers.named(value, packed, names)
+                own, together = (found.get(name) for found in self._groups)
+                if own and together:
+                    tree["param_groups"] = groups.widen(tree["param_groups"], own, together)
+                return tree
             self._as_it_is.add(name)
             return packed
         return value.state_dict() if _is_stateful(value) else value
@@ -231,6 +237,17 @@ class State:
                 found.update(local_part(tensor).untyped_storage().data_ptr() for tensor in held)
         return frozenset(found)
 
+    def unstored(self, flat: Flat) -> Flat:
+        """Parameters that an optimizer changes and that no value in `flat` stores, such as its own fp32 copies."""
+        stored = {local_part(v).untyped_storage().data_ptr() for v in flat.values() if type(v) in PLAIN or _sharded(v)}
+        return {
+            f"{name}.param_groups.param-{number}": parameter
+            for name, value in self._entries.items()
+            if isinstance(value, torch.optim.Optimizer) and name not in self._as_it_is
+            for number, parameter in enumerate(p for group in value.param_groups for p in group["params"])
+            if local_part(parameter).numel() and local_part(parameter).untyped_storage().data_ptr() not in stored
+        }
+
     def loads_in_place(self, name: str) -> bool:
         return name != RNG and isinstance(self._entries[name], (torch.nn.Module, torch.Tensor))
 
@@ -242,13 +259,22 @@ class State:
         """Whether it may start afresh if per-rank values cannot be carried over: random numbers, a data loader."""
         return name == RNG or _is_object(self._entries[name])
 
-    def sharded_like(self, name: str, parameter: str) -> DTensor | None:
-        """The sharded parameter whose optimizer state `<name>.state.<parameter>` holds, if it is sharded."""
+    def parameters(self, name: str) -> dict[str, torch.Tensor] | None:
+        """The parameters of an optimizer by name; None if it is none, or has a state with a layout of its own."""
         optimizer = self._entries.get(name)
         if not isinstance(optimizer, torch.optim.Optimizer) or name in self._as_it_is:
             return None
-        found = optimizers.parameters(optimizer, self._parameter_names()).get(parameter)
-        return found if isinstance(found, DTensor) else None
+        return optimizers.parameters(optimizer, self._parameter_names())
+
+    def exchange_groups(self, ranks: Ranks) -> None:
+        """Learn which parameters the optimizers of all ranks have. A collective."""
+        names = self._parameter_names()
+        own = {
+            name: optimizers.group_names(value, names)
+            for name, value in self._entries.items()
+            if isinstance(value, torch.optim.Optimizer) and name not in self._as_it_is
+        }
+        self._groups = own, groups.exchange(own, ranks)
 
     def _parameter_names(self) -> dict[torch.Tensor, str]:
         """Map parameters to names, prefixed with the module's name if there are several modules."""
@@ -324,6 +350,10 @@ def _holds_sharded(held: Any) -> bool:
     if isinstance(held, (list, tuple)):
         return any(map(_holds_sharded, held))
     return isinstance(held, DTensor)
+
+
+def _sharded(value: Any) -> bool:
+    return isinstance(value, DTensor)
 
 
 def _is_stateful(value: Any) -> bool:

@@ -19,6 +19,9 @@ from transom_cli.cli.ckpt_places import (
     chosen,
     run_of_words,
 )
+from transom_cli.cli.ckpt_plan import plan
+from transom_cli.cli.ckpt_proof import deep as compare
+from transom_cli.cli.ckpt_proof import diff
 from transom_cli.cli.options import examples
 from transom_cli.errors import NoCheckpoint, TransomError
 from transom_cli.view.text import size
@@ -31,11 +34,13 @@ _Step = Annotated[int | None, typer.Option("--step", help="Only this step.")]
 ckpt_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List, verify, export and import checkpoints.",
+    help="List, verify, compare, export and import checkpoints, and plan their memory.",
     epilog=examples("ckpt"),
 )
 ckpt_app.command("export")(export)
 ckpt_app.command("import")(import_)
+ckpt_app.command("plan")(plan)
+ckpt_app.command("diff")(diff)
 
 
 @ckpt_app.command("ls")
@@ -55,20 +60,35 @@ def ls(run: Run = None, root: Root = None, json_: Json = False) -> None:
 
 
 @ckpt_app.command("verify")
-def verify(run: Run = None, root: Root = None, step: _Step = None, json_: Json = False) -> None:
+def verify(
+    run: Run = None,
+    root: Root = None,
+    step: _Step = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Compare every value with its digest; also plain DCP.")] = False,
+    json_: Json = False,
+) -> None:
     """Read every byte of every checkpoint and compare checksums.
 
     Exit code 15: none is good. Good means that the bytes are those that were saved. It does not mean that you can trust
     who saved them: the manifest carries no signature.
+
+    --deep reads the values of the checkpoints on disk (this needs torch), and compares them with the digests of the
+    state that was saved, instead of the files with their checksums. A checkpoint without digests, such as one of
+    torch's DCP, is read in full and reported as not proven.
 
     Snapshots in memory are read on their nodes, if a node of the run can be reached from here. As a test, one share per
     node is rebuilt from parity.
     """
     from transom_cli.ckpt.inventory import survey
     from transom_cli.ckpt.inventory import verify as verify_one
+    from transom_cli.ckpt.names import DCP_METADATA
     from transom_cli.view.terminal import waiting
 
     directory = checkpoints_of_words(run, root)
+    if deep:
+        alone = [directory] if (directory / DCP_METADATA).is_file() else []
+        compare(alone or [candidate.path for candidate in chosen(directory, step)], json_)
+        return
     with waiting("reading snapshots on their nodes"):
         memory = checked(run_of_words(run, root), directory, step)
     there = candidates_in(directory) if memory.steps else chosen(directory, step)

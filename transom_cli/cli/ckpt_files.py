@@ -29,6 +29,12 @@ class Format(str, enum.Enum):
     safetensors = "safetensors"
 
 
+class Source(str, enum.Enum):
+    torch = "torch"
+    safetensors = "safetensors"
+    dcp = "dcp"
+
+
 _SUFFIXES = {
     ".pt": Format.torch, ".pth": Format.torch, ".bin": Format.torch, ".ckpt": Format.torch,
     ".safetensors": Format.safetensors,
@@ -91,13 +97,18 @@ def export(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A torch or safetensors file.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A torch or safetensors file, or a directory of PyTorch's DCP."),
+    ],
     run: Annotated[
         str, typer.Argument(metavar="RUN|PATH", help="A run, or a directory of checkpoints.", autocompletion=run_ids)
     ],
     step: Annotated[int, typer.Option("--step", min=0, help="Number of finished training steps.")],
     root: Root = None,
-    form: _Format = None,
+    form: Annotated[
+        Source | None, typer.Option("--format", help="Format of FILE [default: by its suffix; dcp for a directory].")
+    ] = None,
     under: Annotated[
         str | None, typer.Option("--as", metavar="NAME", help="Import the whole file as this entry, such as `model`.")
     ] = None,
@@ -108,19 +119,20 @@ def import_(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Convert one file into a checkpoint that a Checkpointer can restore.
+    """Convert one file, or a directory of torch.distributed.checkpoint, into a checkpoint that a Checkpointer restores.
 
     Reads only data from FILE, and refuses a file that needs code to load. Random number state and data positions start
     fresh unless FILE has per-rank state (`export --all`). Name other entries that FILE lacks with --afresh.
     """
     from transom_cli.view.terminal import waiting
 
-    form = _format(file, form)
+    if form is None:
+        form = Source.dcp if file.is_dir() else Source(_format(file, None).value)
     folder = Path(run)
     if "/" in run and not folder.is_dir():
         raise UsageError(f"{folder} is not a directory", hint=f"to import into a new one: mkdir -p {folder}")
     directory = checkpoints_of_words(run, root, make=True)
-    with _needs(form):
+    with _needs(Format.safetensors if form is Source.safetensors else Format.torch):
         from transom_cli.ckpt.convert.importer import import_file
     with _told(directory), waiting(f"importing {file.name}", of_bytes=True) as shown:
         done = import_file(
@@ -141,10 +153,13 @@ def import_(
             "afresh": list(afresh or ()),
             "ranks": done.ranks,
             "newer": newer,
+            **({"verified": done.verified} if done.verified else {}),
         }
         typer.echo(json.dumps({"schema": 1, "imported": document}, indent=1))
         return
     _say(f"{file} -> {done.path} ({size(done.size)}; {', '.join(done.entries)})")
+    if done.verified:
+        _say(f"{file} is {done.verified}")
     if not done.ranks:
         _say("it has no per-rank state: random numbers and data positions start afresh")
     if newer:

@@ -93,8 +93,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "ckpt": (
         "transom ckpt ls llama",
         "transom ckpt verify llama --step 18000",
+        "transom ckpt diff ./checkpoints/step-100 ./checkpoints/step-200",
         "transom ckpt export llama --only model -o model.safetensors",
         "transom ckpt import gpt2.safetensors ./start --step 0 --as model --afresh optim",
+        "transom ckpt plan --params 70e9 --ranks 512 --protect xor:4",
     ),
     "sandbox": (
         "transom sandbox up --nodes 4",

@@ -31,6 +31,7 @@ _OF_CAUSE = {
     "host_oom": Category.HOST_OOM,
     "hang": Category.NCCL_HANG,
     "no_checkpoint": Category.CHECKPOINT_CORRUPT,
+    "state_differs": Category.CHECKPOINT_CORRUPT,
     "run_dir_unseen": Category.STORAGE_IO,
     "do_not_restart": Category.USER_CODE,
     "diverged": Category.NUMERIC_DIVERGENCE,

@@ -23,6 +23,7 @@ NODE_FAULT = "node_fault"  # a check found it, beside a training
 SLOW, DIVERGED = REPORTED = ("slow", "diverged")  # a training that stepped was ended for what the policy saw in it
 DO_NOT_RESTART = 93  # a trainer's own word, as in NVIDIA's resiliency tools
 NO_CHECKPOINT = 15
+STATE_DIFFERS = 18  # a trainer refuses a restored state that is not the saved one
 WRONG_WORLD = 17  # of a rank, as its first heartbeat finds it (beats.world)
 RUN_DIR_UNSEEN = 14
 CANNOT_RUN = (126, 127)  # of a command, as shells and the rank wrapper report it
@@ -30,12 +31,17 @@ UNKNOWN = 22
 CAUSES = (
     *("node_lost", "node_silent", "node_fail", "node_fault", "boot_fail", "launch_failure", "preflight"),
     *("rank_killed", "rank_failed", "job_failed", "hang", "user_error", "host_oom", "unknown_end"),
-    *("do_not_restart", "no_checkpoint", "run_dir_unseen"),
+    *("do_not_restart", "no_checkpoint", "state_differs", "run_dir_unseen"),
     *("time_limit", "preempted", "maintenance", "isolated_nodes", "left", "requested"),
     *REPORTED,
 )
 """Every cause that a diagnosis can name."""
-TOLD_BY_CODE = ("do_not_restart", "no_checkpoint", "run_dir_unseen")  # exit codes of ours, whichever rank has them
+TOLD_BY_CODE = (
+    "do_not_restart",
+    "no_checkpoint",
+    "state_differs",
+    "run_dir_unseen",
+)  # exit codes of ours, whichever rank has them
 SOON = 300.0  # seconds after its start in which a script whose steps nobody sees counts as before its first one
 _BY_LINE = ("rank_failed", "rank_killed", "job_failed", "user_error")  # causes that the log of a rank explains
 TOLD = 3  # faults that a diagnosis names, of more
@@ -149,6 +155,7 @@ def _stopped_on_request(exits: tuple[RankExit, ...], incident: Incident, run: Ru
         (DO_NOT_RESTART, "do_not_restart", "the trainer ended with 93: do not restart", 1),
         (WRONG_WORLD, "do_not_restart", _SPLIT, 1),
         (NO_CHECKPOINT, "no_checkpoint", "checkpoints exist, but none of them restores", NO_CHECKPOINT),
+        (STATE_DIFFERS, "state_differs", "a restored state is not the one that was saved", STATE_DIFFERS),
         (RUN_DIR_UNSEEN, "run_dir_unseen", "a node cannot see or write the run directory", RUN_DIR_UNSEEN),
     )
     for code, cause, words, exit_code in signs:

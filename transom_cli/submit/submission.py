@@ -12,6 +12,7 @@ import transom_cli
 from transom_cli.config.run_settings import read_run_file
 from transom_cli.errors import TransomError, UsageError
 from transom_cli.files import publish_text
+from transom_cli.inherited import TUNABLES, with_streaming_copies
 from transom_cli.layout import RunDir
 from transom_cli.slurm.port import Submission
 
@@ -42,6 +43,7 @@ def script_environment(
     added = {
         "TRANSOM_RUN_DIR": str(run_dir),
         "TRANSOM_CHECKPOINT_DIR": str(checkpoints or RunDir(run_dir).checkpoints),
+        TUNABLES: with_streaming_copies(environ),
     }
     if auto_beat:
         package = package or Path(transom_cli.__file__).resolve().parent

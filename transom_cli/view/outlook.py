@@ -13,7 +13,7 @@ from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.journal_times import RECENT
 from transom_cli.core.operator.actions import Isolate, Probe, ReadLogs
 from transom_cli.core.operator.state import Phase, State
-from transom_cli.errors import NoCheckpoint
+from transom_cli.errors import NoCheckpoint, StateDiffers
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import RunDir
 from transom_cli.plural import several
@@ -221,6 +221,8 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
         command = continue_command(view)
         further = [("continue", command)] if command else []
         further += [("its output", f"less {_job_log(view)}")] if job and status == "failed" and view.path else []
+        if view.exit_code == StateDiffers.exit_code:
+            further = [("check", f"transom ckpt verify --deep {run}")]
         if view.exit_code == NoCheckpoint.exit_code:
             further = [("check", f"transom ckpt verify {run}")]
         return [explain, *further] if view.incidents else further

@@ -55,7 +55,7 @@ def test_allocation_stops_if_others_take_the_memory(monkeypatch: pytest.MonkeyPa
 
     def shrinking() -> int:
         looks.append(len(looks))
-        return 512 * MIB if len(looks) < 4 else buffer.SPARE - 1
+        return buffer.SPARE + 448 * MIB if len(looks) < 4 else buffer.SPARE - 1
 
     monkeypatch.setattr(buffer, "free_memory", shrinking)
     gc.collect()  # descriptors of earlier tests

@@ -1,4 +1,4 @@
-"""The copy with several threads and streaming stores, against Python's own slices."""
+"""The copy with several threads, against Python's own slices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_cli.ckpt.save import fast_copy
 from transom_cli.ckpt.save.fast_copy import Copier, Piece, split
 
 SPACE = 3 << 20
@@ -31,16 +30,8 @@ def layout(draws: random.Random, pieces: int) -> list[tuple[int, int, int]]:
     return found
 
 
-@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_every_byte_arrives_and_no_other_is_touched(
-    threads: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if compiled:
-        pytest.importorskip("llvmlite")
-        assert fast_copy.compiled_copy() is not None
-    else:
-        monkeypatch.setattr(fast_copy, "_compiled", None)
+def test_every_byte_arrives_and_no_other_is_touched(threads: int) -> None:
     copier = Copier(threads)
     for seed in range(20):
         to, source = buffers(seed)

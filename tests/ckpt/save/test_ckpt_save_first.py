@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +79,27 @@ def test_memory_that_a_starting_training_needs_is_left_free(
         trainer.save(step)
         trainer.wait(strict=True)
     assert len(made) == 3, "what stands in a save's way is the memory that there is, then"
+    abandon(trainer)
+
+
+def test_protection_starts_with_two_snapshots_and_takes_a_third_when_both_are_in_use(
+    directory: Path, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "GROW", 0.1)
+    trainer = Checkpointer({"weights": torch.zeros(WIDTH)}, directory, every=1, persist=100, protect="replica")
+    assert trainer.restore() is None
+    for step in (1, 2, 3):
+        trainer.save(step)
+        trainer.wait(strict=True)
+    assert len(made) == 2
+    share = next(share for share in trainer._snapshots._shares.values() if share.step == 3)
+    about = {"step": 3, "file": share.file, "size": share.size, "sum": share.sum}
+    _, fds = trainer._snapshots.daemon.send("fetch", check=False, **about)  # type: ignore[misc]
+    os.close(fds[0])
+    for step in (4, 5):  # step 3 is being read, and the newest is kept
+        trainer.save(step)
+        trainer.wait(strict=True)
+    assert len(made) == 3
     abandon(trainer)
 
 

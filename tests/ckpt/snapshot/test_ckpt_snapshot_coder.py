@@ -1,4 +1,4 @@
-"""Folding, by ISA-L and by numpy: the same contract for both."""
+"""Folding: multiples of bytes are added to others, and lost columns come back."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ import time
 from itertools import combinations, pairwise
 
 import pytest
-from ckpt_memory_coders import NAMES, named
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transom_cli.ckpt.snapshot import coder as module
-from transom_cli.ckpt.snapshot.coder import Coder, available, coefficient, fold, right, solve
-from transom_cli.ckpt.snapshot.galois import multiples
-
-every_coder = pytest.mark.parametrize("name", NAMES)
+from transom_cli.ckpt.snapshot.coder import coefficient, fold, multiples, solve
 
 
 def plain(into: bytes, data: bytes, factor: int) -> bytes:
@@ -27,46 +23,35 @@ def plain(into: bytes, data: bytes, factor: int) -> bytes:
     return changed + into[len(data) :]
 
 
-@every_coder
 @settings(deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 300), st.integers(0, 255), st.integers(0, 70), st.integers(0, 70))
 def test_what_is_folded_is_the_multiple_and_no_other_byte(
-    name: str, data: bytes, more: int, factor: int, to: int, start: int
+    data: bytes, more: int, factor: int, to: int, start: int
 ) -> None:
     """At any address, of any length, from memory that may not be written."""
     into = random.Random(more).randbytes(to + len(data) + more)
     buffer, source = bytearray(into), memoryview(bytes(start) + data).toreadonly()[start:]
-    named(name).fold(memoryview(buffer)[to:], source, factor)
+    fold(memoryview(buffer)[to:], source, factor)
     assert bytes(buffer) == into[:to] + plain(into[to:], data, factor)
     assert bytes(source) == data
 
 
-@every_coder
 @pytest.mark.parametrize("size", [(256 << 10) - 1, 256 << 10, (256 << 10) + 1, 1_000_003])
 @pytest.mark.parametrize("factor", [1, 2, 255])
-def test_many_blocks(name: str, size: int, factor: int) -> None:
+def test_many_blocks(size: int, factor: int) -> None:
     data, into = random.Random(size).randbytes(size), random.Random(factor).randbytes(size + 5)
     buffer = bytearray(into)
-    named(name).fold(memoryview(buffer), memoryview(data), factor)
+    fold(memoryview(buffer), memoryview(data), factor)
     assert buffer == plain(into, data, factor)
 
 
-def test_isal_in_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for more bytes than its C int counts."""
-    isal, data, buffer = named("isa-l"), random.Random(1).randbytes(1000), bytearray(1000)
-    monkeypatch.setattr(module, "_MOST", 96)
-    isal.fold(memoryview(buffer), memoryview(data), 77)
-    assert buffer == data.translate(multiples(77))
-
-
-@every_coder
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 5), st.integers(1, 3), st.randoms(use_true_random=False))
-def test_any_lost_chunks_come_back_from_pieces_in_any_order(name: str, k: int, m: int, draws: random.Random) -> None:
-    coder, size = named(name), draws.randrange(1, 500)
+def test_any_lost_chunks_come_back_from_pieces_in_any_order(k: int, m: int, draws: random.Random) -> None:
+    size = draws.randrange(1, 500)
     data = [draws.randbytes(size) for _ in range(k)]
     terms = [(row, column, coefficient(row, column, k)) for row in range(m) for column in range(k)]
-    parity = folded(coder, data, terms, [bytearray(size) for _ in range(m)], draws)
+    parity = folded(data, terms, [bytearray(size) for _ in range(m)], draws)
     for many in range(m + 1):
         for gone in combinations(range(k + m), many):
             lost = [column for column in gone if column < k]
@@ -77,12 +62,11 @@ def test_any_lost_chunks_come_back_from_pieces_in_any_order(name: str, k: int, m
                 for i, recipe in enumerate(solve(k, lost, rows))
                 for source, factor in (*recipe.columns, *((k + row, factor) for row, factor in recipe.rows))
             ]
-            found = folded(coder, left, terms, [bytearray(size) for _ in lost], draws)
+            found = folded(left, terms, [bytearray(size) for _ in lost], draws)
             assert found == [data[column] for column in lost], gone
 
 
 def folded(
-    coder: Coder,
     sources: list[bytes],
     terms: list[tuple[int, int, int]],
     into: list[bytearray],
@@ -96,11 +80,10 @@ def folded(
         pieces += [(target, source, factor, a, b) for a, b in pairwise(edges)]
     draws.shuffle(pieces)
     for target, source, factor, a, b in pieces:
-        coder.fold(memoryview(into[target])[a:], memoryview(sources[source])[a:b], factor)
+        fold(memoryview(into[target])[a:], memoryview(sources[source])[a:b], factor)
     return [bytes(found) for found in into]
 
 
-@every_coder
 @pytest.mark.parametrize(
     ("into", "data", "factor", "told"),
     [
@@ -112,31 +95,27 @@ def folded(
         (memoryview(bytearray(8)), memoryview(b"four"), -1, "-1 is not a byte"),
     ],
 )
-def test_what_cannot_be_folded_is_refused(
-    name: str, into: memoryview, data: memoryview, factor: int, told: str
-) -> None:
+def test_what_cannot_be_folded_is_refused(into: memoryview, data: memoryview, factor: int, told: str) -> None:
     before = bytes(into)
     with pytest.raises(ValueError, match=told):
-        named(name).fold(into, data, factor)
+        fold(into, data, factor)
     assert bytes(into) == before
 
 
-@every_coder
-def test_nothing_is_held_afterwards(name: str) -> None:
+def test_nothing_is_held_afterwards() -> None:
     """A mapping that is folded from and into can be closed at once."""
     with mmap.mmap(-1, 4096) as one, mmap.mmap(-1, 4096) as other:
         one[:] = b"\x05" * 4096
         with memoryview(one) as data, memoryview(other) as into:
-            named(name).fold(into, data, 3)
+            fold(into, data, 3)
         assert other[:] == b"\x0f" * 4096
 
 
-@every_coder
-def test_other_threads_run_meanwhile(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_threads_run_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that counts, and yields after each, gets on during a fold in one step. With the GIL held it would not
     but for a few times, before the step and after it."""
     monkeypatch.setattr(module, "_BLOCK", 16 << 20)
-    coder, into, data = named(name), memoryview(bytearray(16 << 20)), memoryview(bytes(16 << 20))
+    into, data = memoryview(bytearray(16 << 20)), memoryview(bytes(16 << 20))
     counted, stop = 0, threading.Event()
 
     def count() -> None:
@@ -151,7 +130,7 @@ def test_other_threads_run_meanwhile(name: str, monkeypatch: pytest.MonkeyPatch)
         most, deadline = 0, time.monotonic() + 30  # on a busy machine it waits for a processor meanwhile
         while most <= 20 and time.monotonic() < deadline:
             before = counted
-            coder.multiply_add(into, data, 2)
+            fold(into, data, 2)
             most = max(most, counted - before)
     finally:
         stop.set()
@@ -159,47 +138,13 @@ def test_other_threads_run_meanwhile(name: str, monkeypatch: pytest.MonkeyPatch)
     assert most > 20
 
 
-def test_what_is_there_is_used() -> None:
-    assert available() == ("isa-l" if module.by_isal() else "numpy")
-    into = bytearray(b"\0\1\2")
-    fold(memoryview(into), memoryview(b"\1\1"), 1)
-    assert into == b"\1\0\2"
-
-
-def test_with_isal_nothing_else_is_loaded() -> None:
-    named("isa-l")
-    code = (
-        "from transom_cli.ckpt.snapshot.coder import available; import sys; print(available(), 'numpy' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "isa-l False\n"
-
-
-def test_without_isal_and_numpy_it_is_said() -> None:
+def test_without_numpy_parity_is_refused_with_a_hint() -> None:
     code = (
         "import sys; sys.modules['numpy'] = None\n"
         "from transom_cli.ckpt.snapshot import coder\n"
-        "coder.LIBRARY = 'libisal.so.none'\n"
         "try:\n    coder.fold(memoryview(bytearray(1)), memoryview(b'1'), 1)\n"
         "except coder.NoCoder as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[:2] == [
-        "Nothing here can compute parity",
-        "  neither libisal.so.none nor numpy can be loaded",
-    ]
-    assert "hint: `apt-get install libisal2`" in done.stdout
-
-
-def test_a_library_that_is_another_one_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LIBRARY", "libc.so.6")
-    assert module.by_isal.__wrapped__() is None
-
-
-@every_coder
-def test_a_coder_of_another_field_is_found_out(name: str) -> None:
-    coder = named(name)
-    assert right(coder.multiply_add)
-    assert not right(lambda into, data, factor: coder.multiply_add(into, data, factor ^ 2))
-    assert not right(lambda into, data, factor: coder.multiply_add(into, data[:160], factor))
-    assert not right(lambda into, data, factor: None)
+    assert done.stdout.startswith("Nothing here can compute parity\n  numpy cannot be loaded: ")
+    assert "hint: `pip install numpy`" in done.stdout

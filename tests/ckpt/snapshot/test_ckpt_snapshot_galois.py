@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.ckpt.snapshot.galois import coefficient, multiples, product, quotient, solve
+from transom_cli.ckpt.snapshot.coder import coefficient, multiples, product, quotient, solve
 
 elements = st.integers(0, 255)
 
 
 def by_hand(a: int, b: int) -> int:
-    """Polynomials over GF(2) multiplied, then divided by ISA-L's."""
+    """Polynomials over GF(2) multiplied, then divided by the field's."""
     long = 0
     for bit in range(8):
         long ^= (a << bit) * (b >> bit & 1)

@@ -136,7 +136,54 @@ def test_parity_memory_does_not_grow() -> None:
         job.protect(step)
         sizes.add(sum(training.parity.size for training in job.trainings.values()))
     assert len(sizes) == 1
-    assert all(len(training.parity._spare) <= 8 for training in job.trainings.values())
+    assert all(len(training.parity._spare) <= 2 for training in job.trainings.values()), "of one step, for the next"
+
+
+def sides(job: Job) -> int:
+    """How many times the memory of one step's rows is allocated on a node."""
+    parity = job.trainings["n1"].parity
+    return len({id(row.memory) for row in parity._rows.values()} | {id(memory) for memory in parity._spare})
+
+
+def test_rows_of_a_durable_step_become_those_of_the_next() -> None:
+    job, data = protected("replica", 2)
+    job.commit(6, data)
+    job.protect(6)
+    assert sides(job) == 2, "step 5 was kept until 6 was protected"
+    for step in (7, 8):
+        for training in job.trainings.values():
+            training.persister.hear(step - 1, "done", "")
+        job.commit(step, data)
+        job.protect(step)
+        assert job.said == [] and sides(job) == 1
+    job.lose(["n1"])
+    assert job.find("n0", 1, 8) == (data[1], "parity in memory")
+
+
+def test_a_failed_write_gives_up_no_protected_step() -> None:
+    job, data = protected("replica", 2)
+    for training in job.trainings.values():
+        training.persister.hear(5, "failed", "the disk is full")
+    job.commit(6, shares(2, seed=2))
+    job.cut_off = {"n1": 0}  # n0 has begun with its row then
+    job.protect(6)
+    job.lose(["n1"])
+    job.entries = {f"__{rank}_0.distcp": e for rank, e in enumerate(_entries(5, job))}
+    assert job.find("n0", 1, 5) == (data[1], "parity in memory")
+
+
+def test_memory_of_a_protected_step_is_given_out_once_that_step_is_durable() -> None:
+    job, data = protected("replica", 2)
+    store = job.first.store
+    for index in (3, 2):  # two buffers, as a rank has at first
+        store._ranks[0].buffers.pop(index).close()
+    job.commit(6, data)
+    index, busy = store.take(LAUNCH, 0, 0.0)
+    assert index is None and "step 5 is the newest that is protected" in busy
+    store.persisted(5)
+    assert store.take(LAUNCH, 0, 0.0)[0] is not None
+    store.rewind(LAUNCH, 4)
+    assert store.on_disk is None, "the step will be made again"
 
 
 def test_groups_span_failure_domains() -> None:

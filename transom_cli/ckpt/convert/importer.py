@@ -1,4 +1,5 @@
-"""Import one file as a checkpoint that a Checkpointer restores. It is published like a save: manifest, then rename.
+"""Import one file, or a directory of DCP, as a checkpoint that a Checkpointer restores. It is published like a save:
+manifest, then rename.
 
 Content that would fail at a restore is refused before it is written.
 """
@@ -22,7 +23,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from transom_cli.ckpt import files
-from transom_cli.ckpt.convert import torch_file
+from transom_cli.ckpt.convert import dcp_directory, torch_file
 from transom_cli.ckpt.failures import BadFile, SaveFailed, describe
 from transom_cli.ckpt.manifest import Manifest, Origin, encode, encode_origin
 from transom_cli.ckpt.names import DCP_METADATA, IMPORTED, MANIFEST, local_attempt, step_name, tmp_name
@@ -43,6 +44,7 @@ class Imported:
     tensors: int
     values: int
     entries: tuple[str, ...]  # top-level names
+    verified: str = ""  # of a directory of DCP: what its checksums said
 
 
 def import_file(
@@ -50,10 +52,10 @@ def import_file(
     *, under: str | None = None, only: Sequence[str] = (), afresh: Sequence[str] = (),
     expect: OnBytes = ignore_bytes, on_bytes: OnBytes = ignore_bytes,
 ) -> Imported:  # fmt: skip
-    """Make `step-<step>` in `directory` from a file. One tensor at a time is held in memory.
+    """Make `step-<step>` in `directory` from a file or a directory of DCP. One tensor at a time is held in memory.
 
     Args:
-        form: the file's format, "torch" or "safetensors".
+        form: the format, "torch", "safetensors" or "dcp".
         under: the entry that the whole file becomes. Default: the file's top-level names are the entries.
         only: import only these entries.
         afresh: entries of the trainer that the file lacks, and that a restore leaves as they are.
@@ -68,20 +70,25 @@ def import_file(
     """
     final = directory / step_name(step)
     _refuse(final)
-    flat, paths = _contents(source, form, under, only)
+    stock = dcp_directory.Stock(source) if form == "dcp" else None
+    flat, paths = _contents(source, stock or form, under, only)
     entries = tuple(dict.fromkeys(str(path[0]) for path in paths.values()))
     both = [name for name in afresh if name in entries]
     if both:
         raise UsageError(f"{source} has {', '.join(both)}, which was to start afresh", hint="choose with --only NAME")
     ranks = ranks_in(source, paths)
-    origin = Origin(printable(source.name), ranks > 0, tuple(afresh))
     work = directory / tmp_name(step, local_attempt(socket.gethostname(), os.getpid()), secrets.token_hex(4))
     work.mkdir(mode=0o700)
     try:
         size = sum(value.nbytes for value in flat.values() if isinstance(value, torch.Tensor))
         expect(2 * size)  # written, and read again for checksums
-        _write(work, flat, paths, on_bytes)
-        files.write_new(work / IMPORTED, encode_origin(origin))
+        name, verified = printable(source.name), ""
+        if stock is not None:
+            verified = stock.copy(work, flat, paths, on_bytes).text
+            name += f" ({verified})"
+        else:
+            _write(work, flat, paths, on_bytes)
+        files.write_new(work / IMPORTED, encode_origin(Origin(name, ranks > 0, tuple(afresh))))
         manifest = _manifest(work, step, max(1, ranks), on_bytes)
         files.write_new(work / MANIFEST, encode(manifest))
         _refuse(final)
@@ -89,7 +96,7 @@ def import_file(
     finally:
         files.delete_tree(work)
     tensors = sum(isinstance(value, torch.Tensor) for value in flat.values())
-    return Imported(final, manifest.size, ranks, tensors, len(flat) - tensors, entries)
+    return Imported(final, manifest.size, ranks, tensors, len(flat) - tensors, entries, verified)
 
 
 def _refuse(final: Path) -> None:
@@ -101,12 +108,16 @@ def _refuse(final: Path) -> None:
         )
 
 
-def _contents(source: Path, form: str, under: str | None, only: Sequence[str]) -> tuple[Flat, Paths]:
+def _contents(
+    source: Path, form: str | dcp_directory.Stock, under: str | None, only: Sequence[str]
+) -> tuple[Flat, Paths]:
     partial: tuple[str, ...] = ()
     if under == "":
         raise UsageError("An entry has a name", hint="--as model")
     try:
-        if form == "torch":
+        if isinstance(form, dcp_directory.Stock):
+            flat, paths = form.contents(under)
+        elif form == "torch":
             flat, paths = _flattened(source, torch_file.read(source), under)
         else:
             flat, paths, partial = _from_safetensors(source, under)

@@ -1,7 +1,7 @@
 """Verify a checkpoint and load it into the live state. All ranks together, all with the same result.
 
-All ranks read and check a checkpoint's files, each a part, before anything is loaded; the snapshot daemon checks a
-snapshot's shares as each is opened. So damaged bytes are never unpickled. But checksums are no signature: `.metadata`
+Bytes are verified as they are loaded, and damaged bytes fail the load: what they have overwritten is no state to train
+from. They are never unpickled. But checksums are no signature: `.metadata`
 and values that are not tensors are read without running code (`restore.safe_unpickle`), unless the trainer allows it.
 Then anyone who can write to the checkpoints directory, or knows the key of the job's snapshot daemons, can run code in
 the trainer.
@@ -9,8 +9,9 @@ the trainer.
 
 from __future__ import annotations
 
-import threading
-from typing import Any
+import functools
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -19,42 +20,46 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.tensor import DTensor
 
 from transom_cli.ckpt.failures import BadManifest, NeedsCode, StateMismatch, describe
-from transom_cli.ckpt.inventory import Candidate, Verdict, check_bytes, manifest_reason, read_manifest, read_origin
+from transom_cli.ckpt.inventory import (
+    Candidate,
+    Verdict,
+    check_bytes,
+    check_shape,
+    manifest_reason,
+    read_manifest,
+    read_origin,
+)  # fmt: skip
 from transom_cli.ckpt.manifest import Origin
+from transom_cli.ckpt.names import IMPORTED
 from transom_cli.ckpt.ranks import FAILURES, Ranks
-from transom_cli.ckpt.restore.reader import MappedReader, RestoreProgress, Source
-from transom_cli.ckpt.save.fast_copy import COMPILE_FROM, compiled_copy
+from transom_cli.ckpt.restore.disk import DiskReader
+from transom_cli.ckpt.restore.reader import MappedReader, OnDisk, RestoreProgress, Source
 from transom_cli.ckpt.state import RANKS, State, undisturbed, within
 from transom_cli.ckpt.tree import Flat, Paths
 from transom_cli.ckpt.tree import Path as TreePath
 
+NAMED = 10  # values in an error
 
-def verify_together(candidate: Candidate, ranks: Ranks, progress: RestoreProgress) -> Verdict:
-    """Verify like `inventory.verify`, with the files divided among the ranks. A collective."""
-    manifest, reasons = None, []
+
+def examine_together(candidate: Candidate, ranks: Ranks) -> Verdict:
+    """Check the manifest, the sizes of the files, and the origin. The load verifies the data. A collective."""
+    manifest, origin = None, None
+    reasons: list[str] = []
     if ranks.first:
         try:
             manifest = read_manifest(candidate)
+            about = [entry for entry in manifest.files if entry.name == IMPORTED]
+            reasons = check_bytes(candidate.path, about)
+            origin = read_origin(candidate.path, manifest) if not reasons else None
         except BadManifest as error:
             reasons = [manifest_reason(error)]
-    manifest, reasons = ranks.from_first((manifest, reasons))
-    if manifest is None:
-        return Verdict(candidate, None, tuple(reasons))
-    if manifest.size >= COMPILE_FROM * ranks.size:
-        threading.Thread(target=compiled_copy, name="transom-compile", daemon=True).start()  # while reading
-    by_size = sorted(manifest.files, key=lambda entry: entry.size, reverse=True)
-    mine = by_size[ranks.rank :: ranks.size]
-    progress.checking(sum(entry.size for entry in mine), manifest.size)
-    found = ranks.gather(check_bytes(candidate.path, mine, progress.add))
-    reasons = [reason for share in found for reason in share]
-    origin = None
-    if ranks.first and not reasons:
-        try:
-            origin = read_origin(candidate.path, manifest)
         except StateMismatch as error:
             reasons = [error.what]
-    origin, reasons = ranks.from_first((origin, reasons))
-    return Verdict(candidate, manifest, tuple(reasons), origin)
+    manifest, reasons, origin = ranks.from_first((manifest, reasons, origin))
+    if manifest is None:
+        return Verdict(candidate, None, tuple(reasons))
+    shapes = ranks.gather(check_shape(candidate.path, manifest.files[ranks.rank :: ranks.size]))
+    return Verdict(candidate, manifest, (*reasons, *(one for of_rank in shapes for one in of_rank)), origin)
 
 
 def load(
@@ -63,8 +68,8 @@ def load(
 ) -> str:  # fmt: skip
     """Load a checkpoint into the live state. A collective.
 
-    Its bytes are verified, or will be as they are opened. After a failure the live state may be partly overwritten:
-    another load must succeed before training continues.
+    Its bytes are verified on the way. After a failure the live state may be partly overwritten:
+    another load must succeed before training continues. `source.touched` says so.
 
     Args:
         per_rank: also load per-rank values.
@@ -73,34 +78,51 @@ def load(
     Returns:
         "" or, the same on all ranks, why the load failed.
     """
-    metadata = targets = None
+    metadata = None
+    targets: Flat = {}
+    request = Request()
     trouble = ""
     try:
         metadata = source.metadata(allow_code=allow_code)
-        targets = _targets(metadata, state, ranks.rank, origin, per_rank=per_rank)
+        targets, request = _targets(metadata, state, ranks.rank, origin, per_rank=per_rank)
     except Exception as error:
         trouble = _reason(error)
-    trouble = _agree(trouble, ranks)
-    if trouble or metadata is None or targets is None:
-        return trouble
-    reader = MappedReader(source, metadata, progress, allow_code=allow_code)
+    reader: MappedReader | None = None
+    verified = 0
+    if metadata is not None and not trouble:
+        kind = DiskReader if isinstance(source, OnDisk) else MappedReader
+        reader = kind(source, metadata, progress, allow_code=allow_code)  # type: ignore[arg-type]
     try:
-        rest: Flat = {}
+        if reader is not None:
+            verified = reader.plan(targets, ranks)
+    except Exception as error:
+        trouble = _reason(error)
+    answers = ranks.gather((trouble, request, verified))
+    trouble = next((answer[0] for answer in answers if answer[0]), "")
+    if metadata is None or reader is None or trouble:
+        return trouble
+    try:
+        if unknown := _asked_by_none([answer[1] for answer in answers], metadata):
+            return f"no rank has {unknown}" if ranks.size > 1 else f"the trainer has no {unknown}"
+        if trouble := reader.prepare([answer[2] for answer in answers], ranks):
+            return trouble
+        source.touched = True
         try:
-            rest = reader.place(targets, ranks)
+            reader.place(targets, ranks)
         except Exception as error:
             trouble = _reason(error)
-        answers = ranks.gather((trouble, bool(rest)))
-        if trouble := next((answer[0] for answer in answers if answer[0]), ""):
+        ends = ranks.gather((trouble, bool(reader.rest)))
+        if trouble := next((end[0] for end in ends if end[0]), ""):
             return trouble
-        if any(answer[1] for answer in answers):
+        if any(end[1] for end in ends):
             dcp_load(
-                rest,
+                reader.rest,
                 storage_reader=reader,
                 planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
                 process_group=ranks.group,
                 no_dist=ranks.group is None,
             )
+        reader.finish(targets)
         state.write(targets, paths_of(metadata), origin.afresh if origin else (), per_rank=per_rank)
     except FAILURES as error:
         trouble = _reason(error)
@@ -114,10 +136,38 @@ def paths_of(metadata: Metadata) -> Paths:
     return paths
 
 
-def _targets(metadata: Metadata, state: State, rank: int, origin: Origin | None, *, per_rank: bool) -> Flat:
+class Request(NamedTuple):
+    """Which keys of a checkpoint a rank asks for, and which it refuses: it has the entry, but no such value.
+
+    Each is a number with a bit for each key, in the order of the metadata.
+    """
+
+    asked: int = 0
+    refused: int = 0
+
+
+def _asked_by_none(requests: list[Request], metadata: Metadata) -> str:
+    """Return the keys that ranks refuse and no rank asks for, in words. With pipeline stages each rank asks for its
+    own."""
+    asked, refused = (functools.reduce(int.__or__, bits) for bits in zip(*requests, strict=True))
+    odd = refused & ~asked
+    if not odd:
+        return ""
+    keys = [key for key, bit in zip(paths_of(metadata), reversed(f"{odd:b}"), strict=False) if bit == "1"]
+    return ", ".join(keys[:NAMED]) + (f" and {len(keys) - NAMED} more" if len(keys) > NAMED else "")
+
+
+def _bits(chosen: Collection[str], keys: Iterable[str]) -> int:
+    return int("0" + "".join("01"[key in chosen] for key in keys)[::-1], 2)
+
+
+def _targets(
+    metadata: Metadata, state: State, rank: int, origin: Origin | None, *, per_rank: bool
+) -> tuple[Flat, Request]:
     """Where each value that this rank wants is loaded to: live tensors, new tensors, or None for a plain value.
 
     The checkpoint says whether an entry is stored once or per rank: an object's content may change with its first step.
+    A rank asks for what it has in modules and tensors, for the state of its own parameters, and for all other values.
 
     Raises StateMismatch, before anything is touched, if the state and the checkpoint do not match.
     """
@@ -129,16 +179,31 @@ def _targets(metadata: Metadata, state: State, rank: int, origin: Origin | None,
     afresh = origin.afresh if origin is not None else ()
     wanted = {name for name in state.names() if name not in afresh}
     targets: Flat = {}
+    parameters = {name: state.parameters(name) for name in wanted}
     seen: set[TreePath] = set()
+    there: set[str | int] = set()
+    refused: set[str] = set()
     for key, path in paths_of(metadata).items():
         inner = within(path)
         if inner[0] not in wanted or (path[0] == RANKS and (not per_rank or path[1] != str(rank))):
             continue
         if path[0] != RANKS and inner in own and origin is None and not state.is_object(str(inner[0])):
             raise StateMismatch(f"{key} is declared per rank, and the checkpoint has it once for all ranks")
+        there.add(inner[0])
+        held = parameters[str(inner[0])]
+        if state.loads_in_place(str(inner[0])) and inner not in live:
+            if len(inner) > 1 or isinstance(stored[key], TensorStorageMetadata):  # otherwise a stage without parameters
+                refused.add(key)
+            continue
+        if held is not None and len(inner) > 3 and inner[1] == "state" and inner[2] not in held:
+            refused.add(key)
+            continue
         seen.add(inner)
-        targets[key] = _target(key, inner, stored[key], live.get(inner), state)
-    there = {path[0] for path in seen}
+        targets[key] = _target(key, inner, stored[key], live.get(inner), state, held)
+    asked = _bits(targets, paths_of(metadata))
+    inside = {path[:depth] for path in seen for depth in range(1, len(path))}
+    for key in [key for key in targets if within(paths_of(metadata)[key]) in inside]:
+        del targets[key]  # an empty container on the rank that saved it
     lacking = {name for name in wanted - there if per_rank or not _starts_afresh(name, live_paths)}
     if lacking:
         mine = {str(within(path)[0]) for path in live_paths.values() if path[0] == RANKS}
@@ -149,7 +214,7 @@ def _targets(metadata: Metadata, state: State, rank: int, origin: Origin | None,
         inner = within(path)
         if inner[0] in wanted and state.loads_in_place(str(inner[0])) and inner not in seen:
             raise StateMismatch(f"the checkpoint has no {key}")
-    return targets
+    return targets, Request(asked, _bits(refused, paths_of(metadata)))
 
 
 def _starts_afresh(name: str, live_paths: Paths) -> bool:
@@ -157,8 +222,10 @@ def _starts_afresh(name: str, live_paths: Paths) -> bool:
     return all(path[0] == RANKS for path in live_paths.values() if within(path)[0] == name)
 
 
-def _target(key: str, path: TreePath, stored: Any, live: Any, state: State) -> Any:
-    """path: in this rank's state."""
+def _target(
+    key: str, path: TreePath, stored: Any, live: Any, state: State, held: dict[str, torch.Tensor] | None
+) -> Any:
+    """path: in this rank's state. held: the parameters of this optimizer."""
     if not isinstance(stored, TensorStorageMetadata):
         return None
     size, dtype = stored.size, stored.properties.dtype
@@ -171,8 +238,9 @@ def _target(key: str, path: TreePath, stored: Any, live: Any, state: State) -> A
             )
         return live
     like = live if isinstance(live, DTensor) else None
-    if like is None and len(path) == 4 and path[1] == "state":
-        like = state.sharded_like(str(path[0]), str(path[2]))
+    if like is None and held is not None and len(path) == 4 and path[1] == "state":
+        parameter = held[str(path[2])]
+        like = parameter if isinstance(parameter, DTensor) else None
     if like is not None and like.shape == size:
         return torch.empty_like(like, dtype=dtype, requires_grad=False)
     return torch.empty(size, dtype=dtype)

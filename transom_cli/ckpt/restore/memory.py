@@ -65,7 +65,7 @@ def memory_candidates(snapshots: Snapshots) -> tuple[list[MemoryCandidate], list
 class InMemory:
     """A snapshot as the source of a restore. Each share is brought to this node when it is opened."""
 
-    checks = True
+    touched = False
 
     def __init__(self, snapshots: Snapshots, found: MemoryCandidate, directory: Path) -> None:
         self.path = directory

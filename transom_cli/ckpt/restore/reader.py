@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import xxhash
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from transom_cli.ckpt.failures import StateMismatch
+from transom_cli.ckpt.failures import BadFile, StateMismatch
 from transom_cli.ckpt.files import digest_segments
+from transom_cli.ckpt.manifest import Manifest
 from transom_cli.ckpt.names import DCP_METADATA
 from transom_cli.ckpt.progress import CHECKING, LOADING, PartCounter
 from transom_cli.ckpt.progress import Part as WorkPart
@@ -49,10 +51,10 @@ class Opened:
 
 
 class Source(Protocol):
-    """A checkpoint whose files are verified, or are checked when they are opened: then open few."""
+    """A checkpoint. The files of a snapshot in memory are checked when they are opened, so open few."""
 
-    checks: bool
     path: Path  # for DCP; a snapshot in memory has no path of its own
+    touched: bool  # a load may have overwritten live state
 
     def metadata(self, *, allow_code: bool = False) -> Metadata: ...
 
@@ -62,15 +64,23 @@ class Source(Protocol):
 
 
 class OnDisk:
-    checks = False
+    """files: the entries of the manifest by name; without them, nothing is verified here."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, manifest: Manifest | None = None) -> None:
         self.path = path
+        self.touched = False
+        self.files = {entry.name: entry for entry in manifest.files} if manifest is not None else {}
 
     def metadata(self, *, allow_code: bool = False) -> Metadata:
-        return checked_metadata((self.path / DCP_METADATA).read_bytes(), allow_code=allow_code)
+        data = (self.path / DCP_METADATA).read_bytes()
+        entry = self.files.get(DCP_METADATA)
+        if entry is not None and (len(data), xxhash.xxh3_128_hexdigest(data)) != (entry.size, entry.xxh3_128):
+            raise BadFile(f"{DCP_METADATA} is damaged (its checksum differs)")
+        return checked_metadata(data, allow_code=allow_code)
 
     def open(self, name: str, *, check: bool = True) -> Opened:
+        if self.files and name not in self.files:
+            raise StateMismatch(f"torch's own metadata names {name}, which the manifest does not list")
         with (self.path / name).open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             return Opened(data, 0, len(data))
@@ -103,6 +113,9 @@ class MappedReader(FileSystemReader):
         self._source = source
         self._metadata = metadata
         self._progress = progress
+        self._near: dict[str, Wanted] = {}
+        self._far: dict[str, Wanted] = {}
+        self.rest: Flat = {}
         self._whole: dict[str, Opened] = {}  # what was checked, by name
         self._copier = Copier()
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="transom-sum")
@@ -121,32 +134,38 @@ class MappedReader(FileSystemReader):
         done.set_result(None)
         return done
 
-    def place(self, targets: Flat, ranks: Ranks) -> Flat:
-        """Read everything that is wanted as it was stored. Return the targets that are left to DCP.
+    def plan(self, targets: Flat, ranks: Ranks) -> int:
+        """Choose what to read as it was stored, and what is left to DCP (`rest`).
 
-        A collective if the source checks its files.
+        Returns:
+            A number with a bit for each file that this rank verifies as it loads it.
         """
-        rest: Flat = {}
-        near: dict[str, Wanted] = {}
-        far: dict[str, Wanted] = {}
+        wanted, self.rest = plan(self._metadata, targets)
+        self._near, self._far = divide(wanted, ranks)
+        return 0
+
+    def prepare(self, verified: list[int], ranks: Ranks) -> str:
+        """Verify what no rank verifies as it loads it. Return "" or what is wrong. A collective."""
+        return ""
+
+    def place(self, targets: Flat, ranks: Ranks) -> None:
+        """Read everything that is wanted as it was stored. A collective."""
         trouble: Exception | None = None
         try:
-            near, rest = plan(self._metadata, targets)
-            if self._source.checks:
-                near, far = divide(near, ranks)
-            self._progress.loading(sum(length for name, some in near.items() for *_, length in parts(name, some)))
-            for name, wanted in near.items():
+            self._progress.loading(sum(length for name, some in self._near.items() for *_, length in parts(name, some)))
+            for name, wanted in self._near.items():
                 self._take(name, wanted, targets)
         except Exception as error:
             trouble = error
-        if self._source.checks:
-            requested = [part for name, wanted in far.items() for part in parts(name, wanted)]
-            found = exchange(requested, ranks, self._serve)
-            for name, wanted in far.items():
-                self._put(name, wanted, found, targets)
+        requested = [part for name, wanted in self._far.items() for part in parts(name, wanted)]
+        found = exchange(requested, ranks, self._serve)
+        for name, wanted in self._far.items():
+            self._put(name, wanted, found, targets)
         if trouble is not None:
             raise trouble
-        return rest
+
+    def finish(self, targets: Flat) -> None:
+        """Read what is wanted of files that other ranks have verified."""
 
     def _take(self, name: str, wanted: Wanted, targets: Flat) -> None:
         opened = self._source.open(name, check=False)
@@ -199,7 +218,7 @@ class MappedReader(FileSystemReader):
         for tensor in tensors:
             target, start = tensor.target.detach(), opened.start + tensor.start
             around = envelope(target.shape, target.dtype)
-            if _plain(target) and _is_ours(around, opened.data, start, tensor.length):
+            if is_plain(target) and _is_ours(around, opened.data, start, tensor.length):
                 if around.nbytes:
                     pieces.append((target.data_ptr(), address + start + len(around.head), around.nbytes))
             else:
@@ -229,7 +248,7 @@ class MappedReader(FileSystemReader):
             target = planner.resolve_tensor(item).detach()
             if target.size() != stored.size():
                 raise ValueError(f"{item.storage_index.fqn}: {list(stored.size())} stored, {list(target.size())} here")
-            if _plain(target) and _plain(stored) and target.dtype == stored.dtype:
+            if is_plain(target) and is_plain(stored) and target.dtype == stored.dtype:
                 pieces.append((target.data_ptr(), stored.data_ptr(), target.numel() * target.element_size()))
             else:
                 target.copy_(stored)
@@ -275,7 +294,7 @@ def _is_ours(around: Envelope, data: mmap.mmap | bytearray, start: int, length: 
     return (length, data[start:payload], data[tail : start + length]) == (around.length, around.head, around.tail)
 
 
-def _plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     return type(tensor) is torch.Tensor and tensor.is_cpu and tensor.is_contiguous()
 
 

@@ -5,20 +5,28 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli.ckpt import saved_marker
-from transom_cli.ckpt.failures import BadManifest, BadRollbacks, NoCheckpointRestores, WorldSizeChanged, describe
+from transom_cli.ckpt.failures import (
+    BadManifest,
+    BadRollbacks,
+    NoCheckpointRestores,
+    RestoredStateDiffers,
+    WorldSizeChanged,
+    describe,
+)
 from transom_cli.ckpt.inventory import Candidate, candidates, read_manifest
-from transom_cli.ckpt.manifest import Origin, encode
-from transom_cli.ckpt.names import step_name
+from transom_cli.ckpt.manifest import Manifest, Origin, decode, encode
+from transom_cli.ckpt.names import DCP_METADATA, MANIFEST, step_name
 from transom_cli.ckpt.publish import Keep
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.restore import rollback
-from transom_cli.ckpt.restore.load import kept_per_rank, load, verify_together
+from transom_cli.ckpt.restore import plain_dcp, rollback
+from transom_cli.ckpt.restore.load import examine_together, kept_per_rank, load
 from transom_cli.ckpt.restore.memory import InMemory, MemoryCandidate, memory_candidates, sources
+from transom_cli.ckpt.restore.prove import Proven, check
 from transom_cli.ckpt.restore.reader import OnDisk, RestoreProgress, Source
 from transom_cli.ckpt.restore.rollback import Batches, Rollback
 from transom_cli.ckpt.save.snapshots import Snapshots
@@ -53,12 +61,14 @@ class Restorer:
 
     def __init__(
         self, places: tuple[Path, ...], state: State, ranks: Ranks, snapshots: Snapshots, keep: Keep, reshard: bool,
-        say: Callable[[str], None], *, allow_code: bool = False,
+        say: Callable[[str], None], *, allow_code: bool = False, unproven: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self._places, self._state, self._ranks, self._snapshots = places, state, ranks, snapshots
         self._keep, self._reshard, self._say = keep, reshard, say
-        self._allow_code = allow_code
+        self._allow_code, self._unproven = allow_code, unproven
+        self._differing: list[str] = []  # checkpoints that loaded as another state than was saved
         self._progress = RestoreProgress(snapshots.daemon.report_restore)
+        self._touched = False  # a load that failed may have overwritten live state
         self.batches = Batches()  # as of the last restore()
 
     def restore(self, allow_lost: bool = False) -> Restored | None:
@@ -71,8 +81,11 @@ class Restorer:
 
         Raises:
             NoCheckpointRestores: there are checkpoints and none restores, or all are lost.
+            RestoredStateDiffers: what was loaded is not what was saved, and no older checkpoint is.
             WorldSizeChanged: the checkpoint has per-rank state for another number of ranks.
         """
+        self._touched, self._differing = False, []
+        self._state.exchange_groups(self._ranks)
         listed = self._list_candidates()
         for _ in range(LOOKS):
             restored, lost, passed_over = self._newest_that_loads(listed)
@@ -82,6 +95,8 @@ class Restorer:
             if [self._name(one) for one in again.found] == [self._name(one) for one in listed.found]:
                 break
             listed = again  # the snapshot daemon of the last launch published or removed checkpoints meanwhile
+        if self._differing:
+            raise self._state_differs()
         rollbacks = listed.rollbacks
         if not passed_over and any(one.to > 0 for one in rollbacks):
             passed_over = [f"the training was rolled back to step {rollbacks[-1].to}, and no checkpoint of it remains"]
@@ -93,6 +108,49 @@ class Restorer:
             self._start_over()
         self._snapshots.rewind(None)
         return None
+
+    def start_from(self, path: Path, step: int | None) -> Restored:
+        """Load a checkpoint of elsewhere, of a Checkpointer or of DCP itself: nothing was saved here yet.
+
+        Raises:
+            UsageError: nothing says which step it is.
+            NoCheckpointRestores: it does not load.
+        """
+        trouble: tuple[str, str, str] | None = None
+        number, plain = 0, False
+        if self._ranks.first:
+            try:
+                plain = plain_dcp.is_plain_dcp(path)
+                number = plain_dcp.step_of(path, step) if plain else _step_of_manifest(path)
+            except (UsageError, BadManifest) as error:
+                trouble = error.what, error.why, error.hint
+        trouble, number, plain = self._ranks.from_first((trouble, number, plain))
+        if trouble is not None:
+            raise UsageError(*trouble)
+        found = Candidate(number, path)
+        reason = self._load_plain(found) if plain else self._load_from_disk(found, own=False)
+        if reason:
+            raise NoCheckpointRestores(f"{path} does not restore", reason, f"transom ckpt verify {path.parent}")
+        return Restored(number, durable=True)
+
+    def _load_plain(self, found: Candidate) -> str:
+        """Load a directory that DCP wrote itself. Returns "", or why that failed."""
+        self._progress.of(found.step, str(found.path.parent))
+        source, code = OnDisk(found.path), self._allow_code
+        checked = plain_dcp.Checked()
+        try:
+            metadata = source.metadata(allow_code=code)
+            checked = plain_dcp.check(found.path, metadata, self._ranks.rank, self._ranks.size)
+        except Exception as error:
+            checked = plain_dcp.Checked(reasons=(describe(error),))
+        checked = plain_dcp.together(self._ranks.gather(checked))
+        if checked.reasons:
+            return checked.reasons[0]
+        origin = plain_dcp.origin(found.path, checked)
+        reason = load(source, self._state, self._ranks, self._progress, per_rank=False, origin=origin, allow_code=code)
+        if not reason:
+            self._say(f"restored {found.name} ({origin.text})")
+        return reason
 
     def _newest_that_loads(self, listed: _Candidates) -> tuple[Restored | None, list[str], list[str]]:
         """Load the newest good candidate. Also return those that failed, with reasons: in memory, on disk."""
@@ -173,30 +231,50 @@ class Restorer:
         self._progress.of(found.step, "")
         code = self._allow_code
         reason = load(source, self._state, self._ranks, self._progress, per_rank=per_rank, allow_code=code)
+        self._touched = self._touched or source.touched
+        proven = self._prove(found.manifest, reason, per_rank=per_rank)
+        reason = proven.reason
         if not reason:
             self._snapshots.rewind(found.step, found.record)
             where = sources(self._ranks.gather(source.where))
-            self._say(f"restored {found.name} ({where}; written by attempt {found.manifest.attempt})")
+            self._say(f"restored {found.name} ({where}; written by attempt {found.manifest.attempt}{proven.note})")
         return reason
 
-    def _load_from_disk(self, candidate: Candidate) -> str:
-        """Restore from disk. Returns "", or why that failed."""
+    def _load_from_disk(self, candidate: Candidate, *, own: bool = True) -> str:
+        """Restore from disk. Returns "", or why that failed. own: it was saved in one of this training's places."""
         self._progress.of(candidate.step, str(candidate.path.parent))
-        verdict = verify_together(candidate, self._ranks, self._progress)
+        verdict = examine_together(candidate, self._ranks)
         if verdict.manifest is None or not verdict.good:
             return verdict.reason
         origin = verdict.origin
-        source = OnDisk(candidate.path)
+        if origin is not None and self._touched and (lost := self._overwritten(origin)):
+            return f"{lost} would start afresh, and a damaged checkpoint has overwritten it"
+        source = OnDisk(candidate.path, verdict.manifest)
         per_rank = self._per_rank_fits(candidate.step, verdict.manifest.world_size, origin, source)
         how, code = (source, self._state, self._ranks, self._progress), self._allow_code
         reason = load(*how, per_rank=per_rank, origin=origin, allow_code=code)
+        self._touched = self._touched or source.touched
+        proven = self._prove(verdict.manifest, reason, per_rank=per_rank)
+        reason = proven.reason
         if not reason:
-            self._snapshots.rewind(candidate.step)
-            if self._ranks.first:
+            if own:
+                self._snapshots.rewind(candidate.step)
+            if own and self._ranks.first:
                 self._snapshots.trust(candidate.path.parent, encode(verdict.manifest), self._keep)
             by = origin.text if origin is not None else f"written by attempt {verdict.manifest.attempt}"
-            self._say(f"restored {self._name(candidate)} ({by})")
+            self._say(f"restored {self._name(candidate)} ({by}{proven.note})")
         return reason
+
+    def _prove(self, manifest: Manifest, reason: str, *, per_rank: bool) -> Proven:
+        """Compare the live state with what was saved, unless it was not loaded: `reason`. A collective."""
+        if reason:
+            return Proven(reason)
+        proven = check(manifest.proof, self._state, self._ranks, self._unproven, per_rank=per_rank)
+        if proven.differs:
+            self._differing.append(f"{step_name(manifest.step)}: {proven.reason}")
+        elif self._differing and not proven.proven:
+            return Proven("it carries no digests, and a newer one did not restore as it was saved")
+        return proven
 
     def _per_rank_fits(self, step: int, world_size: int, origin: Origin | None, source: Source) -> bool:
         if origin is not None and not origin.per_rank:
@@ -220,6 +298,11 @@ class Restorer:
         self._say(f"{ranks} became {self._ranks.size}: random numbers and per-rank objects start afresh")
         return False
 
+    def _overwritten(self, origin: Origin) -> str:
+        """Name the entries that are to keep their initial state, and may have lost it. A collective."""
+        names = [one for one in origin.afresh if one in self._state.names() and self._state.loads_in_place(one)]
+        return ", ".join(sorted({one for of_rank in self._ranks.gather(names) for one in of_rank}))
+
     def _kept_per_rank(self, source: Source) -> list[str]:
         try:
             return kept_per_rank(source.metadata(), self._state)
@@ -239,6 +322,17 @@ class Restorer:
             "\n".join(passed_over),
             "\n".join(f"transom ckpt verify {place}" for place in self._places)
             + "\nto start from the beginning, give another directory",
+        )
+        self._tell(error)
+        return error
+
+    def _state_differs(self) -> RestoredStateDiffers:
+        error = RestoredStateDiffers(
+            "The restored state is not the one that was saved",
+            "\n".join(dict.fromkeys(self._differing)),
+            f"transom ckpt verify --deep {self._places[0]} tells whether the checkpoint itself is good. If it is, the\n"
+            "loading is wrong: look at load_state_dict of what is named, and at code that changed since the save.\n"
+            "A value that is meant to differ after a restore: Checkpointer(..., unproven=[NAME])",
         )
         self._tell(error)
         return error
@@ -265,7 +359,7 @@ class Restorer:
         self._tell(error)
         return error
 
-    def _tell(self, error: NoCheckpointRestores) -> None:
+    def _tell(self, error: NoCheckpointRestores | RestoredStateDiffers) -> None:
         if self._ranks.first:
             sys.stderr.write(f"error: {error}\n")
             sys.stderr.flush()
@@ -274,6 +368,16 @@ class Restorer:
 def _saved(known: SavedMarker) -> str:
     where = f" in the memory of {', '.join(known.nodes)}" if known.nodes else ""
     return f"step {known.step} or a later one was saved{where} by attempt {known.attempt}"
+
+
+def _step_of_manifest(path: Path) -> int:
+    try:
+        return decode((path / MANIFEST).read_bytes()).step
+    except OSError as error:
+        raise UsageError(
+            f"{path} is no checkpoint", f"it has neither {MANIFEST} nor {DCP_METADATA} ({describe(error)})",
+            "give the directory of one checkpoint, such as step-100",
+        ) from None  # fmt: skip
 
 
 def _is_undone(found: MemoryCandidate | Candidate, rollbacks: tuple[Rollback, ...]) -> bool:

@@ -9,26 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import tempfile
+import struct
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.checkpoint.storage import WriteResult
 
 from transom_cli.ckpt import files
 from transom_cli.ckpt.failures import RanksDiffer, describe
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
 from transom_cli.ckpt.names import DCP_METADATA, data_name, step_name
 from transom_cli.ckpt.options import Options
+from transom_cli.ckpt.proof import TensorProof
+from transom_cli.ckpt.proof_save import Ledger, Totals
 from transom_cli.ckpt.ranks import FAILURES, Ranks
 from transom_cli.ckpt.save.layout import Layout, Place
 from transom_cli.ckpt.save.replicas import Proof, Short, buffers_note, differences, refusal
+from transom_cli.ckpt.save.shares import Shares, written
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.save.staging import Snapshot, Stager, pack, size_for
 from transom_cli.ckpt.schedule.schedule import Every
@@ -38,6 +39,7 @@ from transom_cli.ckpt.snapshot.protection import NONE
 from transom_cli.ckpt.snapshot.record import Record
 from transom_cli.rpc.errors import RpcError
 
+_PRESENT = struct.Struct("<q??")  # step, whether the shares are agreed, whether the rank has more to say
 _LATER = (MemoryError, OSError, RpcError)  # failures of preparation; the next save reports them
 Offer = tuple[SavePlan, frozenset[MetadataIndex]]  # everything a rank holds, and the part in its snapshot
 
@@ -53,11 +55,13 @@ class Share:
 
 @dataclass(frozen=True)
 class Roll:
-    """All ranks' answers for one step: whether their shares are agreed, the first trouble, the short checksums."""
+    """All ranks' answers for one step: whether their shares are agreed, the first trouble, the short checksums if a
+    rank has one, and whether all ranks are at this step."""
 
     agreed: bool
     trouble: str
     checksums: list[Short | None]
+    together: bool = True
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,9 @@ class Committer:
         self._options, self._ranks, self._schedule = options, ranks, schedule
         self._stager, self._snapshots = stager, snapshots
         self._metadata: Metadata | None = None  # DCP's metadata of all shares, on rank 0
+        self._shares = Shares(ranks)
+        self._packed: tuple[Any, ...] = ()  # what was packed last, and its segments and places
+        self.ledger = Ledger(ranks)
 
     def prepare(self, layout: Layout | None, growth: float) -> None:
         """Before the first save: plan who writes what, and allocate memory for a state `growth` times as large.
@@ -118,13 +125,19 @@ class Committer:
         agreed = snapshot is not None and snapshot.agreed
         short = proof.short if proof is not None else None
         while True:
-            answers = self._ranks.gather((step, trouble, agreed, short))
-            ahead = max(answer[0] for answer in answers)
+            mine = _PRESENT.pack(step, agreed, bool(trouble) or short is not None)
+            present = list(_PRESENT.iter_unpack(b"".join(self._ranks.gather_bytes(mine))))
+            ahead = max(one[0] for one in present)
             if step < ahead:
-                return Roll(agreed, f"not all ranks save this step: others are at {step_name(ahead)}", [])
-            if all(answer[0] == step for answer in answers):
-                first = _first([answer[1] for answer in answers])
-                return Roll(all(answer[2] for answer in answers), first, [answer[3] for answer in answers])
+                return Roll(
+                    agreed, f"not all ranks save this step: others are at {step_name(ahead)}", [], together=False
+                )
+            if all(one[0] == step for one in present):
+                everyone = all(one[1] for one in present)
+                if not any(one[2] for one in present):
+                    return Roll(everyone, "", [])
+                answers = self._ranks.gather((trouble, short))
+                return Roll(everyone, _first([answer[0] for answer in answers]), [answer[1] for answer in answers])
 
     def compare(self, proof: Proof | None, checksums: list[Short | None]) -> Comparison:
         """Compare what the checkpoint stores once for all ranks. A collective."""
@@ -145,23 +158,24 @@ class Committer:
         share = None if agreed else self._plan(snapshot.layout)
         if share is not None and share.trouble:
             return Committed(share.trouble, prepare=True, share=share)
-        trouble, entries, places = self._hold(step, snapshot, share)
-        answers = self._ranks.to_first((trouble, entries, places))
+        trouble, entry, places = self._hold(step, snapshot, share)
+        doubt, totals = self.ledger.total()
+        trouble, entries = self._shares.exchange(trouble or doubt, entry, places)
+        unstored = self._unstored()
         uses: frozenset[str] = frozenset()
-        record: Record | None = None
-        if answers is not None:
-            trouble = _first([answer[0] for answer in answers])
-            if not trouble:
-                try:
+        manifest: bytes | None = None
+        if self._ranks.first and not trouble:
+            try:
+                proof, trouble = self._proof(totals, unstored)
+                if not trouble:
                     uses = self._uses(requested)
-                    record = self._record(
-                        step, [one for answer in answers for one in answer[1]], [a[2] for a in answers]
-                    )
-                except FAILURES as error:
-                    trouble, uses = describe(error), frozenset()
-        trouble, uses, record = self._ranks.from_first((trouble, uses, record))
-        if record is not None:
-            self._distribute(step, record, uses)
+                    manifest = self._manifest(step, entries, proof)
+            except FAILURES as error:
+                trouble, uses = describe(error), frozenset()
+        trouble, uses, manifest = self._ranks.from_first((trouble, uses, manifest))
+        metadata = self._shares.spread(manifest)
+        if manifest is not None and metadata is not None:
+            self._distribute(step, Record(manifest, metadata), uses)
         return Committed(trouble, uses, prepare=True, share=share)
 
     def prepare_next(self, snapshot: Snapshot, share: Share | None) -> None:
@@ -193,21 +207,33 @@ class Committer:
             except Exception as error:
                 shares = [Share(trouble=f"{type(error).__name__}: {error}")] * self._ranks.size
         mine: Share = self._ranks.each_from_first(shares)
+        self._shares.forget()
+        self.ledger.agree(self._metadata)
         return mine
 
-    def _hold(self, step: int, snapshot: Snapshot, share: Share | None) -> tuple[str, list[FileEntry], list[Place]]:
+    def _hold(self, step: int, snapshot: Snapshot, share: Share | None) -> tuple[str, FileEntry | None, list[Place]]:
         """Finish the copy, checksum this rank's share, and hand it to the daemon. Return the trouble or the share."""
         try:
             if snapshot.copying is not None:
                 snapshot.copying.settle()
-            segments, places = pack(snapshot, share.now if share else None)
+            segments, places = self._pack(snapshot, share)
+            self.ledger.begin(snapshot, places)  # while the checksum is computed
             size = sum(length for _, length in segments)
             checksum = files.digest_segments(snapshot.buffer.view(0, snapshot.buffer.size), segments)
             entry = FileEntry(data_name(self._ranks.rank), size, checksum)
             self._snapshots.hold(step, entry, segments)
         except FAILURES as error:
-            return describe(error), [], []
-        return "", [entry], places
+            return describe(error), None, []
+        return "", entry, places
+
+    def _pack(self, snapshot: Snapshot, share: Share | None) -> tuple[list[tuple[int, int]], list[Place]]:
+        """Pack like `pack`. As long as nothing has moved, the result is the same object."""
+        about = (snapshot.layout, snapshot.objects, share)
+        same = self._packed and self._packed[0][0] is about[0] and self._packed[0][1:] == about[1:]
+        if not same:
+            self._packed = (about, pack(snapshot, share.now if share else None))
+        packed: tuple[list[tuple[int, int]], list[Place]] = self._packed[1]
+        return packed
 
     def _uses(self, requested: bool) -> frozenset[str]:
         """What the checkpoint's memory stays reserved for. Rank 0 decides."""
@@ -216,19 +242,45 @@ class Committer:
             uses.append(DURABLE)
         return frozenset(uses)
 
-    def _record(self, step: int, entries: list[FileEntry], places: list[list[Place]]) -> Record:
+    def _unstored(self) -> dict[str, TensorProof]:
+        """The parameters of all ranks that the checkpoint does not have, on rank 0. A collective."""
+        mine = self.ledger.unstored
+        if b"\1" not in self._ranks.gather_bytes(b"\1" if mine else b"\0"):
+            return {}
+        answers: list[dict[str, TensorProof]] = self._ranks.to_first(mine) or []
+        return {name: one for of_rank in answers for name, one in of_rank.items()}
+
+    def _proof(self, totals: Totals, unstored: dict[str, TensorProof]) -> tuple[str, str]:
+        """The proof for the manifest, and why the snapshot is not the live state or ""."""
         assert self._metadata is not None
-        metadata = _metadata(self._metadata, places)
+        proof, trouble = self.ledger.proof(self._metadata, totals, unstored)
+        return proof.encode(), trouble
+
+    def _manifest(self, step: int, entries: list[FileEntry], proof: str) -> bytes:
+        assert self._metadata is not None
+        return self._encoded(step, [self._shares.metadata_entry(self._metadata), *entries], proof)
+
+    def plan(self, layout: Layout) -> Share:
+        """Plan a checkpoint that is written without snapshots. A collective."""
+        return self._plan(layout)
+
+    def record(self, step: int, entries: list[FileEntry], places: list[list[Place]]) -> Record:
+        """The record of a checkpoint without snapshots, and so without digests. Called by rank 0 after `plan`."""
+        assert self._metadata is not None
+        metadata = written(self._metadata, places)
         own = FileEntry(DCP_METADATA, len(metadata), xxhash.xxh3_128_hexdigest(metadata))
-        manifest = Manifest(
+        return Record(self._encoded(step, [own, *entries], ""), metadata)
+
+    def _encoded(self, step: int, entries: list[FileEntry], proof: str) -> bytes:
+        return encode(Manifest(
             step=step,
             world_size=self._ranks.size,
             attempt=self._options.attempt,
             torch=str(torch.__version__),
             created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            files=tuple(sorted([own, *entries], key=lambda entry: entry.name)),
-        )
-        return Record(encode(manifest), metadata)
+            files=tuple(sorted(entries, key=lambda entry: entry.name)),
+            proof=proof,
+        ))  # fmt: skip
 
     def _distribute(self, step: int, record: Record, uses: frozenset[str]) -> None:
         """Give the record to this node's daemon. After a restore from memory, release the restored step once every
@@ -262,17 +314,6 @@ def _planned(plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
 
 def _indices(plans: list[SavePlan]) -> frozenset[MetadataIndex]:
     return frozenset(item.index for plan in plans for item in plan.items)
-
-
-def _metadata(metadata: Metadata, places: list[list[Place]]) -> bytes:
-    """Return the bytes of DCP's own metadata file, as DCP writes it. `places`: by rank."""
-    results = [
-        [WriteResult(index, size, _StorageInfo(data_name(rank), start, size)) for index, start, size in of_rank]
-        for rank, of_rank in enumerate(places)
-    ]
-    with tempfile.TemporaryDirectory(prefix="transom-") as folder:
-        FileSystemWriter(folder, sync_files=False).finish(metadata, results)
-        return (Path(folder) / DCP_METADATA).read_bytes()
 
 
 def _first(troubles: list[str]) -> str:

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from transom_cli.ckpt.manifest import FileEntry
 from transom_cli.ckpt.names import MANIFEST, step_name
 from transom_cli.ckpt.progress import Part
 from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.save.breaker import Bounded, Breaker, timed_out
 from transom_cli.ckpt.save.buffer import Buffer
 from transom_cli.ckpt.snapshot.buffer import Share
-from transom_cli.ckpt.snapshot.persist import ENDED, FAILED, RUNNING
+from transom_cli.ckpt.snapshot.persist import ENDED, FAILED, RUNNING, SUPERSEDED
 from transom_cli.ckpt.snapshot.protect import domain
 from transom_cli.ckpt.snapshot.protection import NONE, Protection
 from transom_cli.ckpt.snapshot.record import Launch, Record
@@ -35,8 +37,21 @@ from transom_cli.rpc.local import TIMEOUT, Client
 from transom_cli.rpc.verbs import Fields
 
 _REPLACED = 20.0  # seconds within which a new daemon must have taken over the session
+_SLOW = frozenset(("listen", "join"))  # requests of the start, which may wait for calls that are being answered
 _FETCH = 3600.0  # seconds for a share to arrive; a transfer that does not move is given up far sooner
 _UNHEARD = 10.0  # seconds without news of a write, after which it is looked for on disk
+CALL = 10.0  # seconds for the daemon to answer a request of a save; none of them waits for a disk or for another node
+STILL = 30.0  # seconds without a byte written, after which the run is told
+GIVE_UP = 600.0  # the same, after which nobody waits for that write any more
+_LOOK = 5.0  # seconds to look for a checkpoint on disk
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a write ended. trouble: why it is not durable, or "". superseded: it was dropped for a newer one."""
+
+    trouble: str = ""
+    superseded: bool = False
 
 
 class DaemonSession:
@@ -69,8 +84,11 @@ class DaemonSession:
             self._key = secrets.token_hex(32)  # which no other node has
             say(f"this node's snapshots are not shared with other nodes: {error.what} ({error.why})")
         self._at = find_daemon(directory, self._token)
+        self._breaker = Breaker(self._at.connect)
+        self._look = Bounded[bool]("transom-look")
         self._address, self._port = "", 0  # where the other nodes reach the daemon
         self._client = self._at.connect()
+        self._lost = False  # whether the connection broke, and the session was not replayed yet
         answers = ranks.gather((self._at.node, self._at.daemon, self._at.trouble))
         by_rank = names([(node, daemon) for node, daemon, _ in answers])
         for node, (_, _, trouble) in dict(zip(by_rank, answers, strict=True)).items():
@@ -92,15 +110,18 @@ class DaemonSession:
             for (n, size), fd in zip(answer[0]["buffers"], answer[1], strict=True):
                 self.buffers[int(n)] = Buffer.lent(fd, int(size))
 
-    def ask(self, name: str, **fields: Any) -> Fields:
+    def ask(self, name: str, fds: Sequence[int] = (), **fields: Any) -> Fields:
         """Send one request. Raises Unreachable and Failed."""
-        return self._client.call(name, **fields)[0]
+        return self._call(name, fds, **fields)[0]
 
     def send(
         self, name: str, *, again: bool = False, fds: Sequence[int] = (), payload: bytes | None = None,
         **fields: Any,
     ) -> tuple[Fields, list[int]] | None:  # fmt: skip
         """Send one request. If the daemon is gone, replay the session to a new one.
+
+        A daemon that does not answer within CALL is not asked again until it does (`Breaker`). Then the session is
+        replayed to it, because it may or may not have executed the request.
 
         Args:
             again: repeat the request to the new daemon. Without it the replay has reported it already, and the
@@ -111,19 +132,24 @@ class DaemonSession:
             Unreachable: no daemon took over.
             Failed: the daemon refuses the request.
         """
-        try:
-            return self._send(name, fds, payload, **fields)
-        except Unreachable:
-            self._client.close()
+        self._breaker.check()
+        if not self._lost:
+            try:
+                return self._send(name, fds, payload, **fields)
+            except Unreachable as error:
+                self._lose()
+                if timed_out(error):
+                    raise
         deadline = time.monotonic() + _REPLACED
         while True:
             self._client = self._at.connect(afresh=True)
             try:
                 self._replay()
+                self._lost = False
                 return self._send(name, fds, payload, **fields) if again else None
-            except Unreachable:  # a daemon that is being killed still accepts connections for a moment
-                self._client.close()
-                if time.monotonic() >= deadline:
+            except Unreachable as error:  # a daemon that is being killed still accepts connections for a moment
+                self._lose()
+                if timed_out(error) or time.monotonic() >= deadline:
                     raise
 
     def lend(self, index: int, buffer: Buffer, *, write: bool) -> None:
@@ -136,7 +162,12 @@ class DaemonSession:
         self.send("hold", **_hold_fields(share, None))
 
     def commit(self, step: int, record: Record, uses: list[str], *, restored: bool = False) -> None:
+        same = next((n for n, one in self.records.items() if n != step and one.metadata is record.metadata), None)
         self.records[step] = record
+        if same is not None:
+            with suppress(Failed):  # the daemon has forgotten that step, or is of an older version
+                self.send("commit", **_commit_fields(step, record, uses, restored=restored, same=same))
+                return
         self.send("commit", **_commit_fields(step, record, uses, restored=restored))
 
     def plan(self, rhythm: str, saves: object) -> None:
@@ -183,30 +214,49 @@ class DaemonSession:
 
     # Durability, on a connection of its own: for any thread
 
-    def outcome(self, step: int) -> str:
-        """Wait until `step` is durable. Return "", or why it is not."""
+    def outcome(
+        self, step: int, on_still: Callable[[str], None] = lambda why: None, patience: float | None = None
+    ) -> Outcome:
+        """Wait until `step` is durable, or until nothing was written for GIVE_UP seconds.
+
+        Args:
+            on_still: called, once, if nothing was written for STILL seconds, with the reason for the run.
+            patience: seconds to wait at most.
+        """
         silent: float | None = None
         line: Client | None = None
+        began, reported = time.monotonic(), False
         try:
             while True:
                 try:
                     if line is None:
                         line = self._at.connect()
-                        line.call("look", directory=str(self._directory), token=self._token)
-                    answer = line.call("outcome", step=step, by=self.by, patience=1.0)[0]
+                        line.call("look", timeout=CALL, directory=str(self._directory), token=self._token)
+                    answer = line.call("outcome", timeout=CALL, step=step, by=self.by, patience=1.0)[0]
                 except RpcError as error:
+                    if line is not None:
+                        line.close()
                     line, answer = None, {"trouble": error.what}
                 state, trouble = answer.get("state"), str(answer.get("trouble", ""))
                 if state in ENDED:
-                    return trouble if state == FAILED else ""
+                    return Outcome(trouble if state == FAILED else "", state == SUPERSEDED)
                 now = time.monotonic()
                 silent = None if state == RUNNING else silent or now
                 if silent is not None and now - silent >= _UNHEARD:
                     with suppress(RpcError):
                         if line is not None:
-                            line.call("unheard", step=step)
+                            line.call("unheard", timeout=CALL, step=step)
                     unknown = trouble or f"the snapshot daemon of {self.by} knows nothing of it any more"
-                    return "" if self.on_disk(step) else unknown
+                    return Outcome("" if self.on_disk(step) else unknown)
+                still = float(answer.get("still", 0.0))
+                why = f"nothing was written to {self._directory} for {still:.0f} s: the file system does not respond"
+                if still >= GIVE_UP:
+                    return Outcome(why)
+                if patience is not None and now - began >= patience:
+                    return Outcome(f"it is still being written to {self._directory}")
+                if still >= STILL and not reported:
+                    reported = True
+                    on_still(why)
                 if line is None:
                     time.sleep(0.5)
         finally:
@@ -214,31 +264,57 @@ class DaemonSession:
                 line.close()
 
     def on_disk(self, step: int) -> bool:
-        """Whether the checkpoint that was committed as `step` is published."""
+        """Whether the checkpoint that was committed as `step` is published. A file system may not tell in time."""
         record = self.records.get(step)
-        with suppress(OSError):
-            return record is not None and (self._directory / step_name(step) / MANIFEST).read_bytes() == record.manifest
-        return False
+
+        def look() -> bool:
+            with suppress(OSError):
+                path = self._directory / step_name(step) / MANIFEST
+                return record is not None and path.read_bytes() == record.manifest
+            return False
+
+        return self._look.call(look, _LOOK, False)
 
     def _send(
         self, name: str, fds: Sequence[int] = (), payload: bytes | None = None, **fields: Any
     ) -> tuple[Fields, list[int]]:
         if payload is None:
-            return self._client.call(name, fds, **fields)
+            return self._call(name, fds, **fields)
         fd = local.parcel(payload)
         try:
-            return self._client.call(name, [fd], **fields)
+            return self._call(name, [fd], **fields)
         finally:
             os.close(fd)
 
+    def _call(self, name: str, fds: Sequence[int], **fields: Any) -> tuple[Fields, list[int]]:
+        """Raises Unreachable: after a timeout, and then at once until the daemon answers again."""
+        self._breaker.check()
+        limit = TIMEOUT if name in _SLOW else CALL
+        try:
+            return self._client.call(name, fds, timeout=limit + fields.get("patience", 0.0), **fields)
+        except Unreachable as error:
+            if timed_out(error):
+                self._breaker.trip()
+                raise Unreachable("The node's snapshot daemon does not answer", f"for {limit:g} s") from error.__cause__
+            raise
+
+    def _lose(self) -> None:
+        self._client.close()
+        self._lost = True
+
     def _replay(self) -> None:
-        """Tell a new daemon all that this rank has."""
+        """Tell a new daemon, or one that has not answered for some time, all that this rank has."""
         if self._places:
             self._listening(self._send("listen", **self._listen()))
-        for fd in self._send("join", **self._joining())[1]:  # memory of another rank's session, which is none of ours
+        answer, fds = self._send("join", **self._joining())
+        known = set()  # what the daemon still has; the rest is of another rank's session, which is none of ours
+        for (index, _), fd in zip(answer["buffers"], fds, strict=True):
+            if index in self.buffers and self.buffers[index].holds(fd):
+                known.add(index)
             os.close(fd)
         for index, buffer in self.buffers.items():
-            self._send("lend", [buffer.fd], index=index, size=buffer.size, write=False)
+            if index not in known:
+                self._send("lend", [buffer.fd], index=index, size=buffer.size, write=False)
             if index in self.shares:
                 self._send("hold", **_hold_fields(self.shares[index], index))
         for step, record in self.records.items():
@@ -275,7 +351,6 @@ class DaemonSession:
 def _hold_fields(share: Share, index: int | None) -> dict[str, Any]:
     return {
         "payload": json.dumps(share.segments).encode("ascii"),
-        "timeout": TIMEOUT,
         "index": index,
         "step": share.step,
         "file": share.file,
@@ -284,9 +359,15 @@ def _hold_fields(share: Share, index: int | None) -> dict[str, Any]:
     }
 
 
-def _commit_fields(step: int, record: Record, uses: list[str], *, restored: bool) -> dict[str, Any]:
-    fields = {"step": step, "manifest": len(record.manifest), "reserve": uses}
-    return {"payload": record.manifest + record.metadata, **fields, **({"restored": True} if restored else {})}
+def _commit_fields(
+    step: int, record: Record, uses: list[str], *, restored: bool, same: int | None = None
+) -> dict[str, Any]:
+    """same: a step whose record has the same metadata, and which the daemon has."""
+    fields: dict[str, Any] = {"step": step, "manifest": len(record.manifest), "reserve": uses}
+    fields |= {"restored": True} if restored else {}
+    if same is not None:
+        return {"payload": record.manifest, "same": same, **fields}
+    return {"payload": record.manifest + record.metadata, **fields}
 
 
 def _unpacked(fds: list[int]) -> bytes:

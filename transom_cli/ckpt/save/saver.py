@@ -17,21 +17,29 @@ from transom_cli.ckpt.failures import RanksDiffer, SaveFailed, describe
 from transom_cli.ckpt.names import step_name
 from transom_cli.ckpt.options import Options
 from transom_cli.ckpt.ranks import FAILURES, Ranks
+from transom_cli.ckpt.save.breaker import Patience
 from transom_cli.ckpt.save.commit import DURABLE, PROTECTED, Committed, Committer, Comparison
-from transom_cli.ckpt.save.fast_copy import COMPILE_FROM
+from transom_cli.ckpt.save.daemon import GIVE_UP, Outcome
 from transom_cli.ckpt.save.layout import Layout, Signature, local_plan
+from transom_cli.ckpt.save.pressure import PressureWatch
 from transom_cli.ckpt.save.replicas import Proof, prove, shared
 from transom_cli.ckpt.save.serialize import Serializer
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.save.staging import NOTHING, Later, Snapshot, Stager
 from transom_cli.ckpt.save.status import IN_MEMORY, ON_DISK, StatusReporter
+from transom_cli.ckpt.save.streamed import Streamed, Streamer
 from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.ckpt.schedule.schedule import Agreement, Every
 from transom_cli.ckpt.state import State
 from transom_cli.ckpt.tree import Flat, Paths
 from transom_cli.heartbeat.client import phase
+from transom_cli.rpc.errors import RpcError
 
 _LONG = 0.5  # seconds: a longer wait for the previous save is reported
+PATIENCE = 20.0  # seconds that a save waits for the one before it, as while a daemon that died is replaced
+REQUESTED = 20.0  # the same, for a save that was requested: a final checkpoint has no next one
+PART = 0.02  # of the training time that saves may wait for earlier ones in the long run
+BEGIN = 60.0  # seconds for the memory of a starting training
 
 
 class Save:
@@ -66,19 +74,23 @@ class Saver:
         self.last_error: SaveFailed | None = None
         self._status = StatusReporter(options.directory, first=ranks.first)
         self._stager = Stager(snapshots.buffer, serializer, first=ranks.first)
-        if snapshots.lent_bytes >= COMPILE_FROM:  # a restore from memory will most likely need the fast copy
-            self._stager.warm()
         self._committer = Committer(options, schedule.writers(ranks), schedule, self._stager, snapshots)
+        self._serializer = serializer
+        self._streamer = Streamer(options, ranks, self._committer, say)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="transom-ckpt")
         self._running: Future[None] | None = None
         self._running_step = -1
         self._done = 0  # the last finished step that the trainer reported
         self._becoming_durable: list[Save] = []
         self._reported_wait = False
+        self._patience = Patience(PATIENCE, PART)
         self._proven: Signature | None = None  # replicas of this signature were found equal on all ranks
         self._proven_as: Signature | None = None  # the whole signature that it belongs to
         self._refusal: RanksDiffer | None = None  # not raised yet
         self._noted: set[str] = set()
+        self._filling = threading.Lock()  # held while a snapshot is copied in save()
+        self._releasing = False
+        self._pressure = PressureWatch(self._relieve)
         self._hook = register_optimizer_step_pre_hook(self._join) if options.overlapped else None
 
     # Called by the trainer
@@ -106,11 +118,14 @@ class Saver:
         self._running = self._thread.submit(self._prepare, read, to_come)
         self._running_step = -1
         if begins:
-            self._running.result()
+            wait([self._running], BEGIN)
             self._snapshots.awaited = False
 
     def start(self, step: int, requested: bool, together: bool = True) -> Save | None:
         """Copy the state and start the commit of `step` in the background. None if `step` is saved already.
+
+        None too, and reported, if the save before is not committed in time: training does not wait for a daemon, a
+        file system or another rank that is stuck. Ranks need not agree on that (`Committer.call_roll`).
 
         Args:
             requested: make it durable in any case.
@@ -120,32 +135,46 @@ class Saver:
             RanksDiffer: on all ranks, in this save or the next one.
         """
         with phase("checkpoint"):
-            self._report_long_wait(step)
-            self.settle()
+            if not self._settled_soon(step, requested):
+                return None
             self._raise_refusal()
             if step == self.saved:
-                self.wait_durable(step)
+                running = self.wait_durable(step, REQUESTED)
+                if running is not None:
+                    return running
             if step == self.saved and (step == self.durable or not requested):
                 return None
             save = Save(step, requested)
             if step == self.saved:
                 self._make_durable(save)
                 return save
-            snapshot, proof, trouble, proving = None, None, "", 0.0
-            try:
-                later = Later(self._state.stepped(), self._options.prove) if self._hook is not None else NOTHING
-                flat, paths = self._state.to_save()
-                snapshot = self._stager.take(flat, paths, later)
-                begun = time.monotonic()
-                proof = self._proof(flat, snapshot.layout)
-                proving = time.monotonic() - begun
-            except Exception as error:
-                trouble = f"the state could not be copied: {describe(error)}"
-            # checksums are made only for the first save, so they do not count as the cost of a save
-            stall = None if trouble else time.monotonic() - save.began - proving
-            agreement = self._schedule.copied(step, stall, self._durable_pending)
-            self._running_step = self._done = step
-            self._running = self._thread.submit(self._commit_and_persist, save, snapshot, trouble, agreement, proof)
+            snapshot, streamed, proof, trouble, proving = None, None, None, "", 0.0
+            self._streamer.note(step)
+            with self._filling:
+                try:
+                    later = Later(self._state.stepped(), self._options.prove) if self._hook is not None else NOTHING
+                    flat, paths = self._state.to_save()
+                    try:
+                        snapshot = self._stager.take(flat, paths, later)
+                        self._committer.ledger.sample(step, flat, snapshot, self._state.unstored(flat))
+                    except (MemoryError, RpcError) as error:
+                        trouble = describe(error)
+                        if self._streamer.due(step) or requested:
+                            layout = self._stager.look(flat, paths)
+                            streamed = self._streamer.write(step, layout, flat, self._serializer)
+                    begun = time.monotonic()
+                    if snapshot is not None or streamed is not None:
+                        proof = self._proof(flat, (streamed or snapshot).layout)  # type: ignore[union-attr]
+                    proving = time.monotonic() - begun
+                except Exception as error:
+                    trouble = "; ".join(filter(None, (trouble, f"the state could not be copied: {describe(error)}")))
+                # checksums are made only for the first save, so they do not count as the cost of a save
+                stall = None if trouble and streamed is None else time.monotonic() - save.began - proving
+                agreement = self._schedule.copied(step, stall, self._durable_pending)
+                self._running_step = self._done = step
+                self._running = self._thread.submit(
+                    self._commit_and_persist, save, (snapshot, streamed), trouble, agreement, proof
+                )
             if proof is not None and together:
                 save.compared.result()
                 self._raise_refusal()
@@ -156,14 +185,17 @@ class Saver:
         self.settle()
         if self.saved is not None and self.saved != self.durable:
             self.wait_durable()
-            if self.saved is not None and self.saved != self.durable:
+            if self.saved is not None and self.saved != self.durable and not self._durable_pending:
                 self._make_durable(Save(self.saved, requested=True))
 
     def wait(self) -> None:
-        """Wait until nothing is being written, and no old checkpoint is being deleted."""
+        """Wait until nothing is being written, and no old checkpoint is being deleted.
+
+        A write that does not move for GIVE_UP seconds is given up, and is a failed save.
+        """
         self.settle()
         self.wait_durable()
-        self._snapshots.tidied()
+        self._snapshots.tidied(GIVE_UP)
 
     def settle(self) -> None:
         """Wait until the last save is committed or has failed."""
@@ -172,11 +204,12 @@ class Saver:
             self._running.result()
             self._running = None
 
-    def wait_durable(self, step: int | None = None) -> None:
-        """Wait until nothing, or not `step`, is being made durable."""
+    def wait_durable(self, step: int | None = None, patience: float | None = None) -> Save | None:
+        """Wait until nothing, or not `step`, is being made durable. Return what still is after `patience` seconds."""
         for save in list(self._becoming_durable):
-            if step in (None, save.step):
-                save.over.result()
+            if step in (None, save.step) and wait([save.over], patience).not_done:
+                return save
+        return None
 
     def publish_plan(self) -> None:
         """The schedule has changed: publish the new plan in the background."""
@@ -190,8 +223,10 @@ class Saver:
     def close(self) -> None:
         if self._hook is not None:
             self._hook.remove()
+        self._pressure.close()
         self._thread.shutdown()
         self._stager.close()
+        self._committer.ledger.close()
         self._status.close()
 
     @property
@@ -204,14 +239,30 @@ class Saver:
             with phase("checkpoint"):  # a rank that waits here does not hang in its own step
                 self._stager.join()
 
-    def _report_long_wait(self, step: int) -> None:
-        if self._running is None or self._reported_wait or wait([self._running], _LONG).done:
-            return
-        self._reported_wait = True
-        what = "its memory is being allocated"
-        if self._running_step >= 0:
-            what = f"{step_name(self._running_step)} and those before it are being written"
-        self._say(f"save({step}) waits: {what}")
+    def _settled_soon(self, step: int, requested: bool) -> bool:
+        """Wait for the last save, as long as training may wait. Otherwise report that save(step) is dropped."""
+        self._stager.join()
+        if self._running is None:
+            return True
+        began = time.monotonic()
+        left = REQUESTED if requested else self._patience.left
+        if wait([self._running], min(_LONG, left)).not_done and not self._reported_wait:
+            self._reported_wait = True
+            self._say(f"save({step}) waits: {self._waits_for}")
+        done = not wait([self._running], max(0.0, left - _LONG)).not_done
+        self._patience.spend(time.monotonic() - began)
+        if done:
+            self._running.result()
+            self._running = None
+        else:
+            self._failed(step, f"training does not wait any longer: {self._waits_for}", IN_MEMORY)
+        return done
+
+    @property
+    def _waits_for(self) -> str:
+        if self._running_step < 0:
+            return "the memory for snapshots is being allocated"
+        return f"{step_name(self._running_step)} is not committed on all ranks yet"
 
     def _proof(self, flat: Flat, layout: Layout) -> Proof | None:
         """Checksums of the replicas, unless they were compared since the state last changed shape."""
@@ -232,7 +283,28 @@ class Saver:
                 sys.stderr.flush()
             raise refused
 
+    def _relieve(self) -> None:
+        """Memory is short: give back a buffer, in the background thread. Called by the pressure watch."""
+        if not self._releasing:
+            self._releasing = True
+            with contextlib.suppress(RuntimeError):  # it is being closed
+                self._thread.submit(self._release)
+
     # In the background thread: the result is read at the next save only, so failures are reported here
+
+    def _release(self) -> None:
+        """A snapshot that save() has begun to copy keeps its buffer: its commit is next in this thread."""
+        try:
+            if self._filling.acquire(blocking=False):
+                try:
+                    if self._running is None or self._running.done():
+                        self._snapshots.release()
+                finally:
+                    self._filling.release()
+        except Exception as error:
+            self._say(f"snapshots could not give memory back: {describe(error)}")
+        finally:
+            self._releasing = False
 
     def _prepare(self, read: tuple[Flat, Paths] | None, to_come: int) -> None:
         """Nothing else uses the stager meanwhile. Only the shapes in `read` are used."""
@@ -245,16 +317,19 @@ class Saver:
         self._committer.prepare(layout, growth)
 
     def _commit_and_persist(
-        self, save: Save, snapshot: Snapshot | None, trouble: str, agreement: Agreement | None, proof: Proof | None
-    ) -> None:
+        self, save: Save, copies: tuple[Snapshot | None, Streamed | None], trouble: str,
+        agreement: Agreement | None, proof: Proof | None,
+    ) -> None:  # fmt: skip
+        snapshot, streamed = copies
         with self._schedule.agreeing(agreement):
-            committed = self._commit(save, snapshot, trouble, proof)
+            committed = self._commit(save, snapshot, streamed, trouble, proof)
         if not save.compared.done():
             save.compared.set_result(None)
         if committed.trouble:
             self._failed(save.step, committed.trouble, IN_MEMORY, reported=self._refusal is not None)
         else:
             self.saved = save.step
+            self._patience.refill()
             self._status.good(IN_MEMORY, save.step)
         self._publish_plan()
         if PROTECTED in committed.uses and self._ranks.first:
@@ -268,17 +343,25 @@ class Saver:
         if committed.prepare and snapshot is not None:
             self._committer.prepare_next(snapshot, committed.share)
 
-    def _commit(self, save: Save, snapshot: Snapshot | None, trouble: str, proof: Proof | None) -> Committed:
+    def _commit(
+        self, save: Save, snapshot: Snapshot | None, streamed: Streamed | None, trouble: str, proof: Proof | None
+    ) -> Committed:
         """Commit `snapshot`, with the same result on all ranks."""
         try:
             roll = self._committer.call_roll(save.step, snapshot, trouble, proof)
-            if roll.trouble or snapshot is None:
+            if not roll.together:
                 return Committed(roll.trouble)
             if any(short is not None for short in roll.checksums):
                 comparison = self._committer.compare(proof, roll.checksums)
                 self._compared(save, proof, comparison)
                 if comparison.trouble:
                     return Committed(comparison.trouble)
+            if roll.trouble or snapshot is None:
+                trouble = self._streamer.commit(save.step, snapshot, streamed, roll.trouble)
+                if not trouble:
+                    self._ended(save, "")
+                    self._snapshots.note(save.step)
+                return Committed(trouble, prepare=True)
             return self._committer.commit(save.step, snapshot, agreed=roll.agreed, requested=save.requested)
         except FAILURES as error:  # a collective failed: a peer is gone, and training will notice by itself
             return Committed(describe(error))
@@ -307,12 +390,16 @@ class Saver:
         threading.Thread(target=self._watch, args=(save,), name="transom-durable", daemon=True).start()
 
     def _watch(self, save: Save) -> None:
+        def still(why: str) -> None:
+            self._failed(save.step, why, ON_DISK)
+
         try:
-            trouble = self._snapshots.outcome(save.step)
+            outcome = self._snapshots.outcome(save.step, still)
         except Exception as error:  # callers that wait for `over` must hear of it
-            trouble = f"{type(error).__name__}: {error}"
+            outcome = Outcome(f"{type(error).__name__}: {error}")
         try:
-            self._ended(save, trouble)
+            if not outcome.superseded:  # otherwise a newer one is on its way
+                self._ended(save, outcome.trouble)
         finally:
             save.over.set_result(None)
 

@@ -19,6 +19,19 @@ from transom_cli.errors import UsageError
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 
 
+_COMMENT = 0xFFFF  # bytes that the comment of a zip archive may have
+_SPARE = 64  # bytes that a value may grow by, at least, before its archive gets longer
+_END = b"PK\x05\x06"  # begins the last record of an archive, which ends with the length of the comment
+
+
+def padded(archive: bytes, length: int) -> bytes:
+    """Fill a zip archive up to `length` bytes with a comment, so that a value may grow and nothing else moves."""
+    spare = length - len(archive)
+    if not 0 < spare <= _COMMENT or archive[-22:-18] != _END or archive[-2:] != bytes(2):
+        return archive
+    return archive[:-2] + spare.to_bytes(2, "little") + bytes(spare)
+
+
 class Serializer:
     """Serializes values, and reuses the last archive of a value that marshal finds unchanged.
 
@@ -27,18 +40,26 @@ class Serializer:
 
     def __init__(self, warn: Callable[[str, str], None] | None = None) -> None:
         self._last: dict[str, tuple[bytes, bytes]] = {}  # by name: marshalled, and in its archive
+        self._room: dict[str, int] = {}  # by name: the length of its archives
         self._warn = warn
         self._loadable: set[Any] = set()  # types, classes and functions seen in values that load
         self._warned: set[str] = set()
 
     def serialize(self, name: str, value: Any) -> bytes:
+        """Return the archive of `value`, as long as that of the last save unless it has outgrown it."""
         if not _told_apart(value):
-            return self._looked_at(name, value)
+            return self._in_its_room(name, self._looked_at(name, value))
         now = marshal.dumps(value)
         last = self._last.get(name)
         if last is None or last[0] != now:
-            last = self._last[name] = now, _pickled(value)
+            last = self._last[name] = now, self._in_its_room(name, _pickled(value))
         return last[1]
+
+    def _in_its_room(self, name: str, archive: bytes) -> bytes:
+        size, room = len(archive), self._room.get(name, 0)
+        if not size <= room <= size + _COMMENT:
+            room = self._room[name] = size + min(size // 4 + _SPARE, _COMMENT)
+        return padded(archive, room)
 
     def _looked_at(self, name: str, value: Any) -> bytes:
         if self._warn is None:

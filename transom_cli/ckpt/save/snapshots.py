@@ -1,7 +1,8 @@
 """A rank's snapshots in its node's memory: the rank allocates the memory, and the node's snapshot daemon keeps it.
 
-A rank has a few buffers. One holds the newest committed snapshot, another may still be written to disk or protected on
-other nodes, and the next snapshot goes into a third. Buffers outlive the rank, so a restart can restore from them.
+A rank has a few buffers. One holds the newest committed snapshot, another may still be written to disk, and the next
+snapshot goes into a third. With protection there are two, and another one if a save finds both in use. Buffers outlive
+the rank, so a restart can restore from them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Any
 
 from transom_cli.ckpt.free_memory import free_memory
 from transom_cli.ckpt.manifest import FileEntry
+from transom_cli.ckpt.memory_plan import BUFFERS, PROTECTED_BUFFERS
 from transom_cli.ckpt.names import step_name
 from transom_cli.ckpt.publish import Keep
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.save.buffer import PAGE, SPARE, Buffer
-from transom_cli.ckpt.save.daemon import DaemonSession
+from transom_cli.ckpt.save.daemon import DaemonSession, Outcome
 from transom_cli.ckpt.saved_marker import MarkerWriter
 from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.ckpt.snapshot.buffer import Share
@@ -29,8 +31,8 @@ from transom_cli.ckpt.snapshot.record import Record
 from transom_cli.rpc import local
 from transom_cli.rpc.errors import Failed, RpcError
 
-SLOTS = 3  # buffers a rank: the newest committed snapshot, one being made durable or protected, and the next
-PATIENCE = 20.0  # seconds of one wait for a free buffer, before the daemon says what it waits for
+GROW = 2.0  # seconds to wait for a free buffer before another one is allocated
+PATIENCE = 5.0  # seconds that a save waits for a free buffer, or for the restored step to be on disk
 _RECORDS = 4  # commits that are replayed to a new daemon
 
 
@@ -47,8 +49,9 @@ class Snapshots:
     ) -> None:  # fmt: skip
         self._directory, self._ranks, self._attempt, self._say = directory, ranks, attempt, say
         self._protection, self._also = protection, dict(also or {})
-        self._most = self._slots = SLOTS + (protection != NONE) + bool(self._also)  # one being protected, one copied
-        self._reported_busy = False
+        self._slots = BUFFERS + (protection != NONE) + bool(self._also)  # one being protected, one copied
+        self._most = self._start = self._slots if protection == NONE else PROTECTED_BUFFERS
+        self._released = False  # whether buffers were given back because memory was short
         self.superseding = False
         self.awaited = False
         self.daemon = DaemonSession(directory, ranks, attempt, say, protection, rate, self._also)
@@ -76,7 +79,10 @@ class Snapshots:
         """
         while True:
             self._make_one_more(size)
-            taken = self.daemon.taken if self.daemon.taken is not None else self._take()
+            if self.daemon.taken is None:
+                self._take()
+            taken = self.daemon.taken
+            assert taken is not None
             buffer = self._buffers[taken]
             if need <= buffer.size <= 2 * size + 2 * PAGE:
                 return buffer
@@ -95,7 +101,7 @@ class Snapshots:
         """
         self._make_one_more(size)
         if self.daemon.taken is None and self._most > 1:
-            self._take()
+            self._take(ahead=True)
 
     def complete(self) -> None:
         """Allocate all buffers, as large as the one in use, so that no save waits for memory.
@@ -108,6 +114,27 @@ class Snapshots:
             if free_memory() < 2 * size + SPARE:
                 return
             self._one_more(size, take=False)
+
+    def release(self) -> None:
+        """Memory is short: give back one buffer whose snapshot is not needed. The last one is kept.
+
+        Not while a snapshot is copied.
+        """
+        if len(self._buffers) < 2:
+            return
+        index = self.daemon.taken
+        if index is None:
+            sent = self.daemon.send("take", again=True, patience=0.0, words=False)
+            index = sent[0].get("index") if sent else None
+            if index is None:
+                return  # all are in use
+            self._shares.pop(index, None)
+        self.daemon.taken = None
+        self._give_back(index)
+        self._most = len(self._buffers)
+        if not self._released:
+            self._released = True
+            self._say(f"memory is short: snapshots give some back ({self._most} of {self._slots} buffers remain)")
 
     def hold(self, step: int, entry: FileEntry, segments: list[tuple[int, int]]) -> None:
         """The copy in the buffer that was handed out last is complete."""
@@ -124,12 +151,17 @@ class Snapshots:
         if self._ranks.first:
             self._marker.note(step)
 
+    def note(self, step: int) -> None:
+        """`step` is saved without a snapshot."""
+        if self._ranks.first:
+            self._marker.note(step)
+
     def supersede(self, step: int) -> None:
         """All ranks have committed `step`: the restored step's memory need not be kept any longer."""
         self.superseding = False
         if self._protection == NONE:  # otherwise the daemon waits until `step` is protected too
             self.daemon.restored = None
-        self._most = self._slots  # there may be memory for more now
+        self._most = max(self._start, len(self._buffers))  # there may be memory for more now
         self.daemon.send("superseded", step=step)
 
     def persist(self, step: int, keep: Keep) -> None:
@@ -144,9 +176,9 @@ class Snapshots:
         """Publish when the next saves come, and why. Called by rank 0."""
         self.daemon.plan(rhythm, saves)
 
-    def outcome(self, step: int) -> str:
-        """Wait until `step` is durable. Return "", or why it is not. For any thread."""
-        return self.daemon.outcome(step)
+    def outcome(self, step: int, on_still: Callable[[str], None]) -> Outcome:
+        """Wait until `step` is durable, or its write has failed. For any thread."""
+        return self.daemon.outcome(step, on_still)
 
     def copied(self, patience: float) -> bool:
         """Wait until no copy is being written into a further directory. False after `patience` seconds."""
@@ -158,10 +190,13 @@ class Snapshots:
                 time.sleep(0.1)
         return True
 
-    def tidied(self) -> None:
+    def tidied(self, patience: float) -> None:
         """Wait until no old checkpoint is being deleted, if this node's daemon does that."""
+        deadline = time.monotonic() + patience
         with suppress(RpcError):
             while self.daemon.by == self.daemon.node and self.daemon.ask("tidying")["busy"]:
+                if time.monotonic() >= deadline:
+                    return
                 time.sleep(0.01)
 
     # A restore
@@ -201,6 +236,9 @@ class Snapshots:
     # Buffers
 
     def _make_one_more(self, size: int) -> None:
+        if self._released and free_memory() > 2 * (size + SPARE):
+            self._most = min(self._slots, len(self._buffers) + 1)
+            self._released = self._most < self._slots
         if self.daemon.taken is None:
             self._one_more(size, take=True)
 
@@ -229,21 +267,42 @@ class Snapshots:
             self.daemon.taken = index
         return buffer
 
-    def _take(self) -> int:
-        """Wait for a buffer whose snapshot is needed no longer."""
+    def _take(self, *, ahead: bool = False) -> None:
+        """Wait for a buffer whose snapshot is needed no longer; or allocate one more, up to `_slots`.
+
+        Args:
+            ahead: no save waits yet. Allocate no more; the save may find one.
+
+        Raises:
+            MemoryError: none is free in time.
+        """
+        deadline = time.monotonic() + PATIENCE
         while True:
-            sent = self.daemon.send("take", again=True, patience=PATIENCE, words=self._ranks.first)
+            more = self._protection != NONE and len(self._buffers) == self._most < self._slots
+            patience = max(0.0, min(deadline - time.monotonic(), GROW if more else PATIENCE))
+            sent = self.daemon.send("take", again=True, patience=patience, words=self._ranks.first)
             answer = sent[0] if sent else {}
             self._print(answer)
             if answer.get("index") is not None:
                 self.daemon.taken = int(answer["index"])
                 self._shares.pop(self.daemon.taken, None)
-                return self.daemon.taken
-            if not self._reported_busy:
-                self._reported_busy = True
-                self._say(f"there is no memory yet for the next snapshot: {answer.get('busy')}")
-            if answer.get("pinned") is not None and not self._secure():
-                time.sleep(1.0)
+                return
+            if more and (ahead or self._grow()):
+                return
+            pinned = answer.get("pinned") is not None
+            if (not pinned or not self._secure()) and time.monotonic() >= deadline:
+                raise MemoryError(f"there is no memory for the next snapshot: {answer.get('busy')}")
+            if pinned:
+                time.sleep(0.1)
+
+    def _grow(self) -> bool:
+        """Allocate one more buffer, and take it. If there is no memory for it, saves wait from now on."""
+        self._most += 1
+        size = max(buffer.size for buffer in self._buffers.values())
+        self._one_more(size, take=True)
+        if self.daemon.taken is None:
+            self._slots = self._most = len(self._buffers)
+        return self.daemon.taken is not None
 
     def _secure(self) -> bool:
         """Make the restored step durable, so that its memory can be used: the next save has no other.
@@ -264,7 +323,7 @@ class Snapshots:
                 return True
             why = "there is no memory for a second one"
             self._say(f"step {step}, restored from memory, is written to disk: {why}")
-            trouble = self.daemon.outcome(step)
+            trouble = self.daemon.outcome(step, patience=PATIENCE).trouble
             if not trouble and not self.daemon.on_disk(step):
                 trouble = f"{step_name(step)} is not in {self._directory}"
         except Failed as error:

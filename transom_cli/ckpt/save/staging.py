@@ -18,14 +18,15 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import xxhash
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
+from transom_cli.ckpt.save import device_copy
 from transom_cli.ckpt.save.buffer import Buffer
-from transom_cli.ckpt.save.fast_copy import COMPILE_FROM, Copier, Piece, compiled_copy
+from transom_cli.ckpt.save.device_copy import Ends, SideStreams, Source
+from transom_cli.ckpt.save.fast_copy import Copier, Piece
 from transom_cli.ckpt.save.layout import Layout, Place, aligned, lay_out, local_plan, signature
 from transom_cli.ckpt.save.serialize import Serializer
 from transom_cli.ckpt.tree import PLAIN, Flat, Paths, local_part
@@ -37,17 +38,6 @@ _AFTER = 5.0  # seconds to wait for an optimizer step after a copy: torch counts
 
 class Torn(RuntimeError):
     """The state changed while it was copied."""
-
-
-class Source(NamedTuple):
-    """A tensor to copy, and its `local` part: `size` bytes that go to address `to`, at offset `at` of the buffer."""
-
-    name: str
-    tensor: torch.Tensor
-    local: torch.Tensor
-    at: int
-    to: int
-    size: int
 
 
 @dataclass(frozen=True)
@@ -62,7 +52,7 @@ class Later:
 
 
 class Copying:
-    """An overlapped copy. `run` copies from CPU memory; `event` (CUDA) marks the end of the GPU's own copies.
+    """An overlapped copy. `run` copies from CPU memory; `ends` are those of the GPUs' own copies.
 
     Made before the copy begins. Whether the copy is consistent is decided once: by `join`, otherwise by `settle`.
     """
@@ -72,13 +62,13 @@ class Copying:
         self._versions = [source.tensor._version for source in sources]
         self._before = [_digest_of(source.tensor) for source in sources] if prove else []
         self._run: Future[None] | None = None
-        self._event: torch.cuda.Event | None = None
+        self._ends = Ends()
         self._decision = threading.Lock()
         self._decided = threading.Event()
         self._changed: list[str] = []
 
-    def begin(self, run: Future[None], event: torch.cuda.Event | None = None) -> None:
-        self._run, self._event = run, event
+    def begin(self, run: Future[None], ends: Ends = Ends()) -> None:
+        self._run, self._ends = run, ends
 
     @property
     def over(self) -> bool:
@@ -88,16 +78,14 @@ class Copying:
         """Wait in the training thread, where nothing writes meanwhile. Afterwards everything may change."""
         if self._run is not None:
             self._run.exception()
-        if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)  # the GPU waits, this thread need not
+        self._ends.hold_devices()
         self._decide()
 
     def settle(self) -> None:
         """Wait until the copy is known to be consistent. Raises Torn, or the error of the copy."""
         if self._run is not None:
             self._run.result()
-        if self._event is not None:
-            self._event.synchronize()
+        self._ends.wait()
         if not self._decided.wait(_AFTER):
             self._decide()
         for source, before in zip(self._sources, self._before, strict=False):
@@ -180,7 +168,7 @@ class Stager:
         self._serializer = serializer or Serializer()
         self._copying: Copying | None = None
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="transom-later")
-        self._side: torch.cuda.Stream | None = None
+        self._side = SideStreams()
 
     def look(self, flat: Flat, paths: Paths) -> Layout:
         """The layout for this state: the current one, or a new one with this rank's share and all new values."""
@@ -212,18 +200,7 @@ class Stager:
         if layout.indices != wanted:
             layout = lay_out(layout.signature, layout.plan, wanted)
         self._take_up(layout, agreed=True)
-        compiling = (
-            self.warm() if layout.size >= COMPILE_FROM else None
-        )  # beside the touching of memory, which takes longer
         self._make_room(layout, 0, growth)
-        if compiling is not None:
-            compiling.join()
-
-    def warm(self) -> threading.Thread:
-        """Compile the fast copy in the background."""
-        compiling = threading.Thread(target=compiled_copy, name="transom-compile", daemon=True)
-        compiling.start()
-        return compiling
 
     @torch.no_grad()
     def take(self, flat: Flat, paths: Paths, later: Later = NOTHING) -> Snapshot:
@@ -275,22 +252,15 @@ class Stager:
     def _copy(self, buffer: Buffer, sources: list[Source]) -> None:
         mine = [source for source in sources if _plain(source.local)]
         others = [source for source in sources if not _plain(source.local)]
-        on_gpu = _copy_by_torch(buffer, others)
+        ends = device_copy.copy(buffer, others)
         self._copier.copy(pieces(mine))
-        if on_gpu:
-            torch.cuda.current_stream().synchronize()
+        ends.wait()
 
     def _begin(self, buffer: Buffer, sources: list[Source], copying: Copying) -> None:
         mine = [source for source in sources if not source.local.is_cuda]
         others = [source for source in sources if source.local.is_cuda]
-        event = None
-        if others:  # on a GPU; not exercised on hardware
-            self._side = self._side or torch.cuda.Stream()
-            self._side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._side):
-                _copy_by_torch(buffer, others)
-                event = self._side.record_event()
-        copying.begin(self._beside.submit(self._copier.copy, pieces(mine)), event)
+        ends = self._side.copy(buffer, others)
+        copying.begin(self._beside.submit(self._copier.copy, pieces(mine)), ends)
 
     def close(self) -> None:
         self.join()
@@ -325,14 +295,3 @@ def _plain(tensor: torch.Tensor) -> bool:
         and tensor.is_contiguous()
         and not (tensor.is_conj() or tensor.is_neg())
     )
-
-
-def _copy_by_torch(buffer: Buffer, sources: list[Source]) -> bool:
-    """Returns whether a copy may still be running on the current stream."""
-    on_gpu = False
-    for source in sources:
-        local = source.local
-        view = buffer.bytes[source.at : source.at + source.size].view(local.dtype).view(local.shape)
-        view.copy_(local, non_blocking=local.is_cuda)
-        on_gpu |= local.is_cuda
-    return on_gpu

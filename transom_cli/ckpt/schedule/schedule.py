@@ -32,6 +32,7 @@ from transom_cli.errors import UsageError
 from transom_cli.heartbeat.client import phase
 
 LOOK = 10  # steps
+PATIENCE = 5.0  # seconds to wait for the other ranks' measurements. After that, the old cadence holds until they come
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,15 @@ class Agreement:
     def end(self) -> None:
         """No more reports will come."""
         self._over.set()
+
+    @property
+    def step(self) -> int:
+        """The step of the save."""
+        return -1 if self._note is None else self._note.step
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end of the agreement. Returns whether it has ended."""
+        return self._over.wait(seconds)
 
     def outcome(self) -> Cadence | None:
         """Wait for the agreed cadence. None if the save failed before the ranks agreed."""
@@ -182,6 +192,7 @@ class Auto(Every):
         self._last = self._next = -1  # the last scheduled save, and the next; -1: no step is known yet
         self._agreement: Agreement | None = None  # of the last scheduled save, until `_look`
         self._look = 0
+        self._late = False  # whether the agreement did not come in time
         self._due = False
 
     @property
@@ -209,13 +220,15 @@ class Auto(Every):
             self.at(step - 1)
         self._watch.stop(step, self._clock())
         if self._agreement is not None and step >= self._look:
-            self._settle(self._agreement)
+            self._settle(self._agreement, step)
         self._due = step % self.every == 0 if self._cadence.fixed else step >= self._next
         if self._due:
             self._from(step)
         return self._due
 
     def copied(self, step: int, stall: float | None, writing: bool) -> Agreement:
+        if self._late and self._agreement is not None:
+            self._settle(self._agreement, step)
         seen = Measured(stall, self._watch.step, None if self._wrote is None else self._watch.slowed, self._wrote)
         if self._wrote is not None or not writing:  # otherwise the steps during that write are still being added up
             self._watch.saved()
@@ -244,8 +257,9 @@ class Auto(Every):
 
     def at(self, step: int) -> None:
         if self._agreement is not None:
-            self._settle(self._agreement)
+            self._settle(self._agreement, step)
         self._from(step)
+        self._agreement, self._late = None, False
         self._watch = StepTimer()
 
     def _as_of_now(self) -> Cadence:
@@ -256,13 +270,19 @@ class Auto(Every):
     def _from(self, step: int) -> None:
         self._last, self._next = step, step + self._cadence.steps
 
-    def _settle(self, agreement: Agreement) -> None:
-        self._agreement, before = None, self._cadence
+    def _settle(self, agreement: Agreement, step: int) -> None:
+        before = self._cadence
         with phase("checkpoint"):  # a rank that waits here is not hanging in its own step
-            settled = agreement.outcome()
+            if not agreement.wait(0.0 if self._late else PATIENCE):
+                self._late = True
+                return
+        settled, late = agreement.outcome(), self._late
+        self._agreement, self._late = None, False
         if settled is None:
             return
         self._cadence = settled
+        if late:  # the other ranks may have counted from that save for some time
+            self._last = agreement.step + (max(0, step - 1 - agreement.step) // settled.steps) * settled.steps
         self._next = self._last + settled.steps
         if (settled.steps, settled.persist) != (before.steps, before.persist):
             self._say(f"saves {settled.words}")

@@ -11,8 +11,6 @@ from typing import Any
 
 from transom_cli.ckpt.snapshot.protection import Protection, Stripe, code, parse, stripes
 
-_SPARES = 16  # rows' memory kept for the next ones: a first touch costs ten times a copy
-
 Files = tuple[tuple[str, int], ...]  # name and bytes of a node's shares, in the order in which they are cut
 
 
@@ -65,7 +63,11 @@ class Row:
 
 
 class Parity:
-    """A node's rows, of the newest protected step and of the one that is being protected. Thread-safe."""
+    """A node's rows, of the newest protected step and of the one that is being protected. Thread-safe.
+
+    The memory of dropped rows becomes that of the next ones: a first touch costs ten times a copy. What these do not
+    take is freed.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[tuple[int, tuple[str, ...], int, int], Row] = {}
@@ -88,6 +90,7 @@ class Parity:
                 self._drop(lambda r, new=row.group: r.group.step == new.step and r.group.nodes != new.nodes)
                 self._drop(lambda r, new=row: _key(r) == _key(new))
                 self._rows[_key(row)] = row
+            self._spare.clear()
 
     def rows(self, step: int) -> list[Row]:
         with self._lock:
@@ -105,6 +108,11 @@ class Parity:
         with self._lock:
             self._drop(lambda row: row.group.step not in steps)
 
+    def drop_through(self, step: int) -> None:
+        """Drop the rows of that step and older ones."""
+        with self._lock:
+            self._drop(lambda row: row.group.step <= step)
+
     def rewind(self, step: int | None) -> None:
         with self._lock:
             self._drop(lambda row: step is None or row.group.step > step)
@@ -118,7 +126,6 @@ class Parity:
     def _drop(self, which: Any) -> None:
         for key in [key for key, row in self._rows.items() if which(row)]:
             self._spare.append(self._rows.pop(key).memory)
-        del self._spare[:-_SPARES]
 
 
 def _key(row: Row) -> tuple[int, tuple[str, ...], int, int]:

@@ -31,7 +31,8 @@ ALL = Keep(1 << 30)  # none is deleted
 
 
 RUNNING, COPYING, DONE, FAILED, UNKNOWN = "running", "copying", "done", "failed", "unknown"
-ENDED = frozenset((COPYING, DONE, FAILED))  # nothing more becomes of the checkpoint itself
+SUPERSEDED = "superseded"  # dropped before it began, because a newer step is to be written
+ENDED = frozenset((COPYING, DONE, FAILED, SUPERSEDED))  # nothing more becomes of the checkpoint itself
 _REMEMBERED = 64  # of each kind
 _SILENCE = 10.0  # seconds until the missing report is requested
 _UNSURE = 2.0  # seconds between questions while the answer is that nothing is known
@@ -48,6 +49,8 @@ class Persister:
         self._outcomes = Outcomes()
         self._turns = CopyTurns({})
         self._one_at_a_time, self._one_copy, self._one_look = (threading.Lock() for _ in range(3))
+        self._pending: set[int] = set()  # steps whose write has not begun
+        self._pending_lock = threading.Lock()
 
     def copy_to(self, also: dict[Path, int]) -> None:
         """Copy durable checkpoints to further directories: every n-th one, by directory."""
@@ -68,10 +71,18 @@ class Persister:
         self._turns = CopyTurns(self._turns.also)
 
     def begin(self, order: Order) -> None:
-        """Start to persist a step, and return at once. Ignore a step that is in progress or done."""
+        """Start to persist a step, and return at once. Ignore a step that is in progress or done.
+
+        Older steps whose write has not begun yet are dropped: their memory is needed, however slow the disk is.
+        """
         self.keep = order.keep
-        if self._outcomes.begin(order.step):
-            threading.Thread(target=self._run, args=(order,), name=f"persist-{order.step}", daemon=True).start()
+        if not self._outcomes.begin(order.step):
+            return
+        with self._pending_lock:
+            dropped = [step for step in self._pending if step < order.step]
+            self._pending.difference_update(dropped)
+            self._pending.add(order.step)
+        threading.Thread(target=self._run, args=(order, dropped), name=f"persist-{order.step}", daemon=True).start()
 
     def tried_again(self, step: int) -> None:
         """The step was saved again: forget why it could not be written before."""
@@ -97,7 +108,9 @@ class Persister:
         self._outcomes.hear(step, state, trouble)
         if state in ENDED:
             self._writer.over(step)
-        if state in (DONE, FAILED):
+        if state in (COPYING, DONE):
+            self._store.persisted(step)
+        if state in (DONE, FAILED, SUPERSEDED):
             self._store.release(step, RESERVED)
 
     @property
@@ -127,9 +140,21 @@ class Persister:
         """This node's part: see `CheckpointWriter`."""
         return self._writer.write(step, work, names)
 
-    def _run(self, order: Order) -> None:
+    def still(self) -> float:
+        """Seconds since the write that is in progress moved; 0 if none is. One that waits for other nodes moves."""
+        return self._writer.still if self._one_at_a_time.locked() else 0.0
+
+    def _run(self, order: Order, dropped: list[int]) -> None:
+        for step in dropped:
+            self._say(f"{step_name(step)} is not written: {step_name(order.step)} is next, and the disk is slower")
+            self._tell(step, SUPERSEDED)
         directory = Path(self._store.directory)
         with self._one_at_a_time:
+            self._writer.moves()
+            with self._pending_lock:
+                if order.step not in self._pending:
+                    return  # superseded
+                self._pending.discard(order.step)
             trouble = self._attempted(order, directory)
             copies = [] if trouble else self._copies_of(order)
             self._tell(order.step, FAILED if trouble else COPYING if copies else DONE, trouble)

@@ -3,7 +3,7 @@
 Who holds a row pulls the chunks that go into it, one after the other, and folds each in as it comes. The daemon of rank
 0's node sees to it that all do. Nodes that do not answer, or whose bytes cannot be had, are left out: the others form
 groups without them, and it is said. The step that was protected before is given up only when a newer one is on all
-nodes: a missing node may have died, and then only the older step is complete.
+nodes, or when it is durable: a missing node may have died, and then only the older step is complete.
 """
 
 from __future__ import annotations
@@ -134,6 +134,9 @@ class Protector:
     def compute(self, group: Group) -> list[str]:
         """Make the rows that this node is to hold. Returns the nodes whose bytes could not be had; none then."""
         peers = self._members.current
+        durable = self._store.on_disk
+        if durable is not None:  # after the loss of a node it is restored from disk: its rows' memory is the new ones'
+            self._parity.drop_through(min(durable, group.step - 1))
         made: list[Row] = []
         for number, stripe in enumerate(group.stripes()):
             for row, node in enumerate(stripe.parity):

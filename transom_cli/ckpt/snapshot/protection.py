@@ -1,7 +1,7 @@
 """Which nodes hold parity of which bytes, so that a training state in memory survives the loss of nodes. Pure.
 
 One scheme for all. A stripe is k chunks of data and m chunks of parity, each on another node, and any k of the k + m
-give all of it back (`galois` has the code). Nodes are put into groups. A group of n nodes, of which m may be lost, has
+give all of it back (`coder` has the code). Nodes are put into groups. A group of n nodes, of which m may be lost, has
 n stripes: stripe i has its parity on the m nodes from the i-th on, round and round, and its data on the k = n - m
 others. So every node is in each stripe with one chunk, holds parity in m of them, and has its bytes cut into k chunks,
 one for each of the others. Memory and traffic are the same for all nodes: m / k of what a node holds. It is RAID 5's

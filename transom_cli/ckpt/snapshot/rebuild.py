@@ -13,8 +13,7 @@ from typing import Any
 import xxhash
 
 from transom_cli.ckpt.manifest import FileEntry
-from transom_cli.ckpt.snapshot.coder import fold
-from transom_cli.ckpt.snapshot.galois import solve
+from transom_cli.ckpt.snapshot.coder import fold, solve
 from transom_cli.ckpt.snapshot.parity import Group, read_group
 from transom_cli.ckpt.snapshot.peers import Membership, Peers
 from transom_cli.ckpt.snapshot.protect import PIECE, WAIT

@@ -23,6 +23,7 @@ from transom_cli.rpc.local import Client
 
 AGENT = 15.0  # seconds for the daemon of the node's agent to start
 _TRIES = 5  # daemons that end while they are greeted
+_GREET = 10.0  # seconds for a daemon to answer
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def find_daemon(directory: Path, token: str) -> DaemonAddress:
                     return replace(found, daemon=_id(client))
                 except RpcError as error:  # it is just ending
                     why = f"{error.what} ({error.why})"
+                    if isinstance(error.__cause__, TimeoutError):  # it is stopped, and keeps others from starting
+                        break
     except (RpcError, OSError) as error:
         why = f"{error.what} ({error.why})" if isinstance(error, RpcError) else str(error)
     with contextlib.closing(in_process()) as client:
@@ -68,7 +71,7 @@ def find_daemon(directory: Path, token: str) -> DaemonAddress:
 
 
 def _id(client: Client) -> str:
-    return str(client.call("hello")[0]["id"])
+    return str(client.call("hello", timeout=_GREET)[0]["id"])
 
 
 def names(daemons: Sequence[tuple[str, str]]) -> list[str]:

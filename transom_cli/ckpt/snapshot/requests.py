@@ -107,12 +107,14 @@ class Hold:
 
 @dataclass(frozen=True)
 class Commit:
-    """One parcel: the manifest, whose size is ``manifest``, and torch's metadata."""
+    """One parcel: the manifest, whose size is ``manifest``, and torch's metadata. ``same``: a committed step that has
+    the same metadata; then the parcel has the manifest alone."""
 
     step: int
     manifest: int
     reserve: tuple[str, ...]
     restored: bool = False
+    same: int | None = None
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class Session:
         if training.store.launch != launch:
             training.begin()
         training.protect = protection = parse(request.protect)
-        buffers = training.store.join(launch, request.rank, protection != NONE)
+        buffers = training.store.join(launch, request.rank, protection != NONE, self)
         training.protector.choose(protection, request.domains, request.rate)
         training.meet(request.node, request.places, bytes.fromhex(request.key))
         training.persister.copy_to({Path(directory): every for directory, every in request.also})
@@ -131,7 +131,7 @@ class Session:
         buffer = Buffer(fds[0], request.size)
         del fds[0]  # it is the buffer's now
         try:
-            self.training.store.lend(self.launch, self._rank, request.index, buffer, write=request.write)
+            self.training.store.lend(self.launch, self._rank, request.index, buffer, write=request.write, caller=self)
         except BaseException:
             buffer.close()
             raise
@@ -151,27 +151,33 @@ class Session:
 
     def take(self, request: requests.Take) -> Reply:
         store, patience = self.training.store, min(PATIENCE, request.patience)
-        index, why = store.take(self.launch, self._rank, patience, request.index)
+        index, why = store.take(self.launch, self._rank, patience, request.index, self)
         pinned = store.pinned if index is None else None
         lines = self._new_lines() if request.words else []
         return Reply({"index": index, "busy": why, "pinned": pinned, "words": lines})
 
     def drop(self, request: requests.Drop) -> Reply:
-        self.training.store.drop(self.launch, self._rank, request.index)
+        self.training.store.drop(self.launch, self._rank, request.index, self)
         return Reply()
 
     def hold(self, request: requests.Hold, fds: list[int]) -> Reply:
         segments = tuple((int(start), int(length)) for start, length in json.loads(local.unpack(fds[0])))
         share = Share(request.step, request.file, request.size, request.sum, segments)
         if request.index is None:
-            self.training.store.hold(self.launch, self._rank, share)
+            self.training.store.hold(self.launch, self._rank, share, self)
         else:
-            self.training.store.again(self.launch, self._rank, request.index, share)
+            self.training.store.again(self.launch, self._rank, request.index, share, self)
         return Reply()
 
     def commit(self, request: requests.Commit, fds: list[int]) -> Reply:
         data = local.unpack(fds[0])
-        record = Record(data[: request.manifest], data[request.manifest :])
+        metadata = data[request.manifest :]
+        if request.same is not None:
+            like = self.training.store.records.get(request.same)
+            if like is None:
+                raise ValueError(f"no record of step {request.same}")
+            metadata = like.metadata
+        record = Record(data[: request.manifest], metadata)
         self.training.store.commit(self.launch, request.step, record, request.reserve, restored=request.restored)
         if RESERVED in request.reserve:
             self.training.persister.tried_again(request.step)
@@ -211,7 +217,7 @@ class Session:
     def outcome(self, request: requests.Outcome) -> Reply:
         patience = min(PATIENCE, request.patience)
         state, trouble = self.training.persister.outcome_by(request.by, request.step, patience)
-        return Reply({"state": state, "trouble": trouble})
+        return Reply({"state": state, "trouble": trouble, "still": self.training.persister.still()})
 
     def unheard(self, request: requests.Step) -> Reply:
         """The rank stops waiting for the outcome of that step."""

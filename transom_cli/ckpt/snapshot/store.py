@@ -2,9 +2,9 @@
 
 A step is *held* here when this node's ranks have said that their copies are whole; it is *committed* when its record
 has come: the manifest that names every rank's share by its checksum, made when all of them were held. Never given out
-to be overwritten: the newest committed step, the newest that is protected, the step that this launch was restored from,
-what is reserved to be made durable or protected, and what is being read. A step
-that was held and never committed is only a candidate: another node may know its record.
+to be overwritten: the newest committed step, the newest that is protected unless it is durable, the step that this
+launch was restored from, what is reserved to be made durable or protected, and what is being read. A step that was held
+and never committed is only a candidate: another node may know its record.
 
 After a restore the ranks may be on other nodes, or fewer. The restored step stays in the buffers of the former ranks
 until a newer step is committed on all nodes, and protected if requested, or until the restored one is
@@ -31,6 +31,7 @@ class _Rank:
     buffers: dict[int, Buffer]
     launch: Launch
     writing: int | None = None  # the buffer that was given out
+    caller: object = None  # the rank's newest connection: what an earlier one still requests is refused
 
 
 class Store:
@@ -47,11 +48,12 @@ class Store:
         self._restored: int | None = None  # the step that this launch was restored from, while it must be kept
         self._superseded: int | None = None  # the newest step that is committed on all nodes, after a restore
         self._durable: int | None = None  # a restored step that is on disk by now
+        self.on_disk: int | None = None  # the newest step that became durable under this launch
         self._readers: Counter[int] = Counter()
         self._reserved = Reservations()
         self._changed = threading.Condition()
 
-    def join(self, launch: Launch, rank: int, protect: bool) -> dict[int, Buffer]:
+    def join(self, launch: Launch, rank: int, protect: bool, caller: object = None) -> dict[int, Buffer]:
         """A rank of `launch` is here. Returns the memory that the rank of this number had, now lent by this one.
 
         Raises TakenOver when a newer launch is here, or a later one has been.
@@ -61,11 +63,11 @@ class Store:
             if self.launch is not None and self.launch != launch:
                 self._former.add(self.launch.token)
                 self._reserved.clear()  # who was to ask for it is gone
-                self._restored = self._superseded = self._durable = None  # the restore to come says
+                self._restored = self._superseded = self._durable = self.on_disk = None  # the restore to come says
             self.launch = launch
             self.protect = protect
             mine = self._ranks.setdefault(rank, _Rank({}, launch))
-            mine.launch, mine.writing = launch, None
+            mine.launch, mine.writing, mine.caller = launch, None, caller
             return dict(mine.buffers)
 
     def admit(self, launch: Launch) -> None:
@@ -74,10 +76,12 @@ class Store:
             if self.launch is not None and (launch.token in self._former or launch.older_than(self.launch)):
                 self._fence(launch)
 
-    def lend(self, launch: Launch, rank: int, index: int, buffer: Buffer, *, write: bool) -> None:
+    def lend(
+        self, launch: Launch, rank: int, index: int, buffer: Buffer, *, write: bool, caller: object = None
+    ) -> None:
         """Memory for that rank's snapshots, in place of what was lent as `index`. `write`: it is given out at once."""
         with self._changed:
-            mine = self._mine(launch, rank)
+            mine = self._mine(launch, rank, caller)
             former = mine.buffers.get(index)
             if former is not None and former.share is not None and mine.writing != index:
                 raise ValueError(f"buffer {index} holds {former.share.file} of step {former.share.step}")
@@ -88,7 +92,9 @@ class Store:
                 former.close()
             self._changed.notify_all()
 
-    def take(self, launch: Launch, rank: int, patience: float, index: int | None = None) -> tuple[int | None, str]:
+    def take(
+        self, launch: Launch, rank: int, patience: float, index: int | None = None, caller: object = None
+    ) -> tuple[int | None, str]:
         """Return a buffer that may be overwritten, whose content is forgotten at once, or why there is none (yet).
 
         A rank with a single buffer gets it if nothing reads it, even if it holds the newest step. If that step was
@@ -97,7 +103,7 @@ class Store:
         deadline = time.monotonic() + patience
         with self._changed:
             while True:
-                mine = self._mine(launch, rank)
+                mine = self._mine(launch, rank, caller)
                 if index in mine.buffers:
                     mine.writing = index
                 if mine.writing is not None:
@@ -120,10 +126,10 @@ class Store:
                 if not mine.buffers or not self._changed.wait(deadline - time.monotonic()):
                     return None, busy or "there is no memory for it"
 
-    def drop(self, launch: Launch, rank: int, index: int) -> None:
+    def drop(self, launch: Launch, rank: int, index: int, caller: object = None) -> None:
         """The rank has given back the memory that it was given out."""
         with self._changed:
-            mine = self._mine(launch, rank)
+            mine = self._mine(launch, rank, caller)
             if mine.writing != index:
                 raise ValueError(f"buffer {index} was not given out")
             mine.buffers.pop(index).close()
@@ -140,19 +146,19 @@ class Store:
                 self._close_former({})
             return not self._ranks
 
-    def hold(self, launch: Launch, rank: int, share: Share) -> None:
+    def hold(self, launch: Launch, rank: int, share: Share, caller: object = None) -> None:
         """The copy into the buffer that was given out is whole."""
         with self._changed:
-            mine = self._mine(launch, rank)
+            mine = self._mine(launch, rank, caller)
             if mine.writing is None:
                 raise ValueError("no buffer was given out")
             mine.buffers[mine.writing].holds(share)
             mine.writing = None
 
-    def again(self, launch: Launch, rank: int, index: int, share: Share) -> None:
+    def again(self, launch: Launch, rank: int, index: int, share: Share, caller: object = None) -> None:
         """What a rank reported to a daemon that has ended."""
         with self._changed:
-            self._mine(launch, rank).buffers[index].holds(share)
+            self._mine(launch, rank, caller).buffers[index].holds(share)
 
     def commit(
         self, launch: Launch, step: int, record: Record, reserve: Iterable[str] = (), *, restored: bool = False
@@ -187,6 +193,12 @@ class Store:
                 self._durable = step
                 self._let_restored_go()
 
+    def persisted(self, step: int) -> None:
+        """`step` is durable: it and older steps need not be kept in memory for the loss of a node."""
+        with self._changed:
+            self.on_disk = step if self.on_disk is None else max(self.on_disk, step)
+            self._forget_old()
+
     @property
     def pinned(self) -> int | None:
         """The step that was restored, while it must be kept."""
@@ -201,6 +213,8 @@ class Store:
             self._reserved.rewind(step)
             if self.protected is not None and (step is None or self.protected > step):
                 self.protected = None
+            if self.on_disk is not None and (step is None or self.on_disk > step):
+                self.on_disk = None
             for had in self._ranks.values():
                 for buffer in had.buffers.values():
                     if buffer.share is not None and (step is None or buffer.share.step > step):
@@ -283,11 +297,14 @@ class Store:
         """The newest committed step."""
         return max(self.records, default=None)
 
-    def _mine(self, launch: Launch, rank: int) -> _Rank:
+    def _mine(self, launch: Launch, rank: int, caller: object = None) -> _Rank:
         self._fence(launch)
         if rank not in self._ranks:
             raise ValueError(f"rank {rank} has not joined")
-        return self._ranks[rank]
+        mine = self._ranks[rank]
+        if caller is not None and mine.caller is not caller:
+            raise ValueError(f"rank {rank} has another connection by now")
+        return mine
 
     def _fence(self, launch: Launch) -> None:
         if self.launch is not None and self.launch != launch:
@@ -308,7 +325,8 @@ class Store:
         kept = {**self._pinned(), **self._in_use()}
         if self.newest is not None:
             kept.setdefault(self.newest, "the newest")
-        if self.protect and self.protected is not None and self.protected != self._durable:
+        durable = max((step for step in (self._durable, self.on_disk) if step is not None), default=-1)
+        if self.protect and self.protected is not None and self.protected > durable:
             kept.setdefault(self.protected, "the newest that is protected")
         return kept
 

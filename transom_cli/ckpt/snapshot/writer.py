@@ -13,7 +13,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from transom_cli.ckpt.failures import one_line
 from transom_cli.ckpt.inventory import check_shape
 from transom_cli.ckpt.manifest import FileEntry, Manifest
 from transom_cli.ckpt.names import DCP_METADATA, age, local_attempt, tmp_name
-from transom_cli.ckpt.progress import WRITING, Part, PartCounter
+from transom_cli.ckpt.progress import WRITING, OnBytes, Part, PartCounter
 from transom_cli.ckpt.publish import Keep, Retention, publish, tidy
 from transom_cli.ckpt.snapshot.finder import Finder, ShareNotFound
 from transom_cli.ckpt.snapshot.inventory import shares
@@ -50,6 +50,15 @@ class CheckpointWriter:
         self._store, self._members, self._finder, self._say = store, members, finder, say
         self._retentions: dict[Path, Retention] = {}
         self._counts: dict[int, PartCounter] = {}  # of what this node writes, or has written, by step
+        self._moved = time.monotonic()
+
+    @property
+    def still(self) -> float:
+        """Seconds since the last byte, or the last other sign that the file system responds."""
+        return time.monotonic() - self._moved
+
+    def moves(self, count: int = 0) -> None:
+        self._moved = time.monotonic()
 
     def trust(self, directory: Path, attempt: str, keep: Keep, manifest: Manifest) -> None:
         """A rank has read that checkpoint in full."""
@@ -77,7 +86,9 @@ class CheckpointWriter:
         work = directory / tmp_name(order.step, writer, secrets.token_hex(4))
         try:
             make_private(work)
+            self.moves()
             trouble = self._write_all(order.step, record, work)
+            self.moves()
             if not trouble:
                 retention = self._keeping(directory, order.attempt, order.keep)
                 publish(directory, work, record.read, order.attempt, retention)
@@ -106,7 +117,7 @@ class CheckpointWriter:
         for name in names:
             try:
                 with self._store.reading(step, name) as (share, buffer):
-                    entry = files.write_segments(work / name, buffer.memory, share.segments, counting.add)
+                    entry = files.write_segments(work / name, buffer.memory, share.segments, self._both(counting))
             except KeyError:
                 lost[name] = "it is not held any more"
             except OSError as error:
@@ -115,6 +126,13 @@ class CheckpointWriter:
                 if entry != FileEntry(name, share.size, share.sum):
                     lost[name] = "it was damaged in memory"
         return "", lost
+
+    def _both(self, counting: PartCounter) -> OnBytes:
+        def count(size: int) -> None:
+            counting.add(size)
+            self.moves()
+
+        return count
 
     def _write_all(self, step: int, record: Record, work: Path) -> str:
         peers, wanted = self._members.current, {entry.name: entry for entry in shares(record.read)}
@@ -151,7 +169,12 @@ class CheckpointWriter:
             return peers.call_all("write", WRITE, [node], step=step, work=str(work), files=by_node[node])[node]
 
         with ThreadPoolExecutor(min(AT_ONCE, max(1, len(by_node))), thread_name_prefix="write") as pool:
-            return dict(zip(by_node, pool.map(one, by_node), strict=True))
+            answers = {node: pool.submit(one, node) for node in by_node}
+            own = answers.get(peers.own)
+            while wait(answers.values(), 1.0).not_done:
+                if own is None or own.done():  # another node writes; how far it is, this one does not know
+                    self.moves()
+            return {node: answer.result() for node, answer in answers.items()}
 
     def _write_found(self, step: int, entry: FileEntry, work: Path) -> str:
         """What its own node did not write, from where it can be had. A part of it may stand there."""

@@ -29,7 +29,7 @@ import time
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
 from transom_cli.heartbeat import paths, record
-from transom_cli.inherited import rank_variables
+from transom_cli.inherited import TUNABLES, rank_variables, with_streaming_copies
 
 NOT_VISIBLE = 14  # errors.BadNodes.exit_code
 REPLACED = 16  # no other code of ours (errors.EXIT_CODES)
@@ -146,6 +146,7 @@ def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:
     env[paths.LAUNCH] = str(options.launch)
     env.setdefault(paths.CHECKPOINT_DIR, os.path.join(run, "checkpoints"))  # a setting may name another folder
     env[paths.ROLE] = "rank"
+    env[TUNABLES] = with_streaming_copies(env)
     if options.auto_beat:
         rest = env.get("PYTHONPATH")
         env["PYTHONPATH"] = f"{paths.AUTO_BEAT_PATH}:{rest}" if rest else paths.AUTO_BEAT_PATH
