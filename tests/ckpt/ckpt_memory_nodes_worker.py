@@ -26,7 +26,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from transom_cli.ckpt import files
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.restore import reader
+from transom_cli.ckpt.restore import reader, stream
 from transom_cli.ckpt.save import buffer
 from transom_cli.ckpt.snapshot.client import agents_path
 
@@ -41,7 +41,8 @@ def read_slowly(pause: float) -> None:
         add(self, count)
         time.sleep(pause)
 
-    files._PIECE, reader.RestoreProgress.add = 64 << 10, slowly
+    files._PIECE = stream._PIECE = 64 << 10
+    reader.RestoreProgress.add = slowly
 
 
 def limit_memory(most: int) -> None:

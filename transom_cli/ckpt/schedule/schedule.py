@@ -16,9 +16,11 @@ Saves that are not scheduled (a final checkpoint, `force`) settle nothing: not a
 from __future__ import annotations
 
 import contextlib
+import math
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
@@ -87,8 +89,23 @@ class Agreement:
         return self._settled
 
 
+_REPORT = struct.Struct("<?q4d")  # whether there is one, the step, what was measured
+
+
+def _packed(note: RankReport | None) -> bytes:
+    if note is None:
+        return _REPORT.pack(False, 0, 0.0, 0.0, 0.0, 0.0)
+    seen = note.measured
+    parts = (seen.stall, seen.step, seen.slowed, seen.write)
+    return _REPORT.pack(True, note.step, *(math.nan if part is None else part for part in parts))
+
+
+def _measured(parts: Iterable[float]) -> Measured:
+    return Measured(*(None if math.isnan(part) else part for part in parts))
+
+
 class AgreeingRanks(Ranks):
-    """The same ranks, whose `gather` also carries reports. Used in the background thread only."""
+    """The same ranks, whose `gather` and `gather_bytes` also carry reports. Used in the background thread only."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.size, self.rank, self._own = ranks.size, ranks.rank, ranks._own  # no process group of its own
@@ -99,6 +116,20 @@ class AgreeingRanks(Ranks):
         if self.agreement is not None:
             self.agreement.hear([note for _, note in reports])
         return [value for value, _ in reports]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Every rank sees all reports. If they are complete, all ranks take rank 0's cadence too."""
+        note = self.agreement.note if self.agreement is not None else None
+        answers = super().gather_bytes(data + _packed(note))
+        reports = [_REPORT.unpack_from(answer, len(data)) for answer in answers]
+        if all(there and step == reports[0][1] for there, step, *_ in reports):
+            cadence = self.from_first(note.cadence if note is not None else None)
+            if self.agreement is not None:
+                measured = enumerate(reports)
+                self.agreement.hear(
+                    [RankReport(one[1], _measured(one[2:]), None if rank else cadence) for rank, one in measured]
+                )
+        return [answer[: len(data)] for answer in answers]
 
 
 class Every:
