@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transom_cli.ckpt.failures import NoCheckpointRestores, RanksDiffer, SaveFailed, WorldSizeChanged
+from transom_cli.ckpt.failures import NoCheckpointRestores, RanksDiffer, RanksMissing, SaveFailed, WorldSizeChanged
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.checkpointer import Checkpointer
 
-__all__ = ["Checkpointer", "NoCheckpointRestores", "RanksDiffer", "SaveFailed", "WorldSizeChanged"]
+__all__ = ["Checkpointer", "NoCheckpointRestores", "RanksDiffer", "RanksMissing", "SaveFailed", "WorldSizeChanged"]
 
 
 def __getattr__(name: str) -> Any:

@@ -76,12 +76,15 @@ class Checkpointer:
         protect_rate: most bytes per second that a node sends for that.
         per_rank: names or patterns ("model.experts.*") of values that differ between ranks, though `state` holds them
             like shared ones. They are stored per rank, and restored only by as many ranks.
+        from_rank_0: names or patterns ("model.*.running_mean") of values that may differ between ranks, and of which
+            rank 0's are saved, and restored on all ranks. Buffers that DDP broadcasts need not be declared.
         allow_code: restore values that need code to be loaded, such as objects of your own classes. Anyone who can
             write to the checkpoints directory can then run programs as you. Without it, a restore loads tensors, data
             of Python, numpy and torch, and classes given to `torch.serialization.add_safe_globals`.
         unproven: names or patterns of values that may differ from the saved ones after a restore, such as a data loader
             that reports another state than it was given. All others are compared, and a difference raises
             RestoredStateDiffers.
+        patience: seconds that save() waits for ranks that have not called it, before it raises RanksMissing.
 
     Raises:
         UsageError: on all ranks, if an argument or the state cannot be used.
@@ -94,14 +97,17 @@ class Checkpointer:
         also: Also | None = None, reshard: bool = False,
         copy: Literal["blocking", "overlapped"] = "blocking", prove: bool = False,
         persist: int | str | None = None, protect: str = "none", protect_rate: float | None = None,
-        per_rank: Sequence[str] = (), allow_code: bool = False, unproven: Sequence[str] = (),
+        per_rank: Sequence[str] = (), from_rank_0: Sequence[str] = (), allow_code: bool = False,
+        unproven: Sequence[str] = (), patience: float = 120.0,
     ) -> None:  # fmt: skip
         options = parse_options(
             directory, every, overhead, keep, keep_every, also, copy, prove, persist, protect, protect_rate
         )
+        if not patience > 0:
+            raise UsageError(f"patience={patience!r} must be a number of seconds above 0")
         self.directory = options.directory
         self._ranks = ranks = Ranks()
-        live = self._checked(state, per_rank, allow_code)
+        live = self._checked(state, per_rank, from_rank_0, allow_code)
         self._schedule = schedule.make(every, overhead, options.persist, ranks, self._say)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         here = Here(options.attempt, socket.gethostname(), _alive)
@@ -115,7 +121,7 @@ class Checkpointer:
             allow_code=allow_code, unproven=unproven,
         )  # fmt: skip
         serializer = Serializer(None if allow_code else self._warn_of_code)
-        self._saver = Saver(options, ranks, live, self._schedule, self._snapshots, self._say, serializer)
+        self._saver = Saver(options, ranks, live, self._schedule, self._snapshots, self._say, serializer, patience)
         self._prepared = False  # for the first save
         self._closed = False
         self._requests = final_checkpoint.listen()
@@ -227,7 +233,9 @@ class Checkpointer:
 
         Raises:
             RanksDiffer: values that are stored once differ between ranks; raised on every rank, with their names. The
-                first save compares them, and the first one after a restore or a change of shapes.
+                first save compares them, and the first one after a restore or a change of shapes. Each save compares
+                buffers, other tensors and plain values, but no parameters (up to 16 MiB); the next call raises then.
+            RanksMissing: other ranks have not called save() within `patience`; names them. No save can follow.
         """
         if not self._prepared:
             self._prepared = True
@@ -279,12 +287,14 @@ class Checkpointer:
             if self._requests is not None:
                 self._requests.close()
 
-    def _checked(self, state: dict[str, Any], per_rank: Sequence[str], allow_code: bool) -> State:
+    def _checked(
+        self, state: dict[str, Any], per_rank: Sequence[str], from_rank_0: Sequence[str], allow_code: bool
+    ) -> State:
         """Raise UsageError on all ranks if one refuses its state: no rank may wait for one that has given up."""
         trouble: UsageError | None = None
         live = None
         try:
-            live = State(state, self._ranks.rank, per_rank)
+            live = State(state, self._ranks.rank, per_rank, from_rank_0)
             live.check(check_storable)
             if not allow_code:
                 refuse_code(live)

@@ -60,6 +60,12 @@ class RanksDiffer(UsageError, SystemExit):
         self.code = DO_NOT_RESTART
 
 
+class RanksMissing(TransomError):
+    """A save waited for ranks that have not called it. No save can follow in this process."""
+
+    kind = "ranks_missing"
+
+
 class NoCheckpointRestores(NoCheckpoint, SystemExit):
     """There are checkpoints, and none of them restores.
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from transom_cli.ckpt.failures import StateMismatch
+from transom_cli.ckpt.module_names import translation
+from transom_cli.ckpt.tensor_kinds import inner_tensors, moved
 from transom_cli.ckpt.tree import local_part
 
 
@@ -58,14 +60,17 @@ def write(
         raise StateMismatch(
             f"The optimizer has {len(live_groups)} parameter groups, and the checkpoint {len(saved_groups)}"
         )
+    renamed = translation({name for saved in saved_groups for name in saved["params"]}, set().union(*live_groups))
     for saved, live in zip(saved_groups, live_groups, strict=True):
-        if sorted(live) != sorted(saved["params"]):
-            odd = sorted(set(live) ^ set(saved["params"]))
+        theirs = [renamed(name) for name in saved["params"]]
+        if sorted(live) != sorted(theirs):
+            odd = sorted(set(live) ^ set(theirs))
             raise StateMismatch("A parameter group is not that of the checkpoint", f"they differ in {', '.join(odd)}")
     for saved, (start, mine) in zip(saved_groups, _by_group(optimizer, order), strict=False):
         groups.append({**saved, "params": list(range(start, start + len(mine)))})
     state = {index[name]: value for name, value in tree["state"].items()}
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    usual = {i: {k: None if _is_special(v) else v for k, v in values.items()} for i, values in state.items()}
+    optimizer.load_state_dict({"state": usual, "param_groups": groups})
     _undo_casts(optimizer, state)
 
 
@@ -113,5 +118,14 @@ def _undo_casts(optimizer: torch.optim.Optimizer, saved: dict[int, Any]) -> None
         held = optimizer.state[live[index]]
         for key, value in values.items():
             now = held.get(key)
-            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+            if not isinstance(value, torch.Tensor):
+                continue
+            if _is_special(value):
+                held[key] = moved(value, local_part(live[index]).device)
+            elif isinstance(now, torch.Tensor) and (now.dtype != value.dtype or type(now) is not type(value)):
                 held[key] = value.to(device=now.device)
+
+
+def _is_special(value: Any) -> bool:
+    """Whether it is a tensor that `load_state_dict` would convert, such as one of 8 bits that counts as fp32."""
+    return isinstance(value, torch.Tensor) and inner_tensors(local_part(value)) is not None

@@ -1,21 +1,33 @@
 """The ranks that checkpoint together, and their own process group.
 
 Its collectives run in the background thread of a save while training uses the default group from the main thread: one
-group used by two threads would mix up messages. Everything is exchanged over gloo, on the CPU.
+group used by two threads would mix up messages. Everything is exchanged over gloo, on the CPU, in a form that runs no
+code when it is read (`exchange`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import itertools
 import os
+import threading
+import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from transom_cli.ckpt.exchange import decode, encode
+from transom_cli.ckpt.failures import RanksMissing
 from transom_cli.errors import UsageError
+
+NAMED = 10  # ranks in an error
+MARK = 5.0  # seconds of waiting after which a rank says that it waits
+_made = itertools.count()
 
 FAILURES = (Exception, CheckpointException)  # DCP raises CheckpointException, a bare BaseException
 
@@ -40,6 +52,54 @@ class _Group:
         weakref.finalize(self, _close, self.held)
 
 
+class Attendance:
+    """Which ranks take part in an exchange. A rank that waits long in it says so in torch's store.
+
+    now: the exchange in which this rank waits for others, or "".
+    """
+
+    def __init__(self, rank: int, size: int, store: Any) -> None:
+        self._rank, self._size, self._store = rank, size, store
+        self.now = ""
+        self._since = 0.0
+
+    @contextlib.contextmanager
+    def present(self, what: str) -> Iterator[None]:
+        note = threading.Timer(MARK, self._mark, [what])
+        note.daemon = True
+        note.start()
+        self.now, self._since = what, time.monotonic()
+        try:
+            yield
+        finally:
+            self.now = ""
+            note.cancel()
+
+    def _mark(self, what: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the store's rank is gone
+            self._store.set(f"{what}/{self._rank}", "1")
+
+    def missing(self, patience: float) -> RanksMissing | None:
+        """The error to raise if this rank has waited in an exchange for about `patience`, and others are not in it."""
+        what = self.now
+        if not what or time.monotonic() - self._since < patience / 2:
+            return None
+        try:
+            others = [n for n in range(self._size) if n != self._rank]
+            absent = [n for n in others if not self._store.check([f"{what}/{n}"])]
+        except RuntimeError:
+            return None
+        if not absent or self.now != what:
+            return None
+        more = f" and {len(absent) - NAMED} more" if len(absent) > NAMED else ""
+        listed = ", ".join(map(str, absent[:NAMED])) + more
+        return RanksMissing(
+            f"{f'Rank {listed} has' if len(absent) == 1 else f'Ranks {listed} have'} not called save()",
+            f"rank {self._rank} has waited {patience:.0f} s for that ({what}): all ranks must make the same calls",
+            "call save() on every rank, not only on rank 0; Checkpointer(patience=...) says how long a save waits",
+        )
+
+
 class Ranks:
     """Made once, by all ranks together (it makes a process group). Not thread-safe: one thread at a time."""
 
@@ -48,6 +108,10 @@ class Ranks:
         self.size: int = dist.get_world_size() if together else 1
         self.rank: int = dist.get_rank() if together else 0
         self._own = _Group() if together else None
+        store = dist.distributed_c10d._get_default_store() if together else None
+        self.attendance = (
+            Attendance(self.rank, self.size, dist.PrefixStore(f"transom-ckpt-{next(_made)}", store)) if store else None
+        )
         world = os.environ.get("WORLD_SIZE", "1")
         if not together and world.isdecimal() and int(world) > 1:
             raise UsageError(
@@ -73,21 +137,35 @@ class Ranks:
     def first(self) -> bool:
         return self.rank == 0
 
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, on every rank."""
+    def gather(self, value: Any, *, what: str = "", patience: float | None = None) -> list[Any]:
+        """The values of all ranks, on every rank.
+
+        Args:
+            what: name of the exchange, for `Attendance`, if ranks may not come.
+            patience: seconds to wait for them. Afterwards no exchange is possible any more. Default: torch's limit.
+
+        Raises:
+            RanksMissing: names the ranks that did not come.
+        """
         if self.group is None:
             return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.group)
-        return values
+        data = encode(value)
+        sizes = self._sizes(len(data), what, patience)
+        mine = _padded(data, max(sizes))
+        parts = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes]
+        dist.all_gather(parts, mine, group=self.group)
+        return [_decoded(part, size) for part, size in zip(parts, sizes, strict=True)]
 
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        """The bytes of all ranks, on every rank: equally many of each. Cheaper than objects for thousands of ranks."""
+    def gather_bytes(self, data: bytes, what: str = "", patience: float | None = None) -> list[bytes]:
+        """The bytes of all ranks, on every rank: equally many of each. Cheaper than objects for thousands of ranks.
+
+        Takes and raises the same as `gather`.
+        """
         if self.group is None:
             return [data]
-        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         everyones = torch.empty(self.size * len(data), dtype=torch.uint8)
-        dist.all_gather(list(everyones.split(len(data))), mine, group=self.group)
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self._all_gather(list(everyones.split(len(data))), mine, what, patience)
         joined = everyones.numpy().tobytes()
         return [joined[at : at + len(data)] for at in range(0, len(joined), len(data))]
 
@@ -95,22 +173,60 @@ class Ranks:
         """The values of all ranks, on rank 0; None elsewhere."""
         if self.group is None:
             return [value]
-        values: list[Any] | None = [None] * self.size if self.first else None
-        dist.gather_object(value, values, dst=0, group=self.group)
-        return values
+        data = encode(value)
+        sizes = self._sizes(len(data))
+        parts = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes] if self.first else None
+        dist.gather(_padded(data, max(sizes)), parts, dst=0, group=self.group)
+        return [_decoded(part, size) for part, size in zip(parts, sizes, strict=True)] if parts is not None else None
 
     def each_from_first(self, values: list[Any] | None) -> Any:
         """Scatter: each rank gets its value from rank 0. `values` is None on the others."""
         if self.group is None:
             return values[0] if values else None
-        box: list[Any] = [None]
-        dist.scatter_object_list(box, values, src=0, group=self.group)
-        return box[0]
+        encoded = [encode(value) for value in values] if values is not None else []
+        sizes = torch.tensor([len(data) for data in encoded] or [0] * self.size, dtype=torch.int64)
+        dist.broadcast(sizes, src=0, group=self.group)
+        longest = int(sizes.max())
+        mine = torch.empty(longest, dtype=torch.uint8)
+        dist.scatter(mine, [_padded(data, longest) for data in encoded] or None, src=0, group=self.group)
+        return _decoded(mine, int(sizes[self.rank]))
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""
         if self.group is None:
             return value
-        box = [value if self.first else None]
-        dist.broadcast_object_list(box, src=0, group=self.group)
-        return box[0]
+        data = encode(value) if self.first else b""
+        size = torch.tensor([len(data)], dtype=torch.int64)
+        dist.broadcast(size, src=0, group=self.group)
+        sent = _padded(data, int(size)) if self.first else torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(sent, src=0, group=self.group)
+        return value if self.first else _decoded(sent, int(size))
+
+    def _sizes(self, mine: int, what: str = "", patience: float | None = None) -> list[int]:
+        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
+        self._all_gather(sizes, torch.tensor([mine]), what, patience)
+        return [int(size) for size in sizes]
+
+    def _all_gather(self, parts: list[torch.Tensor], mine: torch.Tensor, what: str, patience: float | None) -> None:
+        options: Any = torch._C._distributed_c10d.AllgatherOptions()
+        if patience is not None:
+            options.timeout = datetime.timedelta(seconds=patience)
+        if not what or self.attendance is None:
+            self.group.allgather([parts], [mine], options).wait()
+            return
+        with self.attendance.present(what):
+            try:
+                self.group.allgather([parts], [mine], options).wait()
+            except RuntimeError:
+                error = self.attendance.missing(patience) if patience is not None else None
+                if error is not None:
+                    raise error from None
+                raise
+
+
+def _padded(data: bytes, size: int) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data).ljust(max(1, size), b"\0"), dtype=torch.uint8)[:size]
+
+
+def _decoded(data: torch.Tensor, size: int) -> Any:
+    return decode(data[:size].numpy().tobytes())

@@ -8,23 +8,29 @@ How an entry is stored depends on what it holds:
 - other objects with `state_dict` and `load_state_dict`: stored once if they hold sharded tensors (DTensor), which say
   what each rank has; otherwise **per rank** (a data loader's position differs by rank), except learning-rate schedulers
   and gradient scalers, which are the same everywhere;
+- random number generators: per rank. A restore sets their state;
 - tensors and plain values: must be the same on every rank. Stored once. Plain values are read from the dict at each
-  save, and written back into the dict by a restore.
+  save. A restore writes into the same tensors, dicts, lists, arrays and objects (`in_place`), and replaces in the dict
+  what cannot be changed.
+
+`tensor_kinds` says which tensors are not stored as their bytes.
 
 What is stored once is compared between ranks (`save.replicas`). Values that are declared `per_rank`, by patterns of
-their names, are kept per rank. Buffers that DDP broadcasts before each forward are rank 0's.
+their names, are kept per rank. Buffers that DDP broadcasts before each forward, and values that are declared
+`from_rank_0`, are rank 0's.
 
 The states of random number generators are added per rank. Per-rank values are stored under `ranks.<rank>.<name>`.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import re
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import translate
 from typing import Any
@@ -33,32 +39,38 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from transom_cli.ckpt import groups, optimizers
+from transom_cli.ckpt import generators, groups, in_place, optimizers, tensor_kinds
+from transom_cli.ckpt.failures import StateMismatch
+from transom_cli.ckpt.module_names import CanonicalNames, canonical, translation, unwrap
 from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.tensor_kinds import parts
 from transom_cli.ckpt.tree import PLAIN, Flat, Path, Paths, flatten, local_part, unflatten
 from transom_cli.errors import UsageError
 
 RANKS = "ranks"
 RNG = "rng"
+VALUES, PARAMETERS, BUFFERS = "values", "parameters", "buffers"  # of a module
 
 
 class State:
     """The trainer's state for one rank. Nothing is copied here; tensors are the live ones."""
 
-    def __init__(self, entries: dict[str, Any], rank: int, per_rank: Collection[str] = ()) -> None:
+    def __init__(
+        self, entries: dict[str, Any], rank: int, per_rank: Collection[str] = (), from_rank_0: Collection[str] = ()
+    ) -> None:
         self._entries = entries
         self._rank = str(rank)
-        if isinstance(per_rank, str) or not all(isinstance(one, str) and one for one in per_rank):
-            raise UsageError(
-                f"per_rank={per_rank!r} must be a list of names or patterns", "", 'per_rank=["model.experts.*"]'
-            )
-        self._per_rank = [re.compile(translate(one) + "|" + translate(f"{one}.*")) for one in per_rank]
+        self._per_rank = _patterns("per_rank", per_rank)
+        self._from_rank_0 = _patterns("from_rank_0", from_rank_0)
         self._declared: dict[str, bool] = {}  # by name: whether a pattern matches
+        self._of_rank_0: dict[str, bool] = {}
         self._alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         self._wrappers: list[weakref.ref[torch.nn.parallel.DistributedDataParallel]] = []
         self._looked = False
         self._as_it_is: set[str] = set()  # optimizers whose state has a layout of its own
         self._groups: tuple[groups.Names, groups.Names] = {}, {}  # of this rank, and of all ranks if they differ
+        self._spread = tensor_kinds.Spread()
+        self._canonical: dict[tuple[str, str], CanonicalNames] = {}  # by entry, and what it names
         for name, value in entries.items():
             if not isinstance(name, str) or not name or name in (RANKS, RNG):
                 raise UsageError(
@@ -81,7 +93,7 @@ class State:
             UsageError: names the entry.
         """
         names = self._parameter_names()
-        for name, value in self._entries.items():
+        for name, value in self._live():
             try:
                 with undisturbed():
                     self._held(name, value, names)
@@ -103,11 +115,12 @@ class State:
         tree: dict[str, Any] = {}
         mine: dict[str, Any] = {RNG: read_rng()}
         names = self._parameter_names()
-        for name, value in self._entries.items():
+        for name, value in self._live():
             held = self._held(name, value, names)
             (mine if _is_object(value) and not _holds_sharded(held) else tree)[name] = held
         tree[RANKS] = {self._rank: mine}
         flat, paths = flatten(tree)
+        self._spread.spread(flat, paths, lambda path: self.loads_in_place(str(within(path)[0])), self._own)
         return (flat, paths) if not self._per_rank else self._with_declared(flat, paths)
 
     def to_save(self) -> tuple[Flat, Paths]:
@@ -116,11 +129,25 @@ class State:
             self._looked = True
             self._look_for_wrappers()
         flat, paths = self.read()
-        if self._rank != "0":
-            for key in self.broadcast():
-                flat.pop(key, None)
-                paths.pop(key, None)
+        for key in self._left_to_another_rank(flat):
+            flat.pop(key, None)
+            paths.pop(key, None)
         return flat, paths
+
+    def _left_to_another_rank(self, flat: Flat) -> list[str]:
+        """The keys that their owner saves: rank 0 of the DDP group that broadcasts them, or rank 0 as declared."""
+        found = [key for key, (_, owner) in self._sent().items() if owner != int(self._rank)]
+        if self._from_rank_0:
+            declared = [key for key in flat if self._is_of_rank_0(key)]
+            for key in declared:
+                if isinstance(flat[key], DTensor):
+                    raise UsageError(
+                        f"`{key}` is declared to be saved from rank 0, and it is a sharded tensor (DTensor)",
+                        "its mesh says which rank holds what",
+                        "take it out of from_rank_0",
+                    )
+            found += declared if self._rank != "0" else []
+        return found
 
     def shapes(self) -> tuple[Flat, Paths]:
         """Like `to_save`, for callers that need only shapes. An optimizer that has not stepped yet stays so."""
@@ -130,17 +157,26 @@ class State:
         return shapes
 
     def broadcast(self) -> Flat:
-        """The buffers that DDP broadcasts from rank 0 before each forward, and which may differ until then."""
-        sent = {id(buffer) for found in self._wrappers if (wrapper := found()) for buffer in _sent_by(wrapper)}
+        """The buffers that DDP broadcasts before each forward, and which may differ until then."""
+        return {key: buffer for key, (buffer, _) in self._sent().items()}
+
+    def _sent(self) -> dict[str, tuple[torch.Tensor, int]]:
+        """The same, each with the rank that DDP broadcasts it from."""
+        sent = {id(one): owner for found in self._wrappers if (ddp := found()) for one, owner in _sent_by(ddp)}
         if not sent:
             return {}
         return {
-            f"{name}.{key}": buffer
+            f"{name}.{key}": (buffer, sent[id(buffer)])
             for name, value in self._entries.items()
             if isinstance(value, torch.nn.Module)
-            for key, buffer in unwrap(value).named_buffers()
+            for key, buffer in self._buffers(name, unwrap(value))
             if id(buffer) in sent and not self._is_declared(f"{name}.{key}")
         }
+
+    def _buffers(self, name: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        held = dict(module.named_buffers())
+        short = self._canonical_names(name, BUFFERS, module, held)
+        return ((short[key], buffer) for key, buffer in held.items())
 
     def _look_for_wrappers(self) -> None:
         """Find the DDP modules of this process: an entry may be what one of them wraps."""
@@ -162,26 +198,101 @@ class State:
         Raises:
             StateMismatch: an optimizer has other parameters. Also raises what `load_state_dict` of an object raises.
         """
+        paths = self.translated({key: paths[key] for key in flat})
         tree = unflatten(flat, {key: within(path) for key, path in paths.items()})
         names = self._parameter_names()
-        for name, value in list(self._entries.items()):
+        for name, value in self._live():
             if name in afresh:
                 continue
+            loaded = tree.get(name)
             if isinstance(value, torch.nn.Module):
-                unwrap(value).load_state_dict(tree.get(name, {}), strict=True)  # a stage may have no parameters
-            elif isinstance(value, torch.optim.Optimizer) and name not in self._as_it_is:
-                optimizers.write(value, names, tree[name], self._groups[1].get(name))
+                self._write_module(name, unwrap(value), tree.get(name, {}))  # a stage may have no parameters
+                continue
+            sharded = functools.partial(_sharded_at, self.parameters(name) or {})
+            loaded = tensor_kinds.rebuild(loaded, (name,), sharded)
+            if isinstance(value, torch.optim.Optimizer) and name not in self._as_it_is:
+                optimizers.write(value, names, loaded, self._groups[1].get(name))
             elif _is_stateful(value):
                 if name in tree:
-                    value.load_state_dict(tree[name])
-            elif not isinstance(value, torch.Tensor):
-                self._entries[name] = tree[name]
+                    value.load_state_dict(loaded)
+            elif isinstance(value, torch.Tensor):
+                in_place.put_tensor(value, loaded, name)
+            else:
+                self._entries[name] = in_place.put(value, loaded, name)
         if per_rank:
             write_rng(tree[RNG])
 
+    def translated(self, paths: Paths) -> Paths:
+        """The paths of a checkpoint, with the names that parameters and buffers have in this training.
+
+        Raises:
+            StateMismatch: two names of the checkpoint would be one here.
+        """
+        at = {key: self._position(path) for key, path in paths.items()}
+        stored: dict[str, set[str]] = {}  # by entry
+        for key, path in paths.items():
+            if at[key]:
+                stored.setdefault(str(within(path)[0]), set()).add(str(path[at[key]]))
+        renamed = {name: translation(names, self._live_names(name)) for name, names in stored.items()}
+        found: Paths = {}
+        for key, path in paths.items():
+            i = at[key]
+            name = renamed[str(within(path)[0])](str(path[i])) if i else ""
+            found[key] = (*path[:i], name, *path[i + 1 :]) if i else path
+        return found
+
+    def _position(self, path: Path) -> int:
+        """Where a path has the name of a parameter or buffer; 0: nowhere."""
+        inner = within(path)
+        value, above = self._entries.get(str(inner[0])), len(path) - len(inner)
+        if isinstance(value, torch.nn.Module):
+            return above + 1 if len(inner) > 1 else 0
+        usual = isinstance(value, torch.optim.Optimizer) and str(inner[0]) not in self._as_it_is
+        return above + 2 if usual and len(inner) > 2 and inner[1] == "state" else 0
+
+    def _live_names(self, name: str) -> set[str]:
+        value = self._entries[name]
+        if isinstance(value, torch.optim.Optimizer):
+            return set(optimizers.parameter_names(value, self._parameter_names()))
+        module = unwrap(value)
+        return set(self._canonical_names(name, VALUES, module, module.state_dict()).values())
+
+    def _write_module(self, name: str, module: torch.nn.Module, loaded: dict[str, Any]) -> None:
+        """Dense tensors, and those inside a subclass, were loaded in place already.
+
+        Raises:
+            StateMismatch: a tensor cannot take the value that was saved. Also raises what `load_state_dict` raises.
+        """
+        held = module.state_dict(keep_vars=True)  # a sparse tensor cannot be written through another one
+        given = self._canonical_names(name, VALUES, module, held)
+        others: dict[str, Any] = {}
+        odd: list[str] = []
+        if extra := sorted(set(loaded) - {given[key] for key in held}):
+            raise StateMismatch(f"the trainer has no {name}.{extra[0]}")
+        for key, live in held.items():
+            value, whole = loaded[given[key]], f"{name}.{given[key]}"
+            if not isinstance(live, torch.Tensor):
+                others[key] = value
+            elif tensor_kinds.inner_tensors(local_part(live)) is not None:
+                odd.append(key)
+                tensor_kinds.check_description(local_part(live), value, whole)
+            elif not tensor_kinds.is_dense(live):
+                odd.append(key)
+                in_place.put_tensor(live, value, whole)
+            else:
+                others[key] = value
+        found = module.load_state_dict(others, strict=False)
+        missing = sorted({*found.missing_keys} - {*odd})
+        if missing or found.unexpected_keys:
+            odd = [*missing, *found.unexpected_keys]
+            raise StateMismatch(f"{name} does not fit the checkpoint: {', '.join(odd)}")
+
     def _held(self, name: str, value: Any, names: dict[torch.Tensor, str]) -> Any:
         if isinstance(value, torch.nn.Module):
-            return unwrap(value).state_dict()
+            module = unwrap(value)
+            held = module.state_dict()
+            short = self._canonical_names(name, VALUES, module, held)
+            return {short[key]: one for key, one in held.items()}
         if isinstance(value, torch.optim.Optimizer):
             packed = value.state_dict()
             if optimizers.usual(packed):
@@ -193,7 +304,7 @@ class State:
                 return tree
             self._as_it_is.add(name)
             return packed
-        return value.state_dict() if _is_stateful(value) else value
+        return value.state_dict() if _is_stateful(value) else generators.described(value)
 
     def _with_declared(self, flat: Flat, paths: Paths) -> tuple[Flat, Paths]:
         """Move values that are declared per rank."""
@@ -208,14 +319,28 @@ class State:
                         "its mesh says which rank holds what",
                         "take it out of per_rank",
                     )
-                key, path = f"{RANKS}.{self._rank}.{key}", (RANKS, self._rank, *path)
+                key, path = f"{RANKS}.{self._rank}.{key}", self._own(path)
             found[key], where[key] = value, path
         return found, where
+
+    def _own(self, path: Path) -> Path:
+        return path if path[0] == RANKS else (RANKS, self._rank, *path)
+
+    def _live(self) -> Iterator[tuple[str, Any]]:
+        """The entries. A generator is given as an object with `state_dict`."""
+        for name, value in list(self._entries.items()):
+            yield name, generators.GeneratorEntry(value, name) if generators.is_generator(value) else value
 
     def _is_declared(self, key: str) -> bool:
         known = self._declared.get(key)
         if known is None:
             known = self._declared[key] = any(one.match(key) for one in self._per_rank)
+        return known
+
+    def _is_of_rank_0(self, key: str) -> bool:
+        known = self._of_rank_0.get(key)
+        if known is None:
+            known = self._of_rank_0[key] = any(one.match(key) for one in self._from_rank_0)
         return known
 
     @property
@@ -234,7 +359,7 @@ class State:
             if isinstance(value, torch.optim.Optimizer):
                 held = [p for group in value.param_groups for p in group["params"]]
                 held += [t for kept in value.state.values() for t in kept.values() if isinstance(t, torch.Tensor)]
-                found.update(local_part(tensor).untyped_storage().data_ptr() for tensor in held)
+                found.update(one.untyped_storage().data_ptr() for t in held for one in parts(local_part(t)))
         return frozenset(found)
 
     def unstored(self, flat: Flat) -> Flat:
@@ -257,7 +382,7 @@ class State:
 
     def is_object(self, name: str) -> bool:
         """Whether it may start afresh if per-rank values cannot be carried over: random numbers, a data loader."""
-        return name == RNG or _is_object(self._entries[name])
+        return name == RNG or _is_object(self._entries[name]) or generators.is_generator(self._entries[name])
 
     def parameters(self, name: str) -> dict[str, torch.Tensor] | None:
         """The parameters of an optimizer by name; None if it is none, or has a state with a layout of its own."""
@@ -282,20 +407,14 @@ class State:
         names: dict[torch.Tensor, str] = {}
         for name, module in modules.items():
             prefix = f"{name}." if len(modules) > 1 else ""
-            for key, parameter in module.named_parameters():
-                names.setdefault(parameter, prefix + key)
+            held = dict(module.named_parameters())
+            short = self._canonical_names(name, PARAMETERS, module, held)
+            for key, parameter in held.items():
+                names.setdefault(parameter, prefix + short[key])
         return names
 
-
-def unwrap(module: torch.nn.Module) -> torch.nn.Module:
-    """The module below DDP and torch.compile, so that names do not depend on how it is run."""
-    while True:
-        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-            module = module.module
-        elif isinstance(inner := getattr(module, "_orig_mod", None), torch.nn.Module):
-            module = inner
-        else:
-            return module
+    def _canonical_names(self, name: str, what: str, module: torch.nn.Module, given: Iterable[str]) -> dict[str, str]:
+        return self._canonical.setdefault((name, what), CanonicalNames(name)).of(module, given)
 
 
 def within(path: Path) -> Path:
@@ -303,10 +422,17 @@ def within(path: Path) -> Path:
     return path[2:] if path[0] == RANKS else path
 
 
-def _sent_by(wrapper: torch.nn.parallel.DistributedDataParallel) -> Iterator[torch.Tensor]:
+def _sharded_at(parameters: Mapping[str, torch.Tensor], path: Path) -> DTensor | None:
+    """The sharded parameter that a moment of an optimizer belongs to."""
+    found = parameters.get(str(path[2])) if len(path) == 4 and path[1] == "state" else None
+    return found if isinstance(found, DTensor) else None
+
+
+def _sent_by(wrapper: torch.nn.parallel.DistributedDataParallel) -> Iterator[tuple[torch.Tensor, int]]:
     if wrapper.broadcast_buffers:
+        owner = torch.distributed.get_global_rank(wrapper.process_group, 0)
         named = wrapper.module.named_buffers()
-        yield from (buffer for key, buffer in named if key not in wrapper.parameters_to_ignore)
+        yield from ((buffer, owner) for key, buffer in named if key not in wrapper.parameters_to_ignore)
 
 
 @contextmanager
@@ -328,6 +454,20 @@ def undisturbed() -> Iterator[None]:
         hook.remove()
         for optimizer in stepped:
             optimizer.state.clear()
+
+
+def _patterns(argument: str, given: Collection[str]) -> list[re.Pattern[str]]:
+    """Patterns for names, and for everything below them. Names of wrappers do not matter.
+
+    Raises:
+        UsageError: it is no list of names.
+    """
+    if isinstance(given, str) or not all(isinstance(one, str) and one for one in given):
+        raise UsageError(
+            f"{argument}={given!r} must be a list of names or patterns", "", f'{argument}=["model.experts.*"]'
+        )
+    names = [name for one in given for name in dict.fromkeys((one, canonical(one)))]
+    return [re.compile(translate(name) + "|" + translate(f"{name}.*")) for name in names]
 
 
 def _refused(name: str, why: str, error: Exception) -> UsageError:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from ckpt_made import Training
 
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.save.fast_copy import Copier
+from transom_cli.ckpt.save.samples import Samples
 from transom_cli.errors import UsageError
 
 
@@ -123,18 +125,18 @@ def test_other_state_may_change_at_once(tmp_path: Path, gate: Gate) -> None:
     checkpointer.close()
 
 
-@pytest.mark.parametrize("how", ["counted", "uncounted, proven"])
+@pytest.mark.parametrize("how", ["counted", "uncounted", "uncounted, proven"])
 def test_save_fails_if_the_state_is_written_meanwhile(
     tmp_path: Path, gate: Gate, how: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     training = trained()
-    prove = how != "counted"
+    prove = how == "uncounted, proven"
     checkpointer = Checkpointer(training.state, tmp_path, every=1, copy="overlapped", prove=prove)
     checkpointer.save(2)
     assert gate.reached.wait(60)
     weight = training.model[0].weight
     with torch.no_grad():
-        (weight.data if prove else weight).mul_(0.5)  # clipped, or an average swapped in
+        (weight if how == "counted" else weight.data).mul_(0.5)  # clipped, or an average swapped in
     gate.open.set()
     checkpointer.wait()
     assert checkpointer.last_error is not None
@@ -145,6 +147,23 @@ def test_save_fails_if_the_state_is_written_meanwhile(
     checkpointer.save(3)
     checkpointer.close(strict=True)
     assert restored(tmp_path) == (3, training.digest())
+
+
+@pytest.mark.parametrize("size", [0, 1, 128, 129, 1000])
+def test_samples_find_a_write_to_the_tensor_or_to_its_copy(size: int) -> None:
+    class Source(NamedTuple):
+        name: str
+        local: torch.Tensor
+        to: int
+        size: int
+
+    live, copy = torch.arange(size, dtype=torch.uint8), torch.arange(size, dtype=torch.uint8)
+    samples = Samples([Source("x", live, copy.data_ptr(), size)])
+    assert samples.take_again() == samples.differences() == []
+    for changed in (live, copy):
+        changed.data.add_(1)
+    expected = ["x"] if size else []
+    assert samples.take_again() == samples.differences() == expected
 
 
 def test_write_after_the_copy_does_no_harm(tmp_path: Path) -> None:

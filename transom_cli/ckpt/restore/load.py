@@ -183,7 +183,8 @@ def _targets(
     seen: set[TreePath] = set()
     there: set[str | int] = set()
     refused: set[str] = set()
-    for key, path in paths_of(metadata).items():
+    paths = state.translated(paths_of(metadata))
+    for key, path in paths.items():
         inner = within(path)
         if inner[0] not in wanted or (path[0] == RANKS and (not per_rank or path[1] != str(rank))):
             continue
@@ -202,7 +203,7 @@ def _targets(
         targets[key] = _target(key, inner, stored[key], live.get(inner), state, held)
     asked = _bits(targets, paths_of(metadata))
     inside = {path[:depth] for path in seen for depth in range(1, len(path))}
-    for key in [key for key in targets if within(paths_of(metadata)[key]) in inside]:
+    for key in [key for key in targets if within(paths[key]) in inside]:
         del targets[key]  # an empty container on the rank that saved it
     lacking = {name for name in wanted - there if per_rank or not _starts_afresh(name, live_paths)}
     if lacking:

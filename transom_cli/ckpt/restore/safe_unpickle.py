@@ -27,7 +27,7 @@ from transom_cli.ckpt.failures import NeedsCode
 _ZIP = b"PK\x03\x04"
 
 
-class _Refused(pickle.UnpicklingError):
+class Refused(pickle.UnpicklingError):
     """`name`: the function or class that is not on the list."""
 
     def __init__(self, name: str) -> None:
@@ -42,11 +42,11 @@ def metadata(data: bytes, *, allow_code: bool = False) -> Any:
     before = [(kind, dict(vars(kind))) for kind in _DCP.values()]
     try:
         return _Metadata(io.BytesIO(data)).load()
-    except _Refused as error:
+    except Refused as error:
         raise _needs_code("torch's own metadata (.metadata)", error.name) from None
     finally:
         for kind, attributes in before:  # a pickle may set attributes of any object that it can name
-            _put_back(kind, attributes)
+            put_back(kind, attributes)
 
 
 def value(data: bytes, name: str, *, map_location: str | None = None, allow_code: bool = False) -> Any:
@@ -57,9 +57,9 @@ def value(data: bytes, name: str, *, map_location: str | None = None, allow_code
         pass
     try:
         if data[:4] != _ZIP or "constants.pkl" in torch._C.PyTorchFileReader(io.BytesIO(data)).get_all_records():
-            raise _Refused("a file format that torch.save no longer writes")
+            raise Refused("a file format that torch.save no longer writes")
         return torch.load(io.BytesIO(data), map_location=map_location, weights_only=False, pickle_module=_Reading)
-    except _Refused as error:
+    except Refused as error:
         if not allow_code:
             raise _needs_code(f"`{name}`", error.name) from None
     return torch.load(io.BytesIO(data), map_location=map_location, weights_only=False)
@@ -84,7 +84,7 @@ def _needs_code(part: str, name: str) -> NeedsCode:
     return error
 
 
-def _put_back(kind: type, attributes: dict[str, Any]) -> None:
+def put_back(kind: type, attributes: dict[str, Any]) -> None:
     for name in [name for name in vars(kind) if name not in attributes]:
         delattr(kind, name)
     for name, one in attributes.items():
@@ -124,7 +124,7 @@ def _encoding(kind: object, name: str) -> Any:
     """How some Python releases pickle the member of an Enum: `getattr(class, name)`."""
     encodings = _DCP[dcp.__name__, "_MEM_FORMAT_ENCODING"]
     if kind is not encodings or name not in encodings.__members__:  # type: ignore[attr-defined]
-        raise _Refused("builtins.getattr")
+        raise Refused("builtins.getattr")
     return encodings[name]  # type: ignore[index]
 
 
@@ -133,7 +133,7 @@ _PATHS = {
     for module in ("pathlib", "pathlib._local")
     for name in ("PurePosixPath", "PosixPath", "PurePath", "Path")
 }
-_PLAIN_METADATA: dict[tuple[str, str], Any] = {
+METADATA: dict[tuple[str, str], Any] = {
     **_DCP,
     **_PATHS,
     ("torch", "Size"): torch.Size,
@@ -147,16 +147,16 @@ _PLAIN_METADATA: dict[tuple[str, str], Any] = {
 
 class _Metadata(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        return _found(_PLAIN_METADATA, module, name)
+        return found_in(METADATA, module, name)
 
 
-def _found(allowed: dict[tuple[str, str], Any], module: str, name: str) -> Any:
+def found_in(allowed: dict[tuple[str, str], Any], module: str, name: str) -> Any:
     if (module, name) in allowed:
         return allowed[module, name]
     kind = getattr(torch, name, None) if module == "torch" else None
     if isinstance(kind, torch.dtype):
         return kind
-    raise _Refused(f"{module}.{name}")
+    raise Refused(f"{module}.{name}")
 
 
 _STANDARD: tuple[Any, ...] = (
@@ -215,19 +215,19 @@ class _Values(_InPython):  # type: ignore[misc]
 
     def find_class(self, module: str, name: str) -> Any:
         module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
-        return _found(self._allowed, module, name)
+        return found_in(self._allowed, module, name)
 
     def load_build(self) -> None:
         kind = type(self.stack[-2])
         if kind not in self._stateful:
-            raise _Refused(f"{kind.__module__}.{kind.__qualname__}")
+            raise Refused(f"{kind.__module__}.{kind.__qualname__}")
         super().load_build()
 
     dispatch[pickle.BUILD[0]] = load_build
 
 
 def _nothing_else(*_: object, **__: object) -> NoReturn:
-    raise _Refused("a file format that torch.save no longer writes")
+    raise Refused("a file format that torch.save no longer writes")
 
 
 class _Reading:

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 
 from transom_cli.ckpt import files
-from transom_cli.ckpt.failures import RanksDiffer, describe
+from transom_cli.ckpt.failures import RanksDiffer, RanksMissing, describe
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
 from transom_cli.ckpt.names import DCP_METADATA, data_name, step_name
 from transom_cli.ckpt.options import Options
@@ -39,7 +39,7 @@ from transom_cli.ckpt.snapshot.protection import NONE
 from transom_cli.ckpt.snapshot.record import Record
 from transom_cli.rpc.errors import RpcError
 
-_PRESENT = struct.Struct("<q??")  # step, whether the shares are agreed, whether the rank has more to say
+_PRESENT = struct.Struct("<q??Q")  # step, whether the shares are agreed, whether there is more to say, checksum
 _LATER = (MemoryError, OSError, RpcError)  # failures of preparation; the next save reports them
 Offer = tuple[SavePlan, frozenset[MetadataIndex]]  # everything a rank holds, and the part in its snapshot
 
@@ -94,26 +94,39 @@ class Committer:
     def __init__(self, options: Options, ranks: Ranks, schedule: Every, stager: Stager, snapshots: Snapshots) -> None:
         self._options, self._ranks, self._schedule = options, ranks, schedule
         self._stager, self._snapshots = stager, snapshots
+        self._prepared = 0
         self._metadata: Metadata | None = None  # DCP's metadata of all shares, on rank 0
         self._shares = Shares(ranks)
         self._packed: tuple[Any, ...] = ()  # what was packed last, and its segments and places
         self.ledger = Ledger(ranks)
 
-    def prepare(self, layout: Layout | None, growth: float) -> None:
+    def prepare(self, layout: Layout | None, growth: float, patience: float) -> None:
         """Before the first save: plan who writes what, and allocate memory for a state `growth` times as large.
 
         A failure here is reported by the save.
+
+        Args:
+            patience: seconds to wait for the other ranks.
+
+        Raises:
+            RanksMissing: not all ranks have come.
         """
+        self._prepared += 1
         try:
-            answers = self._ranks.gather((layout is not None, layout is not None and self._stager.agreed_on(layout)))
+            mine = (layout is not None, layout is not None and self._stager.agreed_on(layout))
+            answers = self._ranks.gather(mine, what=f"preparation {self._prepared}", patience=patience)
             if layout is not None and all(there for there, _ in answers) and not all(agreed for _, agreed in answers):
                 self._settle(layout, self._plan(layout), growth)
                 if self._snapshots.awaited:
                     self._snapshots.complete()
+        except RanksMissing:
+            raise
         except FAILURES:
             pass
 
-    def call_roll(self, step: int, snapshot: Snapshot | None, trouble: str, proof: Proof | None) -> Roll:
+    def call_roll(
+        self, step: int, snapshot: Snapshot | None, trouble: str, proof: Proof | None, patience: float | None = None
+    ) -> Roll:
         """Wait until all ranks commit `step`, and exchange their troubles and checksums. A collective.
 
         `snapshot` is None, with the `trouble`, where a rank could not copy its state: the others must learn of it.
@@ -124,9 +137,10 @@ class Committer:
         """
         agreed = snapshot is not None and snapshot.agreed
         short = proof.short if proof is not None else None
+        awaited = short is not None and not short[3]
         while True:
-            mine = _PRESENT.pack(step, agreed, bool(trouble) or short is not None)
-            present = list(_PRESENT.iter_unpack(b"".join(self._ranks.gather_bytes(mine))))
+            mine = _PRESENT.pack(step, agreed, bool(trouble) or awaited, short[0] if short is not None else 0)
+            present = list(_PRESENT.iter_unpack(b"".join(self._ranks.gather_bytes(mine, f"save {step}", patience))))
             ahead = max(one[0] for one in present)
             if step < ahead:
                 return Roll(
@@ -134,7 +148,7 @@ class Committer:
                 )
             if all(one[0] == step for one in present):
                 everyone = all(one[1] for one in present)
-                if not any(one[2] for one in present):
+                if not any(one[2] for one in present) and len({one[3] for one in present} - {0}) <= 1:
                     return Roll(everyone, "", [])
                 answers = self._ranks.gather((trouble, short))
                 return Roll(everyone, _first([answer[0] for answer in answers]), [answer[1] for answer in answers])
@@ -142,7 +156,7 @@ class Committer:
     def compare(self, proof: Proof | None, checksums: list[Short | None]) -> Comparison:
         """Compare what the checkpoint stores once for all ranks. A collective."""
         found = differences(self._ranks, proof, checksums)
-        complete = all(short is not None for short in checksums)
+        complete = all(short is not None and not short[3] for short in checksums)
         if found:
             refused = refusal(found)
             return Comparison(refused, f"{refused.what}: {found[0].text}", complete=complete)

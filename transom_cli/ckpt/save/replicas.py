@@ -5,6 +5,10 @@ parameters without DTensor, partitions of an optimizer's state, or replicas that
 rank's. So each rank computes a checksum of what it shares with others, and the ranks exchange them: at the first save,
 again when names, shapes or types change, and after a restore.
 
+Parameters and their optimizer state are large, and training keeps them equal on purpose. Nothing does so for the rest:
+buffers, and tensors and plain values of the trainer's own. Those are compared at each save, the smallest first, as far
+as `EACH_SAVE` allows.
+
 A value that only one rank holds (a shard of a mesh over all ranks) needs no checksum.
 """
 
@@ -12,6 +16,8 @@ from __future__ import annotations
 
 import ctypes
 import io
+import itertools
+import marshal
 import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,30 +33,36 @@ from torch.distributed.tensor.placement_types import Shard
 from transom_cli.ckpt.failures import RanksDiffer
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.save.layout import Layout, Signature
+from transom_cli.ckpt.save.serialize import told_apart
 from transom_cli.ckpt.state import RANKS
+from transom_cli.ckpt.tensor_kinds import Whole, is_dense
 from transom_cli.ckpt.tree import PLAIN, Flat, local_part
 from transom_cli.plural import several
 
 NAMED = 10  # values in an error
+EACH_SAVE = 16 << 20  # bytes compared at each save
 _PIECE = 1 << 22  # words hashed at a time on a device, which needs 24 bytes for each
 _WORD = 0x9E3779B97F4A7C15  # odd, so that multiplication loses no bit
-Short = tuple[int, bool, int]
-"""Checksum of all replicas; whether shards must be compared one by one; checksum of the broadcast buffers."""
+Short = tuple[int, bool, int, bool]
+"""Checksum of all replicas; whether shards must be compared one by one; checksum of the broadcast buffers; whether only
+some replicas were compared."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """One rank's checksums. about: names, shapes and types of the values."""
+    """One rank's checksums. about: names, shapes and types of the values. partial: not of parameters."""
 
     about: Signature
     each: dict[MetadataIndex, int]
     broadcast: dict[str, int]
     sharded: bool
+    partial: bool = False
 
     @property
     def short(self) -> Short:
         each = sorted((index.fqn, str(index.offset), digest) for index, digest in self.each.items())
-        return _together(map(str, each)), self.sharded, _together(map(str, sorted(self.broadcast.items())))
+        buffers = _together(map(str, sorted(self.broadcast.items())))
+        return _together(map(str, each)), self.sharded, buffers, self.partial
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,42 @@ def prove(flat: Flat, layout: Layout, about: Signature, broadcast: Flat, size: i
     return Proof(about, each, {key: _digest_of_tensor(value) for key, value in broadcast.items()}, sharded)
 
 
+def checked_each_save(flat: Flat, layout: Layout, stepped: frozenset[int]) -> list[MetadataIndex]:
+    """The replicas to compare at each save. stepped: storages that only an optimizer's step changes."""
+    paths = layout.plan.planner_data
+    found: list[tuple[int, MetadataIndex]] = []
+    for item in layout.plan.items:
+        value = flat[item.index.fqn]
+        if paths[item.index.fqn][0] == RANKS or isinstance(value, DTensor):
+            continue
+        if not isinstance(value, torch.Tensor):
+            found.append((0, item.index))
+        elif value.untyped_storage().data_ptr() not in stepped:
+            found.append((value.nbytes, item.index))
+    found.sort(key=lambda one: one[0])
+    totals = itertools.accumulate(size for size, _ in found)
+    return [index for (_, index), total in zip(found, totals, strict=True) if total <= EACH_SAVE]
+
+
+def prove_some(flat: Flat, about: Signature, chosen: list[MetadataIndex]) -> Proof:
+    """Checksums of `checked_each_save`. Nothing may write to these values meanwhile."""
+    each: dict[MetadataIndex, int] = {}
+    on_device: list[tuple[MetadataIndex, torch.Tensor]] = []
+    for index in chosen:
+        value = flat[index.fqn]
+        if isinstance(value, torch.Tensor) and value.is_cuda and value.nbytes:
+            on_device.append((index, value))
+        elif isinstance(value, torch.Tensor):
+            each[index] = _digest_of_tensor(value)
+        elif (digest := _quick_digest(value)) is not None:
+            each[index] = digest
+    if on_device:  # one transfer for all
+        parts = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for _, tensor in on_device]
+        held = torch.cat(parts).cpu().split([part.numel() for part in parts])
+        each |= {index: _digest_of_tensor(part) for (index, _), part in zip(on_device, held, strict=True)}
+    return Proof(about, each, {}, sharded=False, partial=True)
+
+
 def differences(ranks: Ranks, mine: Proof | None, shorts: list[Short | None]) -> list[Difference]:
     """The values that differ between ranks. A collective: all ranks pass the same `shorts` and get the same answer.
 
@@ -121,6 +169,7 @@ def refusal(found: list[Difference]) -> RanksDiffer:
     declared = ", ".join(f'"{name}"' for name in names) + (", ..." if more > 0 else "")
     hint = (
         f"to keep each rank's own: Checkpointer(..., per_rank=[{declared}]); patterns such as model.experts.* fit too\n"
+        f"to save those of rank 0 for all: from_rank_0=[{declared}]\n"
         "if all ranks are to hold the same: make them do so before they save"
     )
     return RanksDiffer(
@@ -132,7 +181,7 @@ def refusal(found: list[Difference]) -> RanksDiffer:
 
 def buffers_note(mine: Proof, shorts: Iterable[Short | None]) -> str:
     """A warning if ranks differ in buffers that are saved from rank 0; otherwise ""."""
-    if len({short[2] for short in shorts if short is not None}) <= 1:
+    if len({short[2] for short in shorts if short is not None and not short[3]}) <= 1:
         return ""
     names = list(mine.broadcast)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -181,6 +230,18 @@ def _digest_on_device(local: torch.Tensor) -> int:
     return _together([str(total) for total in torch.stack(sums).tolist()] + [rest.hex()])
 
 
+def _quick_digest(value: Any) -> int | None:
+    """Equal for equal values. Version 2 of marshal's format does not depend on which objects are shared."""
+    if type(value) in (list, tuple, int, float, str, bool, type(None)) and told_apart(value) and not _has_dict(value):
+        return xxhash.xxh3_64_intdigest(marshal.dumps(value, 2))
+    return _digest_of_value(value)
+
+
+def _has_dict(value: Any) -> bool:
+    """Whether there is a dict in it, whose order does not matter."""
+    return isinstance(value, dict) or (isinstance(value, (list, tuple)) and any(map(_has_dict, value)))
+
+
 def _digest_of_value(value: Any) -> int | None:
     """Return a checksum that is equal for equal values, even if they share objects: pickled without back references."""
     stream = io.BytesIO()
@@ -205,6 +266,11 @@ def _ordered(value: Any, deep: int = 16) -> Any:
         return ("dict", sorted(pairs, key=lambda pair: repr(pair[0])))
     if kind in (list, tuple):
         return (kind.__name__, [_ordered(one, deep - 1) for one in value])
+    if isinstance(value, Whole):
+        return _ordered(value.tensor, deep)
+    if isinstance(value, torch.Tensor):  # torch pickles it with an address
+        dense = value if is_dense(value) else value.to_dense()
+        return (kind.__name__, str(value.dtype), str(value.layout), tuple(value.shape), _digest_of_tensor(dense))
     return value
 
 

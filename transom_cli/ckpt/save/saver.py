@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -11,9 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from transom_cli.ckpt.failures import RanksDiffer, SaveFailed, describe
+from transom_cli.ckpt.failures import RanksDiffer, RanksMissing, SaveFailed, describe
 from transom_cli.ckpt.names import step_name
 from transom_cli.ckpt.options import Options
 from transom_cli.ckpt.ranks import FAILURES, Ranks
@@ -22,7 +24,7 @@ from transom_cli.ckpt.save.commit import DURABLE, PROTECTED, Committed, Committe
 from transom_cli.ckpt.save.daemon import GIVE_UP, Outcome
 from transom_cli.ckpt.save.layout import Layout, Signature, local_plan
 from transom_cli.ckpt.save.pressure import PressureWatch
-from transom_cli.ckpt.save.replicas import Proof, prove, shared
+from transom_cli.ckpt.save.replicas import Proof, checked_each_save, prove, prove_some, shared
 from transom_cli.ckpt.save.serialize import Serializer
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.save.staging import NOTHING, Later, Snapshot, Stager
@@ -35,6 +37,7 @@ from transom_cli.ckpt.tree import Flat, Paths
 from transom_cli.heartbeat.client import phase
 from transom_cli.rpc.errors import RpcError
 
+SLACK = 2.0  # seconds: the exchange fails first, and says why
 _LONG = 0.5  # seconds: a longer wait for the previous save is reported
 PATIENCE = 20.0  # seconds that a save waits for the one before it, as while a daemon that died is replaced
 REQUESTED = 20.0  # the same, for a save that was requested: a final checkpoint has no next one
@@ -65,10 +68,12 @@ class Saver:
 
     def __init__(
         self, options: Options, ranks: Ranks, state: State, schedule: Every, snapshots: Snapshots,
-        say: Callable[[str], None], serializer: Serializer,
+        say: Callable[[str], None], serializer: Serializer, patience: float = 120.0,
     ) -> None:  # fmt: skip
         self._options, self._ranks, self._state, self._schedule = options, ranks, state, schedule
         self._snapshots, self._say = snapshots, say
+        self._absence = patience  # seconds that the trainer waits for ranks that do not come
+        self._lost: RanksMissing | None = None
         self.saved: int | None = None
         self.durable: int | None = None
         self.last_error: SaveFailed | None = None
@@ -86,6 +91,7 @@ class Saver:
         self._patience = Patience(PATIENCE, PART)
         self._proven: Signature | None = None  # replicas of this signature were found equal on all ranks
         self._proven_as: Signature | None = None  # the whole signature that it belongs to
+        self._each_save: list[MetadataIndex] = []  # what is compared at each save
         self._refusal: RanksDiffer | None = None  # not raised yet
         self._noted: set[str] = set()
         self._filling = threading.Lock()  # held while a snapshot is copied in save()
@@ -118,8 +124,9 @@ class Saver:
         self._running = self._thread.submit(self._prepare, read, to_come)
         self._running_step = -1
         if begins:
-            wait([self._running], BEGIN)
+            self._await(self._running, BEGIN)
             self._snapshots.awaited = False
+            self._raise_lost()
 
     def start(self, step: int, requested: bool, together: bool = True) -> Save | None:
         """Copy the state and start the commit of `step` in the background. None if `step` is saved already.
@@ -135,6 +142,7 @@ class Saver:
             RanksDiffer: on all ranks, in this save or the next one.
         """
         with phase("checkpoint"):
+            self._raise_lost()
             if not self._settled_soon(step, requested):
                 return None
             self._raise_refusal()
@@ -165,18 +173,19 @@ class Saver:
                     begun = time.monotonic()
                     if snapshot is not None or streamed is not None:
                         proof = self._proof(flat, (streamed or snapshot).layout)  # type: ignore[union-attr]
-                    proving = time.monotonic() - begun
+                    proving = time.monotonic() - begun if proof is not None and not proof.partial else 0.0
                 except Exception as error:
                     trouble = "; ".join(filter(None, (trouble, f"the state could not be copied: {describe(error)}")))
-                # checksums are made only for the first save, so they do not count as the cost of a save
+                # checksums of everything are made only for the first save: they do not count as the cost of a save
                 stall = None if trouble and streamed is None else time.monotonic() - save.began - proving
                 agreement = self._schedule.copied(step, stall, self._durable_pending)
                 self._running_step = self._done = step
                 self._running = self._thread.submit(
                     self._commit_and_persist, save, (snapshot, streamed), trouble, agreement, proof
                 )
-            if proof is not None and together:
-                save.compared.result()
+            if proof is not None and not proof.partial and together:
+                self._await(save.compared)
+                self._raise_lost()
                 self._raise_refusal()
         return save
 
@@ -201,7 +210,7 @@ class Saver:
         """Wait until the last save is committed or has failed."""
         self._stager.join()
         if self._running is not None:
-            self._running.result()
+            self._await(self._running)
             self._running = None
 
     def wait_durable(self, step: int | None = None, patience: float | None = None) -> Save | None:
@@ -224,7 +233,7 @@ class Saver:
         if self._hook is not None:
             self._hook.remove()
         self._pressure.close()
-        self._thread.shutdown()
+        self._thread.shutdown(wait=self._lost is None)
         self._stager.close()
         self._committer.ledger.close()
         self._status.close()
@@ -250,6 +259,8 @@ class Saver:
             self._reported_wait = True
             self._say(f"save({step}) waits: {self._waits_for}")
         done = not wait([self._running], max(0.0, left - _LONG)).not_done
+        if not done:
+            self._raise_if_missing(self._running)
         self._patience.spend(time.monotonic() - began)
         if done:
             self._running.result()
@@ -265,14 +276,44 @@ class Saver:
         return f"{step_name(self._running_step)} is not committed on all ranks yet"
 
     def _proof(self, flat: Flat, layout: Layout) -> Proof | None:
-        """Checksums of the replicas, unless they were compared since the state last changed shape."""
-        if self._ranks.size == 1 or layout.signature is self._proven_as:
+        """Checksums of the replicas: of some, if all were compared since the state last changed shape."""
+        if self._ranks.size == 1:
             return None
-        about = shared(layout.signature)
-        if about == self._proven:
-            self._proven_as = layout.signature
-            return None
+        about = self._proven
+        if layout.signature is not self._proven_as:
+            about = shared(layout.signature)
+            if about == self._proven:
+                self._proven_as = layout.signature
+                self._each_save = checked_each_save(flat, layout, self._state.stepped())
+        if about is not None and layout.signature is self._proven_as:
+            return prove_some(flat, about, self._each_save)
+        assert about is not None
         return prove(flat, layout, about, self._state.broadcast(), self._ranks.size)
+
+    def _await(self, work: Future[Any], most: float = math.inf) -> bool:
+        """Wait for the background thread, at most `most` seconds. Return whether it has finished.
+
+        Raises:
+            RanksMissing: it waits for ranks that do not come.
+        """
+        end = time.monotonic() + most
+        while (left := end - time.monotonic()) > 0:
+            if wait([work], min(self._absence + SLACK, left)).done:
+                return True
+            self._raise_if_missing(work)
+        return work.done()
+
+    def _raise_if_missing(self, work: Future[Any]) -> None:
+        """Raise RanksMissing if `work` has waited for other ranks for too long."""
+        attendance = self._ranks.attendance
+        error = attendance.missing(self._absence) if attendance is not None else None
+        if error is not None and not wait([work], SLACK).done:
+            self._lost = error
+            raise error
+
+    def _raise_lost(self) -> None:
+        if self._lost is not None:
+            raise self._lost
 
     def _raise_refusal(self) -> None:
         refused, self._refusal = self._refusal, None
@@ -314,7 +355,10 @@ class Saver:
                 layout = self._stager.look(*read)
                 growth = 1.0 + to_come / max(1, layout.size)
         self._publish_plan()
-        self._committer.prepare(layout, growth)
+        try:
+            self._committer.prepare(layout, growth, self._absence)
+        except RanksMissing as error:
+            self._lost = error
 
     def _commit_and_persist(
         self, save: Save, copies: tuple[Snapshot | None, Streamed | None], trouble: str,
@@ -326,7 +370,12 @@ class Saver:
         if not save.compared.done():
             save.compared.set_result(None)
         if committed.trouble:
-            self._failed(save.step, committed.trouble, IN_MEMORY, reported=self._refusal is not None)
+            self._failed(
+                save.step,
+                committed.trouble,
+                IN_MEMORY,
+                reported=proof is not None and not proof.partial and self._refusal is not None,
+            )
         else:
             self.saved = save.step
             self._patience.refill()
@@ -348,7 +397,8 @@ class Saver:
     ) -> Committed:
         """Commit `snapshot`, with the same result on all ranks."""
         try:
-            roll = self._committer.call_roll(save.step, snapshot, trouble, proof)
+            awaited = proof is not None and not proof.partial  # by the trainer
+            roll = self._committer.call_roll(save.step, snapshot, trouble, proof, self._absence if awaited else None)
             if not roll.together:
                 return Committed(roll.trouble)
             if any(short is not None for short in roll.checksums):
@@ -363,12 +413,16 @@ class Saver:
                     self._snapshots.note(save.step)
                 return Committed(trouble, prepare=True)
             return self._committer.commit(save.step, snapshot, agreed=roll.agreed, requested=save.requested)
+        except RanksMissing as error:
+            self._lost = error
+            return Committed(describe(error))
         except FAILURES as error:  # a collective failed: a peer is gone, and training will notice by itself
             return Committed(describe(error))
 
     def _compared(self, save: Save, proof: Proof | None, found: Comparison) -> None:
         self._refusal = found.refused
-        self._proven, self._proven_as = None, None
+        if found.refused is not None or proof is None or not proof.partial:
+            self._proven, self._proven_as = None, None
         if proof is not None and found.complete and found.refused is None:
             self._proven = proof.about
         if found.note and found.note not in self._noted:

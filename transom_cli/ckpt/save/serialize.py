@@ -13,6 +13,7 @@ import torch
 
 from transom_cli.ckpt.restore import safe_unpickle
 from transom_cli.ckpt.state import State, undisturbed
+from transom_cli.ckpt.tensor_kinds import Description, Whole
 from transom_cli.ckpt.tree import Flat
 from transom_cli.errors import UsageError
 
@@ -41,13 +42,20 @@ class Serializer:
     def __init__(self, warn: Callable[[str, str], None] | None = None) -> None:
         self._last: dict[str, tuple[bytes, bytes]] = {}  # by name: marshalled, and in its archive
         self._room: dict[str, int] = {}  # by name: the length of its archives
+        self._described: dict[str, tuple[Description, bytes]] = {}
         self._warn = warn
         self._loadable: set[Any] = set()  # types, classes and functions seen in values that load
         self._warned: set[str] = set()
 
     def serialize(self, name: str, value: Any) -> bytes:
         """Return the archive of `value`, as long as that of the last save unless it has outgrown it."""
-        if not _told_apart(value):
+        if isinstance(value, Description):
+            known = self._described.get(name)
+            if known is None or known[0] is not value:
+                archive = self._in_its_room(name, self._looked_at(name, dict(value)))
+                known = self._described[name] = value, archive
+            return known[1]
+        if not told_apart(value):
             return self._in_its_room(name, self._looked_at(name, value))
         now = marshal.dumps(value)
         last = self._last.get(name)
@@ -82,7 +90,7 @@ def refuse_code(state: State) -> None:
     with contextlib.suppress(Exception), undisturbed():  # a state that is not ready yet is checked at the first save
         flat, _ = state.read()
     for name, value in flat.items():
-        if isinstance(value, torch.Tensor) or _told_apart(value):
+        if isinstance(value, torch.Tensor) or told_apart(value):
             continue
         found = ""
         with contextlib.suppress(Exception):  # a value that cannot be pickled fails the save, with the reason
@@ -96,22 +104,23 @@ def refuse_code(state: State) -> None:
             )
 
 
-def _told_apart(value: Any, deep: int = 8) -> bool:
+def told_apart(value: Any, deep: int = 8) -> bool:
     """Whether marshal tells all changes of `value` apart: for a numpy array it sees the bytes only, so 0 equals 0.0.
 
     deep: remaining depth, since a list may contain itself.
     """
     kind = type(value)
     if kind in (list, tuple):
-        return deep > 0 and all(type(item) in _PLAIN or _told_apart(item, deep - 1) for item in value)
+        return deep > 0 and all(type(item) in _PLAIN or told_apart(item, deep - 1) for item in value)
     if kind is dict:
-        return deep > 0 and all(_told_apart(k, deep - 1) and _told_apart(v, deep - 1) for k, v in value.items())
+        return deep > 0 and all(told_apart(k, deep - 1) and told_apart(v, deep - 1) for k, v in value.items())
     return kind in _PLAIN
 
 
 def _pickled(value: Any, kinds: set[Any] | None = None) -> bytes:
     """Pickle `value`. kinds: receives the types of all objects in it, and all classes and functions."""
     stream = io.BytesIO()
+    value = value.tensor if isinstance(value, Whole) else dict(value) if isinstance(value, Description) else value
     if kinds is None:
         torch.save(value, stream)
         return stream.getvalue()

@@ -7,8 +7,8 @@ copied before save() returns.
 
 A program may break that rule: it clips weights, or swaps in averaged ones to evaluate. torch counts the writes to each
 tensor, so the copy fails and names a tensor that was written to before it ended. Writes through `.data` and by kernels
-of other libraries are not counted. `prove` finds these too, by checksums before and after, which takes longer than a
-blocking save.
+of other libraries are not counted: samples find those that change most of a tensor (`save.samples`). `prove` finds all,
+by checksums before and after, which takes longer than a blocking save.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from transom_cli.ckpt.save.buffer import Buffer
 from transom_cli.ckpt.save.device_copy import Ends, SideStreams, Source
 from transom_cli.ckpt.save.fast_copy import Copier, Piece
 from transom_cli.ckpt.save.layout import Layout, Place, aligned, lay_out, local_plan, signature
+from transom_cli.ckpt.save.samples import Samples
 from transom_cli.ckpt.save.serialize import Serializer
 from transom_cli.ckpt.tree import PLAIN, Flat, Paths, local_part
 
@@ -60,6 +61,7 @@ class Copying:
     def __init__(self, sources: Sequence[Source], *, prove: bool) -> None:
         self._sources = list(sources)
         self._versions = [source.tensor._version for source in sources]
+        self._samples = Samples(sources)
         self._before = [_digest_of(source.tensor) for source in sources] if prove else []
         self._run: Future[None] | None = None
         self._ends = Ends()
@@ -88,6 +90,7 @@ class Copying:
         self._ends.wait()
         if not self._decided.wait(_AFTER):
             self._decide()
+        self._changed += [name for name in self._samples.differences() if name not in self._changed]
         for source, before in zip(self._sources, self._before, strict=False):
             if source.name not in self._changed and _digest(source.to, source.size) != before:
                 self._changed.append(source.name)
@@ -101,6 +104,7 @@ class Copying:
             if not self._decided.is_set():
                 seen = zip(self._sources, self._versions, strict=True)
                 self._changed = [source.name for source, version in seen if source.tensor._version != version]
+                self._changed += [name for name in self._samples.take_again() if name not in self._changed]
                 self._decided.set()
 
 

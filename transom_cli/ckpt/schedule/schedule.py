@@ -108,19 +108,21 @@ class AgreeingRanks(Ranks):
     """The same ranks, whose `gather` and `gather_bytes` also carry reports. Used in the background thread only."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self.size, self.rank, self._own = ranks.size, ranks.rank, ranks._own  # no process group of its own
+        self.size, self.rank = ranks.size, ranks.rank
+        self._own, self.attendance = ranks._own, ranks.attendance  # no process group of its own
         self.agreement: Agreement | None = None
 
-    def gather(self, value: Any) -> list[Any]:
-        reports = super().gather((value, self.agreement.note if self.agreement is not None else None))
+    def gather(self, value: Any, *, what: str = "", patience: float | None = None) -> list[Any]:
+        note = self.agreement.note if self.agreement is not None else None
+        reports = super().gather((value, note), what=what, patience=patience)
         if self.agreement is not None:
             self.agreement.hear([note for _, note in reports])
         return [value for value, _ in reports]
 
-    def gather_bytes(self, data: bytes) -> list[bytes]:
+    def gather_bytes(self, data: bytes, what: str = "", patience: float | None = None) -> list[bytes]:
         """Every rank sees all reports. If they are complete, all ranks take rank 0's cadence too."""
         note = self.agreement.note if self.agreement is not None else None
-        answers = super().gather_bytes(data + _packed(note))
+        answers = super().gather_bytes(data + _packed(note), what, patience)
         reports = [_REPORT.unpack_from(answer, len(data)) for answer in answers]
         if all(there and step == reports[0][1] for there, step, *_ in reports):
             cadence = self.from_first(note.cadence if note is not None else None)
