@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock test test-long test-neighbour test-slurm bench-slurm check lint types docs docs-reference demo clean
-.PHONY: .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files bench-ckpt bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
+.PHONY: .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -124,6 +124,13 @@ bench-files: setup ## load of nodes, operator and launcher on the shared file sy
 # Other checkpointers, for comparison: not dependencies of transom, and installed without torch.
 .ckpt-peers: setup
 	-test -e $@ || $(PY) -m pip install --quiet --no-deps --target $@ $$($(PY) bench/ckpt_methods.py)
+
+CASES ?= 2000
+FROM ?= 0
+JOBS ?= 2
+
+fuzz-ckpt: setup ## random models, layouts, types, wrappers, faults: restored bit for bit, or refused by name (CASES, FROM, SEED)
+	$(PY) bench/ckpt_fuzz.py --cases $(CASES) --from $(FROM) --seed $(SEED) --jobs $(JOBS)
 
 GIB ?= 1
 RANKS ?= 1

@@ -9,8 +9,10 @@ from pathlib import Path
 from ckpt_made import Training, bare_checkpoint, flip
 from typer.testing import CliRunner
 
+from transom_cli.ckpt.tiers import marks, record
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.config.load import load
+from transom_cli.errors import NoCheckpoint
 from transom_cli.submit.rundir import new_run
 
 
@@ -94,3 +96,20 @@ def test_export_takes_the_newest_one_or_that_of_the_step(tmp_path: Path):
         result = _run("export", str(tmp_path / "c"), "-o", str(out), *words)
         assert result.exit_code == 0, result.exception
         assert torch.equal(torch.load(out)["model"]["0.weight"], weights[step])
+
+
+def test_kept_checkpoint_and_copies_are_listed(tmp_path: Path):
+    bare_checkpoint(tmp_path, 10)
+    marks.write_metrics(tmp_path / "step-10", {"loss": 0.25})
+    there = {"step": 10, "hash": "0" * 32, "world_size": 1, "attempt": "1.0", "created": "2025", "size": 700}
+    record.write(tmp_path, {"s3://bucket/run": record.MirrorState((there,), 1.0, "denied")})
+    assert _run("keep", str(tmp_path), "--step", "10").exit_code == 0
+    listed = _run("ls", str(tmp_path))
+    assert "complete, kept; loss 0.25" in listed.output
+    assert "in s3://bucket/run, " in listed.output
+    assert "the last upload to s3://bucket/run failed: denied" in listed.output
+    document = json.loads(_run("ls", str(tmp_path), "--json").stdout)
+    assert document["copies"]["s3://bucket/run"]["there"][0]["step"] == 10
+    assert _run("keep", str(tmp_path), "--step", "10", "--undo").exit_code == 0
+    assert not marks.is_kept(tmp_path / "step-10")
+    assert isinstance(_run("keep", str(tmp_path), "--step", "11").exception, NoCheckpoint)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transom_cli.ckpt import publish
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.publish import Keep, Retention
+from transom_cli.ckpt.tiers import marks
 from transom_cli.errors import UsageError
 
 keeps = st.builds(Keep, st.integers(1, 5), st.none() | st.integers(1, 30))
@@ -64,3 +65,45 @@ def test_a_trainer_that_keeps_every_third(tmp_path: Path):
         ck.wait(strict=True)
     ck.close(strict=True)
     assert names_in(tmp_path) == ["step-3", "step-6", "step-8"]
+
+
+metrics = st.dictionaries(st.integers(0, 200), st.none() | st.floats(-5, 5).map(lambda x: round(x)), max_size=30)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 3), st.integers(1, 4), st.sampled_from(("min", "max")), metrics, st.sets(st.integers(0, 200)))
+def test_best_good_checkpoints_are_kept(
+    newest: int, best: int, mode: str, values: dict[int, float | None], bad: set[int]
+):
+    gone = Keep(newest, None, best, "loss", mode).doomed(values, lambda step: step not in bad, values.__getitem__)
+    rest = [values[s] for s in values if s not in gone and s not in bad and values[s] is not None]
+    lost = [values[s] for s in gone if values[s] is not None]
+    assert not bad & set(gone)
+    for value in lost:  # at least `best` that stay are as good as each one that goes
+        better = [one for one in rest if (one <= value if mode == "min" else one >= value)]
+        assert len(better) >= best
+
+
+def test_best_checkpoints_of_a_trainer_stay(tmp_path: Path):
+    ck = Checkpointer({"n": 1}, tmp_path, every=1, keep=1, keep_best=2, monitor="score", mode="max")
+    for step, score in enumerate((0.1, 0.9, float("nan"), 0.5, 0.2, 0.3), 1):
+        assert ck.save(step, metrics={"score": score})
+        ck.wait(strict=True)
+    ck.close(strict=True)
+    assert names_in(tmp_path) == ["step-2", "step-4", "step-6"]
+
+
+def test_marked_checkpoint_is_not_deleted(tmp_path: Path):
+    for step in (1, 2, 3):
+        bare_checkpoint(tmp_path, step)
+    marks.keep(tmp_path / "step-1")
+    assert Retention(tmp_path, Keep(1), "1.0").apply(3, "0" * 8) == [2]
+    marks.keep(tmp_path / "step-1", kept=False)
+    assert Retention(tmp_path, Keep(1), "1.0").apply(3, "1" * 8, used=[1]) == []
+    assert Retention(tmp_path, Keep(1), "1.0").apply(3, "2" * 8) == [1]
+
+
+@pytest.mark.parametrize("asked", [{"keep_best": 0}, {"keep_best": "3"}, {"mode": "low"}, {"monitor": ""}])
+def test_invalid_metric_arguments_are_refused(tmp_path: Path, asked: dict[str, object]):
+    with pytest.raises(UsageError, match="must be"):
+        Checkpointer({"n": 1}, tmp_path, every=1, **asked)

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from transom_cli.ckpt.directory import prepare_copies, prepare_directory
 from transom_cli.ckpt.failures import SaveFailed
 from transom_cli.ckpt.names import Here
 from transom_cli.ckpt.options import Also, parse_options
+from transom_cli.ckpt.publish import check_keep
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restore.resume import Restorer
 from transom_cli.ckpt.save import final_checkpoint
@@ -24,6 +25,7 @@ from transom_cli.ckpt.save.serialize import Serializer, refuse_code
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.schedule import schedule
 from transom_cli.ckpt.state import State
+from transom_cli.ckpt.tiers.marks import usable
 from transom_cli.errors import UsageError
 from transom_cli.heartbeat.client import beat, phase, resumed
 
@@ -59,9 +61,12 @@ class Checkpointer:
         overhead: with "auto", the part of the training time that saves may cost: 0.01 is 1%.
         keep: number of newest good checkpoints to keep, at least 1.
         keep_every: also keep checkpoints at multiples of this many steps.
+        keep_best: also keep this many of the best checkpoints, by the metric `monitor` that save() is given. The best
+            value is the least with mode="min", and the greatest with mode="max".
         also: further directories, each with a number n: {"/archive/my-run": 10}. Every n-th durable checkpoint, and
             the first of a launch, is copied there from the same memory, which takes one more snapshot. Failures there
-            are reported and harm nothing. restore() also looks there.
+            are reported and harm nothing. restore() also looks there. A URL such as "s3://bucket/my-run" is object
+            storage (fsspec): the published checkpoint is uploaded in the background, with low priority.
         reshard: allow a restore with another number of ranks. Model and optimizer are resharded; random numbers and
             per-rank objects start afresh.
         copy: "blocking": save() returns when the state is copied. "overlapped": save() returns at once, and the next
@@ -74,6 +79,7 @@ class Checkpointer:
         protect: how snapshots survive the loss of nodes, by copies or parity on others: "none", "replica", "xor:K" or
             "rs:K+M".
         protect_rate: most bytes per second that a node sends for that.
+        upload_rate: most bytes per second to object storage.
         per_rank: names or patterns ("model.experts.*") of values that differ between ranks, though `state` holds them
             like shared ones. They are stored per rank, and restored only by as many ranks.
         from_rank_0: names or patterns ("model.*.running_mean") of values that may differ between ranks, and of which
@@ -94,14 +100,17 @@ class Checkpointer:
     def __init__(
         self, state: dict[str, Any], directory: str | os.PathLike[str] | None = None, *,
         every: int | Literal["auto"], overhead: float = 0.01, keep: int = 2, keep_every: int | None = None,
+        keep_best: int | None = None, monitor: str = "loss", mode: Literal["min", "max"] = "min",
         also: Also | None = None, reshard: bool = False,
         copy: Literal["blocking", "overlapped"] = "blocking", prove: bool = False,
         persist: int | str | None = None, protect: str = "none", protect_rate: float | None = None,
+        upload_rate: float | None = None,
         per_rank: Sequence[str] = (), from_rank_0: Sequence[str] = (), allow_code: bool = False,
         unproven: Sequence[str] = (), patience: float = 120.0,
     ) -> None:  # fmt: skip
+        keeping = check_keep(keep, keep_every, keep_best, monitor, mode)
         options = parse_options(
-            directory, every, overhead, keep, keep_every, also, copy, prove, persist, protect, protect_rate
+            directory, every, overhead, keeping, also, copy, prove, persist, protect, protect_rate, upload_rate
         )
         if not patience > 0:
             raise UsageError(f"patience={patience!r} must be a number of seconds above 0")
@@ -114,11 +123,12 @@ class Checkpointer:
         prepare_directory(self.directory, ranks, here, self._say)
         copies = prepare_copies(options.also, self.directory, ranks, here, self._say)
         self._snapshots = Snapshots(
-            self.directory, ranks, options.attempt, self._say, options.protection, options.rate, copies
-        )
+            self.directory, ranks, options.attempt, self._say, options.protection, options.rate, copies,
+            options.mirrors, options.upload_rate,
+        )  # fmt: skip
         self._restorer = Restorer(
             (self.directory, *copies), live, ranks, self._snapshots, options.keep, reshard, self._say,
-            allow_code=allow_code, unproven=unproven,
+            allow_code=allow_code, unproven=unproven, mirrors=tuple(options.mirrors), attempt=options.attempt,
         )  # fmt: skip
         serializer = Serializer(None if allow_code else self._warn_of_code)
         self._saver = Saver(options, ranks, live, self._schedule, self._snapshots, self._say, serializer, patience)
@@ -204,16 +214,18 @@ class Checkpointer:
             self._saver.prepare(step, begins=found is None)
             return None if found is None else step
 
-    def step(self, step: int, loss: float | None = None) -> bool:
-        """Report that `step` is done and save if due: `beat(step, loss)` and `save(step)` in one.
+    def step(self, step: int, loss: float | None = None, metrics: Mapping[str, float] | None = None) -> bool:
+        """Report that `step` is done and save if due: `beat(step, loss)` and `save(step, metrics)` in one.
+
+        The loss is one of the metrics, by the name "loss".
 
         Returns:
             Whether a checkpoint was started.
         """
         beat(step, loss)
-        return self.save(step)
+        return self.save(step, metrics={**({} if loss is None else {"loss": float(loss)}), **(metrics or {})})
 
-    def save(self, step: int, force: bool = False) -> bool:
+    def save(self, step: int, force: bool = False, metrics: Mapping[str, float] | None = None) -> bool:
         """Start a checkpoint of the state after `step` finished steps, if one is due or requested.
 
         Call it after every step: a call that saves nothing takes microseconds. A save is due at each multiple of
@@ -227,6 +239,7 @@ class Checkpointer:
         Args:
             step: finished steps. The step last restored or saved is not saved again.
             force: save even if none is due, and make it durable.
+            metrics: of the step, by name; rank 0's are stored with the checkpoint, for `keep_best`.
 
         Returns:
             Whether a checkpoint was started.
@@ -247,7 +260,9 @@ class Checkpointer:
         save = None
         try:
             if force or requested or due:
-                save = self._saver.start(step, requested=force or requested, together=force or due)
+                save = self._saver.start(
+                    step, requested=force or requested, together=force or due, metrics=usable(metrics or {})
+                )
         finally:
             if self._requests is not None and requested:
                 self._requests.follow(save.over if save is not None else None)

@@ -9,6 +9,7 @@
     .setbacks                               all rollbacks of the training (restore.rollback)
     .copies-of                              the main directory whose copies it has (directory)
     .saved                                  that something was saved, and where (saved_marker)
+    .mirrors                                what is in object storage (tiers.record)
     .memory                                 tells this directory from an earlier one of the same name (snapshot)
 
 `<attempt>` is `<job id>.<restart>.<launch>` under transom, and otherwise `local-<host>-<pid>`.

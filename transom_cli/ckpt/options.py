@@ -6,16 +6,17 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli.ckpt.names import local_attempt, valid_attempt
-from transom_cli.ckpt.publish import Keep, check_keep
+from transom_cli.ckpt.publish import Keep
 from transom_cli.ckpt.schedule import schedule
 from transom_cli.ckpt.schedule.intervals import span
 from transom_cli.ckpt.schedule.plan import AUTO
 from transom_cli.ckpt.snapshot.protection import Protection, parse
+from transom_cli.ckpt.tiers.objects import is_url
 from transom_cli.errors import UsageError
 
 LEAST_RATE = 1e6  # bytes a second
@@ -101,6 +102,8 @@ class PersistRule:
 class Options:
     directory: Path
     also: Mapping[Path, int]
+    mirrors: Mapping[str, int]  # URLs of object storage
+    upload_rate: float | None
     attempt: str  # the name under which checkpoints are written
     keep: Keep
     persist: int | str
@@ -112,16 +115,18 @@ class Options:
 
 
 def parse_options(
-    directory: str | os.PathLike[str] | None, every: int | str, overhead: float, keep: int, keep_every: int | None,
+    directory: str | os.PathLike[str] | None, every: int | str, overhead: float, keeping: Keep,
     also: Also | None, copy: str, prove: bool, persist: int | str | None, protect: str, rate: float | None,
+    upload_rate: float | None,
 ) -> Options:  # fmt: skip
     """Check the arguments of a Checkpointer. Raises UsageError."""
     schedule.check(every, overhead)
     if persist is None:
         persist = AUTO if every == AUTO else 1
-    rule, protection, keeping = PersistRule(persist), parse(protect), check_keep(keep, keep_every)
-    if rate is not None and rate < LEAST_RATE:
-        raise UsageError(f"protect_rate={rate!r} must be bytes a second, at least {LEAST_RATE:g}")
+    rule, protection = PersistRule(persist), parse(protect)
+    for name, value in (("protect_rate", rate), ("upload_rate", upload_rate)):
+        if value is not None and value < LEAST_RATE:
+            raise UsageError(f"{name}={value!r} must be bytes a second, at least {LEAST_RATE:g}")
     if copy not in ("blocking", "overlapped"):
         raise UsageError(f'copy={copy!r} must be "blocking" or "overlapped"')
     where = directory if directory is not None else os.environ.get("TRANSOM_CHECKPOINT_DIR")
@@ -135,8 +140,21 @@ def parse_options(
     if not valid_attempt(attempt):
         raise UsageError(f"TRANSOM_ATTEMPT={attempt!r} cannot be part of a file name")
     place = Path(where).absolute()
-    further = check_also(also, place)
-    return Options(place, further, attempt, keeping, persist, rule, protection, rate, copy == "overlapped", prove)
+    further, mirrors = check_also(also, place)
+    return Options(
+        place,
+        further,
+        mirrors,
+        upload_rate,
+        attempt,
+        keeping,
+        persist,
+        rule,
+        protection,
+        rate,
+        copy == "overlapped",
+        prove,
+    )
 
 
 def _attempt() -> str:
@@ -150,18 +168,22 @@ def _attempt() -> str:
 Also = Mapping[str | os.PathLike[str], int]
 
 
-def check_also(also: Also | None, main: Path) -> dict[Path, int]:
-    """Return absolute paths, each with n: every n-th durable checkpoint is copied there. Raises UsageError."""
+def check_also(also: Also | None, main: Path) -> tuple[dict[Path, int], dict[str, int]]:
+    """Return absolute paths and URLs, each with n: every n-th durable checkpoint is copied there. Raises UsageError."""
     found: dict[Path, int] = {}
+    urls: dict[str, int] = {}
     seen = {main.resolve()}
     for where, every in (also or {}).items():
-        path = Path(where).absolute()
         if type(every) is not int or every < 1:
             raise UsageError(
                 f"also={{{str(where)!r}: {every!r}}} must be a number, at least 1",
                 "every n-th durable checkpoint is copied into that directory",
                 'also={"/archive/my-run": 10} copies every tenth',
             )
+        if is_url(where):
+            urls[str(where).rstrip("/")] = every
+            continue
+        path = Path(where).absolute()
         if path.resolve() in seen:
             raise UsageError(
                 f"also={{{str(where)!r}: {every}}} must be another directory",
@@ -169,4 +191,19 @@ def check_also(also: Also | None, main: Path) -> dict[Path, int]:
             )
         seen.add(path.resolve())
         found[path] = every
-    return found
+    if urls:
+        _check_storage(urls)
+    return found, urls
+
+
+def _check_storage(urls: Iterable[str]) -> None:
+    """Raise UsageError where no package for such a URL is installed. No call is made to the storage."""
+    for url in urls:
+        try:
+            import fsspec
+
+            fsspec.get_filesystem_class(url.partition("://")[0])
+        except (ImportError, ValueError) as error:
+            raise UsageError(
+                f"also={{{url!r}: ...}} cannot be used", str(error), "in the clone of transom: pip install '.[object]'"
+            ) from None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,10 +27,11 @@ from transom_cli.cli.ckpt_proof import deep as compare
 from transom_cli.cli.ckpt_proof import diff
 from transom_cli.cli.options import examples
 from transom_cli.errors import NoCheckpoint, TransomError
-from transom_cli.view.text import size
+from transom_cli.view.text import size, span
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.inventory import Verdict
+    from transom_cli.ckpt.tiers.record import MirrorState
 
 _Step = Annotated[int | None, typer.Option("--step", help="Only this step.")]
 
@@ -50,13 +54,36 @@ def ls(run: Run = None, root: Root = None, json_: Json = False) -> None:
     Checks sizes and manifests without reading the data.
     """
     from transom_cli.ckpt.inventory import survey
+    from transom_cli.ckpt.tiers.record import read as read_mirrors
     from transom_cli.view.terminal import waiting
 
     directory = checkpoints_of_words(run, root)
     with waiting("looking at checkpoints"):
+        mirrors = read_mirrors(directory)
         memory = seen(run_of_words(run, root), directory)
         found = [survey(candidate) for candidate in candidates_in(directory)]
-    _show(directory, found, memory, json_, good="complete")
+    _show(directory, found, memory, json_, good="complete", mirrors=mirrors)
+
+
+@ckpt_app.command("keep")
+def keep(
+    run: Run = None,
+    step: Annotated[int, typer.Option("--step", help="The checkpoint's step.")] = ...,  # type: ignore[assignment]
+    undo: Annotated[bool, typer.Option("--undo", help="Let it be deleted again.")] = False,
+    root: Root = None,
+) -> None:
+    """Mark a checkpoint so that neither a training nor `transom prune` deletes it.
+
+    `transom prune --last-checkpoints`, which removes whole run directories, still does.
+    """
+    from transom_cli.ckpt.tiers import marks
+    from transom_cli.submit.rundir import path_error
+
+    for candidate in chosen(checkpoints_of_words(run, root, make=run is not None), step):
+        try:
+            marks.keep(candidate.path, kept=not undo)
+        except OSError as error:
+            raise path_error(error, candidate.path, doing="write", instead="check its owner") from error
 
 
 @ckpt_app.command("verify")
@@ -110,15 +137,25 @@ def _none_good(directory: Path, verdicts: list[Verdict], memory: Seen) -> Transo
     return NoCheckpoint(f"No checkpoint verifies in {directory}", why, f"transom ckpt ls {directory}")
 
 
-def _show(directory: Path, verdicts: list[Verdict], memory: Seen, json_: bool, good: str) -> None:
+def _show(
+    directory: Path, verdicts: list[Verdict], memory: Seen, json_: bool, good: str,
+    mirrors: Mapping[str, MirrorState] | None = None,
+) -> None:  # fmt: skip
+    mirrors = mirrors or {}
     if json_:
         document = {"schema": 1, "directory": str(directory), "checkpoints": [_as_json(v) for v in verdicts]}
-        typer.echo(json.dumps({**document, **as_json(memory)}, indent=1))
+        copies = {"copies": {url: asdict(state) for url, state in mirrors.items()}} if mirrors else {}
+        typer.echo(json.dumps({**document, **copies, **as_json(memory)}, indent=1))
         return
+    for url, state in mirrors.items():
+        if state.trouble:
+            typer.echo(f"the last upload to {url} failed: {state.trouble}", err=True)
     for line in notes(memory):
         typer.echo(line, err=True)
     found = sorted(
-        [*rows(memory), *(_row(verdict, good) for verdict in verdicts)], key=lambda row: row[0], reverse=True
+        [*rows(memory), *(_row(verdict, good) for verdict in verdicts), *_copies(mirrors)],
+        key=lambda row: row[0],
+        reverse=True,
     )
     if not found:
         typer.echo(f"no checkpoints in {directory}", err=True)
@@ -130,12 +167,27 @@ def _show(directory: Path, verdicts: list[Verdict], memory: Seen, json_: bool, g
 
 
 def _row(verdict: Verdict, good: str) -> tuple[int, tuple[str, ...]]:
+    from transom_cli.ckpt.tiers.marks import is_kept, read_metrics
+
     step, manifest = verdict.candidate.step, verdict.manifest
     state = good if verdict.good else f"bad: {verdict.reason}"
+    if is_kept(verdict.candidate.path):
+        state += ", kept"
+    if metrics := read_metrics(verdict.candidate.path):
+        state += "; " + ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
     if manifest is None:
         return step, (str(step), "-", "-", "-", "-", state)
     about = size(manifest.size), str(manifest.world_size)
     return step, (str(step), *about, manifest.attempt, manifest.created, state)
+
+
+def _copies(mirrors: Mapping[str, MirrorState]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Rows of the copies in object storage, as they were after the last upload to each place."""
+    for url, state in mirrors.items():
+        for one in state.there:
+            step = int(one["step"])
+            about = size(int(one["size"])), str(one["world_size"]), str(one["attempt"]), str(one["created"])
+            yield step, (str(step), *about, f"in {url}, {span(max(0.0, time.time() - state.wall))} ago")
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:

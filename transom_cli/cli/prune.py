@@ -168,8 +168,12 @@ def _ended(run: RunDir, patience: float = 0.0) -> tuple[float, str]:
 
 
 def _checkpoints(run: RunDir) -> tuple[tuple[tuple[int, int], ...], bool]:
-    """Return (step, bytes) of the checkpoints up to the newest complete one; and whether one is, or there is none."""
+    """Return (step, bytes) of the checkpoints up to the newest complete one; and whether one is, or there is none.
+
+    Older ones that a person has marked (`transom ckpt keep`) are left out: they stay.
+    """
     from transom_cli.ckpt.inventory import candidates, survey
+    from transom_cli.ckpt.tiers.marks import is_kept
 
     if run.checkpoints.is_symlink():
         return (), True
@@ -177,7 +181,8 @@ def _checkpoints(run: RunDir) -> tuple[tuple[tuple[int, int], ...], bool]:
     good = next((n for n, one in enumerate(newest_first) if survey(one).good), None)
     if good is None:
         return (), not newest_first
-    return tuple((one.step, _bytes(one.path)) for one in reversed(newest_first[good:])), True
+    there = [one for n, one in enumerate(newest_first[good:]) if n == 0 or not is_kept(one.path)]
+    return tuple((one.step, _bytes(one.path)) for one in reversed(there)), True
 
 
 def _bytes(folder: Path) -> int:

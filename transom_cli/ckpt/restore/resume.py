@@ -32,6 +32,7 @@ from transom_cli.ckpt.restore.rollback import Batches, Rollback
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.saved_marker import SavedMarker
 from transom_cli.ckpt.state import State
+from transom_cli.ckpt.tiers.fetch import MirrorCandidate, fetch_together, mirror_candidates
 from transom_cli.errors import UsageError
 from transom_cli.plural import several
 
@@ -48,12 +49,14 @@ class Restored:
 
 @dataclass(frozen=True)
 class _Candidates:
-    """The candidates of a restore, newest first. unknown: what could not be read, and why."""
+    """The candidates of a restore, newest first. unknown: what could not be read, and why. silent: object storage is
+    among it."""
 
-    found: list[MemoryCandidate | Candidate]
+    found: list[MemoryCandidate | MirrorCandidate | Candidate]
     rollbacks: tuple[Rollback, ...]
     marker: SavedMarker | None
     unknown: list[str]
+    silent: bool = False
 
 
 class Restorer:
@@ -62,10 +65,12 @@ class Restorer:
     def __init__(
         self, places: tuple[Path, ...], state: State, ranks: Ranks, snapshots: Snapshots, keep: Keep, reshard: bool,
         say: Callable[[str], None], *, allow_code: bool = False, unproven: Sequence[str] = (),
+        mirrors: tuple[str, ...] = (), attempt: str = "",
     ) -> None:  # fmt: skip
         self._places, self._state, self._ranks, self._snapshots = places, state, ranks, snapshots
         self._keep, self._reshard, self._say = keep, reshard, say
         self._allow_code, self._unproven = allow_code, unproven
+        self._mirrors, self._attempt = mirrors, attempt
         self._differing: list[str] = []  # checkpoints that loaded as another state than was saved
         self._progress = RestoreProgress(snapshots.daemon.report_restore)
         self._touched = False  # a load that failed may have overwritten live state
@@ -104,6 +109,8 @@ class Restorer:
             raise self._nothing_restores(passed_over)
         if lost or (listed.marker is not None and not allow_lost):
             raise self._all_lost(listed, lost)  # also if something was loaded in part: that is no state to start from
+        if listed.silent and not allow_lost:
+            raise self._not_known(listed)
         if listed.marker is not None:
             self._start_over()
         self._snapshots.rewind(None)
@@ -161,6 +168,8 @@ class Restorer:
             in_memory = isinstance(candidate, MemoryCandidate)
             if isinstance(candidate, MemoryCandidate):
                 reason = self._load_from_memory(candidate)
+            elif isinstance(candidate, MirrorCandidate):
+                reason = self._load_from_mirror(candidate)
             else:
                 reason = self._load_from_disk(candidate)
             if not reason:
@@ -209,12 +218,18 @@ class Restorer:
                 rollback.set_aside(copy, rollbacks)
         directory, *copies = self._places
         in_memory, unknown = memory_candidates(self._snapshots)
-        found: list[MemoryCandidate | Candidate] = [*in_memory, *candidates(directory)]
+        found: list[MemoryCandidate | MirrorCandidate | Candidate] = [*in_memory, *candidates(directory)]
         for copy in copies:
             try:
                 found += candidates(copy)
             except OSError as error:
                 unknown.append(f"the copies in {copy} are not known: {describe(error)}")
+        newest = max((one.step for one in found), default=0)
+        of_mirrors, silent = mirror_candidates(
+            self._mirrors, directory, lambda step, attempt: rollback.undone(rollbacks, step, attempt), newest
+        )
+        found += of_mirrors
+        unknown += silent
         for line in unknown:
             self._say(line)
         # of one step, memory comes before disk, and disk before its copies: the sort is stable
@@ -222,7 +237,9 @@ class Restorer:
         marker = saved_marker.read(directory)
         if marker is not None and rollback.undone(rollbacks, marker.step, marker.attempt):
             marker = None
-        return _Candidates([one for one in found if not _is_undone(one, rollbacks)], rollbacks, marker, unknown)
+        return _Candidates(
+            [one for one in found if not _is_undone(one, rollbacks)], rollbacks, marker, unknown, bool(silent)
+        )
 
     def _load_from_memory(self, found: MemoryCandidate) -> str:
         """Restore from memory. Returns "", or why that failed."""
@@ -239,6 +256,17 @@ class Restorer:
             where = sources(self._ranks.gather(source.where))
             self._say(f"restored {found.name} ({where}; written by attempt {found.manifest.attempt}{proven.note})")
         return reason
+
+    def _load_from_mirror(self, found: MirrorCandidate) -> str:
+        """Fetch a checkpoint from object storage, and restore it. Returns "", or why that failed."""
+        self._progress.of(found.step, found.url)
+        self._progress.checking(found.marker.size // self._ranks.size, found.marker.size)
+        directory = self._places[0]
+        reason = fetch_together(found, directory, self._attempt, self._ranks, self._progress.add)
+        if reason:
+            return reason
+        self._say(f"fetched {found.name}")
+        return self._load_from_disk(Candidate(found.step, directory / step_name(found.step)))
 
     def _load_from_disk(self, candidate: Candidate, *, own: bool = True) -> str:
         """Restore from disk. Returns "", or why that failed. own: it was saved in one of this training's places."""
@@ -309,8 +337,8 @@ class Restorer:
         except Exception:  # the load will fail for the same reason, and report it
             return []
 
-    def _name(self, candidate: MemoryCandidate | Candidate) -> str:
-        if isinstance(candidate, MemoryCandidate) or candidate.path.parent == self._places[0]:
+    def _name(self, candidate: MemoryCandidate | MirrorCandidate | Candidate) -> str:
+        if isinstance(candidate, MemoryCandidate | MirrorCandidate) or candidate.path.parent == self._places[0]:
             return candidate.name
         return f"{candidate.name} in {candidate.path.parent}"
 
@@ -318,7 +346,7 @@ class Restorer:
         which = "The one checkpoint" if len(passed_over) == 1 else f"None of the {len(passed_over)} checkpoints"
         does = "does not restore" if len(passed_over) == 1 else "restores"
         error = NoCheckpointRestores(
-            f"{which} in {' and '.join(map(str, self._places))} {does}",
+            f"{which} in {' and '.join(map(str, (*self._places, *self._mirrors)))} {does}",
             "\n".join(passed_over),
             "\n".join(f"transom ckpt verify {place}" for place in self._places)
             + "\nto start from the beginning, give another directory",
@@ -337,9 +365,18 @@ class Restorer:
         self._tell(error)
         return error
 
+    def _not_known(self, listed: _Candidates) -> NoCheckpointRestores:
+        error = NoCheckpointRestores(
+            "No checkpoint was found, and object storage cannot be read",
+            "\n".join(listed.unknown),
+            "make it reachable; to start from the beginning, call restore(allow_lost=True)",
+        )
+        self._tell(error)
+        return error
+
     def _all_lost(self, listed: _Candidates, lost: list[str]) -> NoCheckpointRestores:
         known, here = listed.marker, self._snapshots.nodes
-        directories = " and ".join(map(str, self._places))
+        directories = " and ".join(map(str, (*self._places, *self._mirrors)))
         why = [*lost, *listed.unknown]
         if known is not None:
             why += [f"{node} takes no part in this launch" for node in known.nodes if node not in here]
@@ -380,9 +417,11 @@ def _step_of_manifest(path: Path) -> int:
         ) from None  # fmt: skip
 
 
-def _is_undone(found: MemoryCandidate | Candidate, rollbacks: tuple[Rollback, ...]) -> bool:
+def _is_undone(found: MemoryCandidate | MirrorCandidate | Candidate, rollbacks: tuple[Rollback, ...]) -> bool:
     if all(found.step <= one.to for one in rollbacks):
         return False  # the manifest need not be read
+    if isinstance(found, MirrorCandidate):
+        return rollback.undone(rollbacks, found.step, found.marker.attempt)
     try:
         manifest = found.manifest if isinstance(found, MemoryCandidate) else read_manifest(found)
     except BadManifest:

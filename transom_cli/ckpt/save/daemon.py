@@ -64,10 +64,12 @@ class DaemonSession:
 
     def __init__(
         self, directory: Path, ranks: Ranks, attempt: str, say: Callable[[str], None],
-        protection: Protection, rate: float | None, also: Mapping[Path, int],
+        protection: Protection, rate: float | None, also: Mapping[str, int],
+        upload_rate: float | None = None,
     ) -> None:  # fmt: skip
         self._directory, self._ranks = directory, ranks
         self._protection, self._rate, self._also = protection, rate, also
+        self._upload_rate = upload_rate
         self.buffers: dict[int, Buffer] = {}
         self.shares: dict[int, Share] = {}
         self.records: dict[int, Record] = {}
@@ -344,7 +346,8 @@ class DaemonSession:
             "protect": str(self._protection),
             "rate": self._rate,
             "domains": {node: one for node, one in self._domains.items() if one},
-            "also": [[str(path), every] for path, every in self._also.items()],
+            "also": [[place, every] for place, every in self._also.items()],
+            "upload_rate": self._upload_rate,
         }
 
 

@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -52,8 +52,8 @@ class Save:
     have compared their replicas, to the error if they differ.
     """
 
-    def __init__(self, step: int, requested: bool) -> None:
-        self.step, self.requested = step, requested
+    def __init__(self, step: int, requested: bool, metrics: Mapping[str, float]) -> None:
+        self.step, self.requested, self.metrics = step, requested, metrics
         self.began = time.monotonic()
         self.over: Future[None] = Future()
         self.compared: Future[RanksDiffer | None] = Future()
@@ -75,6 +75,7 @@ class Saver:
         self._absence = patience  # seconds that the trainer waits for ranks that do not come
         self._lost: RanksMissing | None = None
         self.saved: int | None = None
+        self._metrics: Mapping[str, float] = {}  # of the newest save
         self.durable: int | None = None
         self.last_error: SaveFailed | None = None
         self._status = StatusReporter(options.directory, first=ranks.first)
@@ -128,7 +129,9 @@ class Saver:
             self._snapshots.awaited = False
             self._raise_lost()
 
-    def start(self, step: int, requested: bool, together: bool = True) -> Save | None:
+    def start(
+        self, step: int, requested: bool, together: bool = True, metrics: Mapping[str, float] | None = None
+    ) -> Save | None:
         """Copy the state and start the commit of `step` in the background. None if `step` is saved already.
 
         None too, and reported, if the save before is not committed in time: training does not wait for a daemon, a
@@ -137,6 +140,7 @@ class Saver:
         Args:
             requested: make it durable in any case.
             together: all ranks save this step, not only those that saw a request for a final checkpoint in time.
+            metrics: of the step; rank 0's are stored.
 
         Raises:
             RanksDiffer: on all ranks, in this save or the next one.
@@ -152,7 +156,8 @@ class Saver:
                     return running
             if step == self.saved and (step == self.durable or not requested):
                 return None
-            save = Save(step, requested)
+            self._metrics = metrics or (self._metrics if step == self.saved else {})
+            save = Save(step, requested, self._metrics)
             if step == self.saved:
                 self._make_durable(save)
                 return save
@@ -195,7 +200,7 @@ class Saver:
         if self.saved is not None and self.saved != self.durable:
             self.wait_durable()
             if self.saved is not None and self.saved != self.durable and not self._durable_pending:
-                self._make_durable(Save(self.saved, requested=True))
+                self._make_durable(Save(self.saved, requested=True, metrics=self._metrics))
 
     def wait(self) -> None:
         """Wait until nothing is being written, and no old checkpoint is being deleted.
@@ -434,7 +439,7 @@ class Saver:
         """Let the daemon of rank 0 write `save`, and watch for the outcome in a thread of its own."""
         if self._ranks.first:
             try:
-                self._snapshots.persist(save.step, self._options.keep)
+                self._snapshots.persist(save.step, self._options.keep, save.metrics)
             except FAILURES as error:
                 self._ended(save, describe(error))
                 save.over.set_result(None)
@@ -491,6 +496,8 @@ class Saver:
         durable_from = time.time() + seconds if left is None else None
         saves = NextSaves(step, every, rule.every(schedule.persist), durable, durable_from)
         with contextlib.suppress(*FAILURES):  # only displays wait for it
+            if (mirrored := self._snapshots.mirrored()) is not None:
+                self._status.mirrored(mirrored)
             self._snapshots.plan("; ".join(filter(None, (schedule.words, rule.words))), saves)
 
 

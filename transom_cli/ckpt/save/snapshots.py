@@ -28,6 +28,8 @@ from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.ckpt.snapshot.buffer import Share
 from transom_cli.ckpt.snapshot.protection import NONE, Protection
 from transom_cli.ckpt.snapshot.record import Record
+from transom_cli.ckpt.tiers.mirror import Uploads
+from transom_cli.core.codec import BadRecord, build
 from transom_cli.rpc import local
 from transom_cli.rpc.errors import Failed, RpcError
 
@@ -46,15 +48,17 @@ class Snapshots:
     def __init__(
         self, directory: Path, ranks: Ranks, attempt: str, say: Callable[[str], None],
         protection: Protection = NONE, rate: float | None = None, also: Mapping[Path, int] | None = None,
+        mirrors: Mapping[str, int] | None = None, upload_rate: float | None = None,
     ) -> None:  # fmt: skip
         self._directory, self._ranks, self._attempt, self._say = directory, ranks, attempt, say
-        self._protection, self._also = protection, dict(also or {})
+        self._protection, self._also, self._mirrors = protection, dict(also or {}), dict(mirrors or {})
         self._slots = BUFFERS + (protection != NONE) + bool(self._also)  # one being protected, one copied
         self._most = self._start = self._slots if protection == NONE else PROTECTED_BUFFERS
         self._released = False  # whether buffers were given back because memory was short
         self.superseding = False
         self.awaited = False
-        self.daemon = DaemonSession(directory, ranks, attempt, say, protection, rate, self._also)
+        places = {**{str(path): every for path, every in self._also.items()}, **self._mirrors}
+        self.daemon = DaemonSession(directory, ranks, attempt, say, protection, rate, places, upload_rate)
         self._buffers, self._shares = self.daemon.buffers, self.daemon.shares
         self._marker = MarkerWriter(directory, attempt, self.daemon.nodes)
         for buffer in self._buffers.values():  # while the trainer prepares itself
@@ -164,9 +168,9 @@ class Snapshots:
         self._most = max(self._start, len(self._buffers))  # there may be memory for more now
         self.daemon.send("superseded", step=step)
 
-    def persist(self, step: int, keep: Keep) -> None:
-        """Start to make `step` durable. Called by rank 0."""
-        self.daemon.send("persist", again=True, step=step, **self._keeping(keep))
+    def persist(self, step: int, keep: Keep, metrics: Mapping[str, float]) -> None:
+        """Start to make `step` durable, with the metrics of the step. Called by rank 0."""
+        self.daemon.send("persist", again=True, step=step, metrics=dict(metrics), **self._keeping(keep))
 
     def protect(self, step: int) -> None:
         """Start to protect `step` on other nodes. Called by rank 0."""
@@ -181,14 +185,21 @@ class Snapshots:
         return self.daemon.outcome(step, on_still)
 
     def copied(self, patience: float) -> bool:
-        """Wait until no copy is being written into a further directory. False after `patience` seconds."""
+        """Wait until no copy is being written into a further place. False after `patience` seconds."""
         deadline = time.monotonic() + patience
         with suppress(RpcError):  # a daemon that is gone writes nothing
-            while self._also and self.daemon.ask("copying", by=self.daemon.by)["busy"]:
+            while (self._also or self._mirrors) and self.daemon.ask("copying", by=self.daemon.by)["busy"]:
                 if time.monotonic() >= deadline:
                     return False
                 time.sleep(0.1)
         return True
+
+    def mirrored(self) -> Uploads | None:
+        """What became of the uploads to object storage. None if there are none, or that is unknown."""
+        with suppress(RpcError, BadRecord):
+            if self._mirrors:
+                return build(Uploads, self.daemon.ask("mirrored"))
+        return None
 
     def tidied(self, patience: float) -> None:
         """Wait until no old checkpoint is being deleted, if this node's daemon does that."""
@@ -339,7 +350,8 @@ class Snapshots:
         self.daemon.send("drop", index=index)
 
     def _keeping(self, keep: Keep) -> dict[str, Any]:
-        return {"attempt": self._attempt, "keep": keep.newest, "keep_every": keep.every}
+        best = {"keep_best": keep.best, "monitor": keep.monitor, "mode": keep.mode}
+        return {"attempt": self._attempt, "keep": keep.newest, "keep_every": keep.every, **best}
 
     def _print(self, answer: Mapping[str, Any]) -> None:
         for line in answer.get("words", ()):

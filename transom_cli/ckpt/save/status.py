@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from transom_cli.ckpt.tiers.mirror import Uploads
 from transom_cli.core.codec import BadRecord, build, plain
 from transom_cli.errors import printable
 from transom_cli.files import make_private, publish_text
@@ -65,7 +66,11 @@ def _shown(saves: SaveStatus) -> SaveStatus:
 
 
 PATIENCE = 5.0  # seconds that close() waits for the last write
-IN_MEMORY, ON_DISK = "memory", "disk"  # the two goals of a save; failures in a row are counted for each
+IN_MEMORY, ON_DISK, COPIED = (
+    "memory",
+    "disk",
+    "object storage",
+)  # goals of a save; failures in a row are counted for each
 
 _lock = threading.Lock()  # protects _statuses
 _statuses: dict[Path, dict[str, SaveStatus]] = {}  # by file and checkpoints directory, of all Checkpointers
@@ -80,7 +85,7 @@ class StatusReporter:
         self._path = None if attempt is None else attempt.saves
         self._name = str(directory)
         self._failed: dict[str, SaveStatus] = {}  # by goal
-        self._good = dict.fromkeys((IN_MEMORY, ON_DISK), -1)
+        self._good = dict.fromkeys((IN_MEMORY, ON_DISK, COPIED), -1)
         self._last: threading.Thread | None = None
 
     def began(self, step: int, *, durable: bool) -> None:
@@ -99,6 +104,19 @@ class StatusReporter:
             before = self._failed.get(what, SaveStatus(since=time.time()))
             count = before.failed + 1
             self._failed[what] = replace(before, failed=count, step=step, why=why, good=self._good[what])
+            self._tell()
+
+    def mirrored(self, outcome: Uploads) -> None:
+        """Report what became of the uploads to object storage. failures: in a row, as the daemon has counted them."""
+        if not outcome.failed:
+            if outcome.good > self._good[COPIED]:
+                self.good(COPIED, outcome.good)
+            return
+        with _lock:
+            before = self._failed.get(COPIED, SaveStatus(since=time.time()))
+            self._good[COPIED] = outcome.good
+            why = f"not copied to object storage: {outcome.why}"
+            self._failed[COPIED] = replace(before, failed=outcome.failed, step=outcome.step, why=why, good=outcome.good)
             self._tell()
 
     def close(self) -> None:

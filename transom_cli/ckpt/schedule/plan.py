@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Generic, TypeVar
 
 AUTO = "auto"
 
@@ -38,19 +38,22 @@ def _beyond(first: int, apart: int, done: int) -> int:
     return first if done < first else first + ((done - first) // max(1, apart) + 1) * max(1, apart)
 
 
-class CopyTurns:
-    """Which further directories get a copy of a durable checkpoint.
+Place = TypeVar("Place")  # a directory, or a URL
+
+
+class CopyTurns(Generic[Place]):
+    """Which further places get a copy of a durable checkpoint.
 
     Every n-th gets one, and so does the first of a launch: the count of the launch before is lost, and a job that
     restarts often would never reach its n-th. It also shows at once whether a directory can be used. A failed copy is
     made up for by the next one.
     """
 
-    def __init__(self, also: Mapping[Path, int]) -> None:
+    def __init__(self, also: Mapping[Place, int]) -> None:
         self.also = dict(also)
-        self._since: dict[Path, int] = {}  # durable checkpoints since the one that was due last
+        self._since: dict[Place, int] = {}  # durable checkpoints since the one that was due last
 
-    def due(self) -> list[Path]:
+    def due(self) -> list[Place]:
         """One more checkpoint is durable. Returns where to copy it, in the given order."""
         for directory in self._since:
             self._since[directory] += 1
@@ -58,6 +61,6 @@ class CopyTurns:
         self._since.update(dict.fromkeys(due, 0))
         return due
 
-    def failed(self, directory: Path) -> None:
+    def failed(self, directory: Place) -> None:
         """The copy failed: the next checkpoint is due there."""
         self._since.pop(directory, None)

@@ -23,6 +23,7 @@ from transom_cli.ckpt.snapshot.finder import Finder
 from transom_cli.ckpt.snapshot.peers import Membership
 from transom_cli.ckpt.snapshot.store import Store
 from transom_cli.ckpt.snapshot.writer import CheckpointWriter, Order
+from transom_cli.ckpt.tiers.mirror import Mirror
 from transom_cli.rpc.errors import RpcError
 
 RESERVED = "being made durable"
@@ -47,7 +48,8 @@ class Persister:
         self.keep = ALL  # which checkpoints, as a rank has said last
         self._writer = CheckpointWriter(store, members, finder, say)
         self._outcomes = Outcomes()
-        self._turns = CopyTurns({})
+        self._turns: CopyTurns[Path] = CopyTurns({})
+        self.mirror = Mirror(Path(store.directory), say)
         self._one_at_a_time, self._one_copy, self._one_look = (threading.Lock() for _ in range(3))
         self._pending: set[int] = set()  # steps whose write has not begun
         self._pending_lock = threading.Lock()
@@ -61,14 +63,17 @@ class Persister:
         return directory == Path(self._store.directory) or directory in self._turns.also
 
     def trust(self, directory: Path, attempt: str, keep: Keep, manifest: Manifest) -> None:
-        """A rank has read that checkpoint in full."""
+        """A rank has read that checkpoint in full, and training resumes from it."""
         self.keep = keep
         self._writer.trust(directory, attempt, keep, manifest)
+        if directory == Path(self._store.directory):
+            self.mirror.published(manifest.step, attempt, keep)  # its upload may have been interrupted
 
     def distrust(self) -> None:
         """Another launch is here: what was known of the checkpoints on disk may have changed."""
         self._writer.distrust()
         self._turns = CopyTurns(self._turns.also)
+        self.mirror.again()
 
     def begin(self, order: Order) -> None:
         """Start to persist a step, and return at once. Ignore a step that is in progress or done.
@@ -115,7 +120,7 @@ class Persister:
 
     @property
     def busy(self) -> bool:
-        return self._outcomes.busy or self.tidying
+        return self._outcomes.busy or self.tidying or self.mirror.busy
 
     @property
     def tidying(self) -> bool:
@@ -130,7 +135,7 @@ class Persister:
         """Whether that daemon, or this one, has copies written."""
         for step in self._outcomes.copying(own=False):
             self._ask_if_due(node, step)
-        return bool(self._outcomes.copying(own=True) or self._outcomes.copying(own=False))
+        return bool(self._outcomes.copying(own=True) or self._outcomes.copying(own=False)) or self.mirror.busy
 
     def forget(self, step: int | None) -> None:
         """What is newer than `step` is of a past that did not happen: it may be requested again."""
@@ -159,7 +164,8 @@ class Persister:
             copies = [] if trouble else self._copies_of(order)
             self._tell(order.step, FAILED if trouble else COPYING if copies else DONE, trouble)
             if not trouble:
-                self._writer.tidy(order, directory)
+                self.mirror.published(order.step, order.attempt, order.keep)
+                self._writer.tidy(order, directory, self.mirror.used)
         if copies:
             self._copy(order, copies)
             self._tell(order.step, DONE)

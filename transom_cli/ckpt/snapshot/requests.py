@@ -55,8 +55,9 @@ class Listen:
 
 @dataclass(frozen=True)
 class Join:
-    """``places``: address and port of each node's daemon. ``also``: further directories, and every how many checkpoints
-    one is copied there. ``rate``: bytes per second for parity. ``domains``: failure domain by node."""
+    """``places``: address and port of each node's daemon. ``also``: further directories and URLs, and every how many
+    checkpoints one is copied there. ``upload_rate``: bytes per second to URLs. ``rate``: bytes per second for parity.
+    ``domains``: failure domain by node."""
 
     launch: LaunchFields
     directory: str
@@ -69,6 +70,7 @@ class Join:
     rate: float | None = None
     domains: dict[str, str] = field(default_factory=dict)
     also: tuple[tuple[str, int], ...] = ()
+    upload_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -139,18 +141,24 @@ class Keeping:
     attempt: str
     keep: int
     keep_every: int | None
+    keep_best: int = 0
+    monitor: str = "loss"
+    mode: str = "min"
 
     @property
     def retention(self) -> Keep:
-        return Keep(self.keep, self.keep_every)
+        return Keep(self.keep, self.keep_every, self.keep_best, self.monitor, self.mode)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Persist(Keeping):
+    """``metrics``: of the step, by name."""
+
     step: int
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Trust(Keeping):
     """One parcel: the manifest of a checkpoint in ``directory`` that the rank has read in full."""
 

@@ -22,6 +22,7 @@ from transom_cli.ckpt.snapshot.protection import NONE, parse
 from transom_cli.ckpt.snapshot.record import Launch, Record
 from transom_cli.ckpt.snapshot.training import Training
 from transom_cli.ckpt.snapshot.writer import Order
+from transom_cli.ckpt.tiers.objects import is_url
 from transom_cli.core.codec import build, plain
 from transom_cli.rpc import local
 from transom_cli.rpc.errors import Failed
@@ -122,7 +123,9 @@ class Session:
         buffers = training.store.join(launch, request.rank, protection != NONE, self)
         training.protector.choose(protection, request.domains, request.rate)
         training.meet(request.node, request.places, bytes.fromhex(request.key))
-        training.persister.copy_to({Path(directory): every for directory, every in request.also})
+        training.persister.copy_to({Path(place): every for place, every in request.also if not is_url(place)})
+        urls = {place: every for place, every in request.also if is_url(place)}
+        training.persister.mirror.copy_to(urls, request.upload_rate)
         self._training, self._launch, self._rank = training, launch, request.rank
         rows = sorted(buffers.items())[:_FDS_PER_REPLY]
         return Reply({"buffers": [[n, buffer.size] for n, buffer in rows]}, fds=[buffer.fd for _, buffer in rows])
@@ -207,7 +210,7 @@ class Session:
         return Reply()
 
     def persist(self, request: requests.Persist) -> Reply:
-        self.training.persister.begin(Order(request.step, request.attempt, request.retention))
+        self.training.persister.begin(Order(request.step, request.attempt, request.retention, request.metrics))
         return Reply()
 
     def protect(self, request: requests.Step) -> Reply:
@@ -227,6 +230,10 @@ class Session:
     def copying(self, request: requests.By) -> Reply:
         """Return whether the daemon of that node has copies written."""
         return Reply({"busy": self.training.persister.copying_by(request.by)})
+
+    def mirrored(self, _: Empty) -> Reply:
+        """Return what became of the uploads to object storage that this daemon has made."""
+        return Reply(plain(self.training.persister.mirror.outcome))
 
     def tidying(self, _: Empty) -> Reply:
         return Reply({"busy": self.training.persister.tidying})
@@ -336,6 +343,7 @@ VERBS: dict[str, Verb] = {
     "outcome": Verb(Session.outcome, requests.Outcome),
     "unheard": Verb(Session.unheard, requests.Step),
     "copying": Verb(Session.copying, requests.By),
+    "mirrored": Verb(Session.mirrored, Empty),
     "tidying": Verb(Session.tidying, Empty),
     "words": Verb(Session.words, Empty),
     "state": Verb(Session.state, Empty),

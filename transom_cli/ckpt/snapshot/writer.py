@@ -12,9 +12,9 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from transom_cli.ckpt.snapshot.inventory import shares
 from transom_cli.ckpt.snapshot.peers import AT_ONCE, Membership, Peers
 from transom_cli.ckpt.snapshot.record import Record
 from transom_cli.ckpt.snapshot.store import Store
+from transom_cli.ckpt.tiers import marks
 from transom_cli.errors import TransomError
 from transom_cli.files import make_private
 
@@ -41,6 +42,7 @@ class Order:
     step: int
     attempt: str  # in whose name it is published
     keep: Keep
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class CheckpointWriter:
@@ -90,6 +92,7 @@ class CheckpointWriter:
             trouble = self._write_all(order.step, record, work)
             self.moves()
             if not trouble:
+                marks.write_metrics(work, order.metrics)
                 retention = self._keeping(directory, order.attempt, order.keep)
                 publish(directory, work, record.read, order.attempt, retention)
         except (OSError, TransomError) as error:
@@ -98,10 +101,10 @@ class CheckpointWriter:
             files.delete_tree(work)
         return trouble
 
-    def tidy(self, order: Order, directory: Path) -> None:
-        """After `checkpoint` has made one there: the old ones go."""
+    def tidy(self, order: Order, directory: Path, used: Collection[int] = ()) -> None:
+        """After `checkpoint` has made one there: the old ones go, unless they are used."""
         retention = self._keeping(directory, order.attempt, order.keep)
-        tidy(directory, order.step, order.attempt, retention, self._say)
+        tidy(directory, order.step, order.attempt, retention, self._say, used)
 
     def write(self, step: int, work: Path, names: list[str]) -> tuple[str, dict[str, str]]:
         """This node's part: write these shares that it holds. Returns what the disk said, "" if all is well, and by

@@ -1,0 +1,52 @@
+"""What a checkpoint's directory says about keeping it: the metrics of its step, and a person's mark. No torch.
+
+Neither file is part of the checkpoint's content, so the manifest does not list them. Without them the checkpoint is as
+good as before, and only retention treats it differently.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from transom_cli.ckpt import files
+
+METRICS = "metrics.json"
+KEPT = ".keep"
+_LIMIT = 1 << 16  # bytes of the metrics that are read
+
+
+def usable(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the finite metrics: a NaN is never the best."""
+    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+
+
+def write_metrics(work: Path, metrics: Mapping[str, float]) -> None:
+    """Write the metrics into a checkpoint that is not published yet. Raises OSError."""
+    if metrics:
+        files.write_new(work / METRICS, (json.dumps(dict(metrics), sort_keys=True) + "\n").encode("ascii"))
+
+
+def read_metrics(checkpoint: Path) -> dict[str, float]:
+    """Return the metrics of a checkpoint; none if it has none, or they cannot be read."""
+    try:
+        with (checkpoint / METRICS).open("rb") as file:
+            data = json.loads(file.read(_LIMIT))
+        return usable({str(name): float(value) for name, value in data.items()})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def is_kept(checkpoint: Path) -> bool:
+    """Whether a person has said that this checkpoint is never deleted."""
+    return (checkpoint / KEPT).exists()
+
+
+def keep(checkpoint: Path, *, kept: bool = True) -> None:
+    """Set or remove the mark. Raises OSError."""
+    if not kept:
+        (checkpoint / KEPT).unlink(missing_ok=True)
+    elif not is_kept(checkpoint):
+        files.write_new(checkpoint / KEPT, b"")
