@@ -58,7 +58,8 @@ def main() -> None:
     checkpointer = Checkpointer(training.state, directory / "damage", every=1, copy=copy)
     for step in (1, 2, 3):
         training.step()
-        checkpointer.save(step)  # waits for the one before
+        checkpointer.save(step)
+        checkpointer.wait()  # a write that has not begun is dropped for a newer one
     checkpointer.close(strict=True)
     found["files"] = sorted(p.name for p in (directory / "damage" / "step-3").iterdir())
     if rank == 0:

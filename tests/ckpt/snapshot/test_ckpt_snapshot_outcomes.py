@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from processes import wait_for
 
+from transom_cli.ckpt.publish import Keep
 from transom_cli.ckpt.snapshot import persist
 from transom_cli.ckpt.snapshot.peers import identity, make_hash
-from transom_cli.ckpt.snapshot.persist import COPYING, DONE, FAILED, RUNNING, UNKNOWN
+from transom_cli.ckpt.snapshot.persist import ALL, COPYING, DONE, FAILED, RUNNING, SUPERSEDED, UNKNOWN
 from transom_cli.ckpt.snapshot.training import Training
+from transom_cli.ckpt.snapshot.writer import Order
 from transom_cli.rpc.server import Server
 from transom_cli.rpc.verbs import Call, Reply
 
@@ -130,3 +133,24 @@ def test_why_a_step_could_not_be_written_before_is_over_when_it_is_tried_again(t
     for training in two.trainings.values():
         training.persister.tried_again(5)
         assert training.persister.outcome_by("n0", 5, LONG) == (DONE, ""), "what is durable stays so"
+
+
+def test_of_writes_that_wait_only_the_newest_wanted_one_is_not_dropped(two: Two, monkeypatch: pytest.MonkeyPatch):
+    leader = two.trainings["n0"].persister
+    free, written = threading.Event(), []
+
+    def checkpoint(order: Order, directory: object) -> str:
+        assert free.wait(LONG)
+        written.append(order.step)
+        return ""
+
+    monkeypatch.setattr(leader._writer, "checkpoint", checkpoint)
+    monkeypatch.setattr(leader._writer, "tidy", lambda *_: None)
+    leader.begin(Order(1, "1.0", ALL))
+    wait_for(lambda: not leader._pending)
+    for step in range(2, 13):
+        leader.begin(Order(step, "1.0", Keep(2, every=5), requested=step == 7))
+    free.set()
+    states = {step: leader.outcome(step, LONG)[0] for step in range(1, 13)}
+    assert {step for step, state in states.items() if state == DONE} == {1, 10, 12} == set(written)
+    assert {states[step] for step in (2, 5, 7, 11)} == {SUPERSEDED}

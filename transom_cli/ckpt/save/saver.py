@@ -439,7 +439,7 @@ class Saver:
         """Let the daemon of rank 0 write `save`, and watch for the outcome in a thread of its own."""
         if self._ranks.first:
             try:
-                self._snapshots.persist(save.step, self._options.keep, save.metrics)
+                self._snapshots.persist(save.step, self._options.keep, save.metrics, requested=save.requested)
             except FAILURES as error:
                 self._ended(save, describe(error))
                 save.over.set_result(None)

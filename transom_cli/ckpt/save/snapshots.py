@@ -168,9 +168,14 @@ class Snapshots:
         self._most = max(self._start, len(self._buffers))  # there may be memory for more now
         self.daemon.send("superseded", step=step)
 
-    def persist(self, step: int, keep: Keep, metrics: Mapping[str, float]) -> None:
-        """Start to make `step` durable, with the metrics of the step. Called by rank 0."""
-        self.daemon.send("persist", again=True, step=step, metrics=dict(metrics), **self._keeping(keep))
+    def persist(self, step: int, keep: Keep, metrics: Mapping[str, float], *, requested: bool) -> None:
+        """Start to make `step` durable, with the metrics of the step. Called by rank 0.
+
+        Args:
+            requested: write it even if a newer step is to be written before its turn comes.
+        """
+        how = {"metrics": dict(metrics), "requested": requested, **self._keeping(keep)}
+        self.daemon.send("persist", again=True, step=step, **how)
 
     def protect(self, step: int) -> None:
         """Start to protect `step` on other nodes. Called by rank 0."""

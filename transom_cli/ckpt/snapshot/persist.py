@@ -51,7 +51,7 @@ class Persister:
         self._turns: CopyTurns[Path] = CopyTurns({})
         self.mirror = Mirror(Path(store.directory), say)
         self._one_at_a_time, self._one_copy, self._one_look = (threading.Lock() for _ in range(3))
-        self._pending: set[int] = set()  # steps whose write has not begun
+        self._pending: dict[int, Order] = {}  # by step: those whose write has not begun
         self._pending_lock = threading.Lock()
 
     def copy_to(self, also: dict[Path, int]) -> None:
@@ -78,15 +78,19 @@ class Persister:
     def begin(self, order: Order) -> None:
         """Start to persist a step, and return at once. Ignore a step that is in progress or done.
 
-        Older steps whose write has not begun yet are dropped: their memory is needed, however slow the disk is.
+        Older steps whose write has not begun yet are dropped: their memory is needed, however slow the disk is. Of
+        those that were requested, or that `keep_every` keeps, the newest waits for its turn.
         """
         self.keep = order.keep
         if not self._outcomes.begin(order.step):
             return
         with self._pending_lock:
-            dropped = [step for step in self._pending if step < order.step]
-            self._pending.difference_update(dropped)
-            self._pending.add(order.step)
+            older = [step for step in self._pending if step < order.step]
+            waits = max((step for step in older if self._pending[step].wanted), default=None)
+            dropped = [step for step in older if step != waits]
+            for step in dropped:
+                del self._pending[step]
+            self._pending[order.step] = order
         threading.Thread(target=self._run, args=(order, dropped), name=f"persist-{order.step}", daemon=True).start()
 
     def tried_again(self, step: int) -> None:
@@ -159,7 +163,7 @@ class Persister:
             with self._pending_lock:
                 if order.step not in self._pending:
                     return  # superseded
-                self._pending.discard(order.step)
+                del self._pending[order.step]
             trouble = self._attempted(order, directory)
             copies = [] if trouble else self._copies_of(order)
             self._tell(order.step, FAILED if trouble else COPYING if copies else DONE, trouble)

@@ -152,9 +152,10 @@ class Keeping:
 
 @dataclass(frozen=True, kw_only=True)
 class Persist(Keeping):
-    """``metrics``: of the step, by name."""
+    """``metrics``: of the step, by name. ``requested``: write it though a newer step may come."""
 
     step: int
+    requested: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
 
 

@@ -210,7 +210,8 @@ class Session:
         return Reply()
 
     def persist(self, request: requests.Persist) -> Reply:
-        self.training.persister.begin(Order(request.step, request.attempt, request.retention, request.metrics))
+        order = Order(request.step, request.attempt, request.retention, request.metrics, request.requested)
+        self.training.persister.begin(order)
         return Reply()
 
     def protect(self, request: requests.Step) -> Reply:

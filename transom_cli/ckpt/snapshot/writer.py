@@ -43,6 +43,12 @@ class Order:
     attempt: str  # in whose name it is published
     keep: Keep
     metrics: Mapping[str, float] = field(default_factory=dict)
+    requested: bool = False
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is worth writing though a newer step is to be written too."""
+        return self.requested or (self.keep.every is not None and self.step % self.keep.every == 0)
 
 
 class CheckpointWriter:
