@@ -92,6 +92,10 @@ class OnGpu(torch.Tensor):
         return True
 
     @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+    @property
     def device(self) -> torch.device:  # type: ignore[override]
         return torch.device("cuda", self.index)
 
@@ -102,7 +106,15 @@ class OnGpu(torch.Tensor):
             plain = source.as_subclass(torch.Tensor)
             source.gpus.streams[source.index].queue.append(lambda: to.copy_(plain))
             return to
-        return super().__torch_function__(func, types, args, kwargs or {})
+        if func is torch.cat:
+            parts = [part.as_subclass(torch.Tensor) for part in args[0]]
+            held = torch.zeros(sum(len(part) for part in parts), dtype=parts[0].dtype)
+            args[0][0].gpus.streams[args[0][0].index].queue.append(lambda: torch.cat(parts, out=held))
+            return held
+        made = super().__torch_function__(func, types, args, kwargs or {})
+        if isinstance(made, OnGpu) and isinstance(args[0], OnGpu) and hasattr(args[0], "gpus"):
+            made.gpus, made.index = args[0].gpus, args[0].index
+        return made
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,18 @@ from ckpt_memory_holders import abandon, daemon_path, end_holder, holder_pid, me
 from transom_cli.ckpt.checkpointer import Checkpointer
 
 GROWTH = 8 << 20  # bytes of resident memory that allocators may take between the two looks
+
+
+_THP_DISABLE = 41  # PR_SET_THP_DISABLE of prctl(2)
+
+
+@pytest.fixture
+def no_huge_pages() -> Iterator[None]:
+    """The kernel collapses memory into huge pages at any time, which counts pages that nobody has touched."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_THP_DISABLE, 1, 0, 0, 0)
+    yield
+    libc.prctl(_THP_DISABLE, 0, 0, 0, 0)
 
 
 def entries(folder: Path) -> int:
@@ -44,6 +58,7 @@ class Size:
 @pytest.mark.parametrize(
     ("first", "last", "persist"), [(100, 300, 50), pytest.param(1000, 10_000, 100, marks=pytest.mark.long)]
 )
+@pytest.mark.usefixtures("no_huge_pages")
 def test_many_saves_leave_nothing_behind(tmp_path: Path, first: int, last: int, persist: int) -> None:
     directory = tmp_path / "c"
     held = {"weights": torch.zeros(1000)}

@@ -38,7 +38,7 @@ class Samples:
         self._there = [source for source in sources if not source.local.is_cpu]
         self._before = self._read_here()
         self._before_there = self._read_there()
-        self._after_there: torch.Tensor | None = None
+        self._after_there: list[_OnDevice] | None = None
 
     def take_again(self) -> list[str]:
         """Sample the tensors again, in the thread that trains. Return the names of those that were written to."""
@@ -48,16 +48,14 @@ class Samples:
     def differences(self) -> list[str]:
         """The names of tensors whose copies, or whose later samples, differ. The copy must be over."""
         names = self._differing(_read([(source.to, source.size) for source in self._here]))
-        if self._before_there is None:
-            return names
-        before, at = self._before_there.cpu().numpy().tobytes(), 0
-        after = before if self._after_there is None else self._after_there.cpu().numpy().tobytes()
-        for source in self._there:
-            copied = _read([(source.to, source.size)])
-            end = at + len(copied)
-            if not before[at:end] == after[at:end] == copied:
-                names.append(source.name)
-            at = end
+        for before, after in zip(self._before_there, self._after_there or self._before_there, strict=True):
+            first, second, at = before.read(), after.read(), 0
+            for source in before.sources:
+                copied = _read([(source.to, source.size)])
+                end = at + len(copied)
+                if not first[at:end] == second[at:end] == copied:
+                    names.append(source.name)
+                at = end
         return names
 
     def _differing(self, now: bytes) -> list[str]:
@@ -74,13 +72,31 @@ class Samples:
     def _read_here(self) -> bytes:
         return _read([(source.local.data_ptr(), source.size) for source in self._here])
 
-    def _read_there(self) -> torch.Tensor | None:
-        """The same of tensors on devices, as one tensor there. Waits for nothing."""
-        parts = []
+    def _read_there(self) -> list[_OnDevice]:
+        """The same of tensors on other devices. Waits for nothing."""
+        by_device: dict[torch.device, list[Sampled]] = {}
         for source in self._there:
+            by_device.setdefault(source.local.device, []).append(source)
+        return [_OnDevice(device, sources) for device, sources in by_device.items()]
+
+
+class _OnDevice:
+    """Samples of tensors on one device, as one tensor there, in the order of its current stream."""
+
+    def __init__(self, device: torch.device, sources: list[Sampled]) -> None:
+        self.sources = sources
+        parts = []
+        for source in sources:
             data, middle = source.local.detach().view(-1).view(torch.uint8), _middle(source.size)
             parts += [data[middle : middle + SPOT], data[-SPOT:]] if source.size > 2 * SPOT else [data]
-        return torch.cat(parts) if parts else None
+        self._held = torch.cat(parts)
+        self._ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+    def read(self) -> bytes:
+        """Wait until they are read, and return them. In any thread."""
+        if self._ready is not None:
+            self._ready.synchronize()
+        return self._held.cpu().numpy().tobytes()
 
 
 def _middle(size: int) -> int:

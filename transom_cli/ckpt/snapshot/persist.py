@@ -7,6 +7,7 @@ into each further directory. A failure there is reported, and only the end of th
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ ALL = Keep(1 << 30)  # none is deleted
 RUNNING, COPYING, DONE, FAILED, UNKNOWN = "running", "copying", "done", "failed", "unknown"
 SUPERSEDED = "superseded"  # dropped before it began, because a newer step is to be written
 ENDED = frozenset((COPYING, DONE, FAILED, SUPERSEDED))  # nothing more becomes of the checkpoint itself
+_REPORT_DROPS = 600.0  # seconds between reports that writes are dropped
 _REMEMBERED = 64  # of each kind
 _SILENCE = 10.0  # seconds until the missing report is requested
 _UNSURE = 2.0  # seconds between questions while the answer is that nothing is known
@@ -53,6 +55,7 @@ class Persister:
         self._one_at_a_time, self._one_copy, self._one_look = (threading.Lock() for _ in range(3))
         self._pending: dict[int, Order] = {}  # by step: those whose write has not begun
         self._pending_lock = threading.Lock()
+        self._reported_drop = -math.inf
 
     def copy_to(self, also: dict[Path, int]) -> None:
         """Copy durable checkpoints to further directories: every n-th one, by directory."""
@@ -155,7 +158,9 @@ class Persister:
 
     def _run(self, order: Order, dropped: list[int]) -> None:
         for step in dropped:
-            self._say(f"{step_name(step)} is not written: {step_name(order.step)} is next, and the disk is slower")
+            if time.monotonic() - self._reported_drop >= _REPORT_DROPS:
+                self._reported_drop = time.monotonic()
+                self._say(f"saves come faster than the disk writes: {step_name(step)} and others stay in memory only")
             self._tell(step, SUPERSEDED)
         directory = Path(self._store.directory)
         with self._one_at_a_time:
