@@ -198,19 +198,3 @@ def expected(case: Case, safe: int) -> Expected:
             named.append(LOST_NAMED)
         return Expected(allowed, tuple(named))
     return Expected(frozenset({case.saves}), tuple(named))
-
-
-KNOWN = {
-    1: lambda case: "pipeline" in (case.save.kind, case.restore.kind),
-    6: lambda case: case.family == "norms" and "ddp" in (case.save.kind, case.restore.kind),
-    7: lambda case: any(one.compiled == "blocks" or one.recompute for one in (case.save, case.restore)),
-    8: lambda case: bool({"generator", "numpy_generator", "subclass"} & set(case.extras)),
-    11: lambda case: case.source == "dcp",
-}
-"""Defects of issue 24 that are being mended, by number: a case that one concerns may fail. When a defect is mended,
-remove its line; from then on such a case must pass."""
-
-
-def known(case: Case) -> int | None:
-    """Return the number of the known defect that the case runs into."""
-    return next((number for number, concerns in KNOWN.items() if concerns(case)), None)

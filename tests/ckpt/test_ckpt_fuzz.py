@@ -12,7 +12,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 REGRESSIONS = Path(__file__).with_name("ckpt_fuzz_regressions.jsonl")
 sys.path.insert(0, str(BENCH))
 
-from ckpt_fuzz_case import Case, Layout, decode, draw, encode, expected, known  # noqa: E402
+from ckpt_fuzz_case import Case, Layout, decode, draw, encode, expected  # noqa: E402
 
 
 def test_a_case_is_the_same_after_encoding():
@@ -26,7 +26,6 @@ def test_all_kinds_of_cases_are_drawn():
     assert {case.fault for case in cases} >= {"", "kill ranks", "kill daemon", "flipped", "missing", "memory lost"}
     assert len({(case.save.kind, case.restore.kind) for case in cases}) > 40
     assert {case.source for case in cases} == {"disk", "memory", "dcp"}
-    assert sum(known(case) is None for case in cases) > 800
 
 
 @pytest.mark.parametrize(
@@ -41,7 +40,7 @@ def test_damage_of_the_only_checkpoint_must_be_refused(fault: str, saves: int, r
 
 @pytest.mark.timeout(600)
 def test_regressions_hold(tmp_path: Path):
-    """The kept cases of one or two ranks. A case of a known defect may fail until that is mended."""
+    """The kept cases of one or two ranks."""
     cases = [decode(line) for line in REGRESSIONS.read_text().splitlines() if line.startswith("{")]
     few = tmp_path / "few"
     few.write_text("".join(f"{encode(c)}\n" for c in cases if max(c.save.ranks, c.restore.ranks) <= 2))
