@@ -25,9 +25,9 @@ import xxhash
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import WriteItem
 
-from transom_cli.ckpt.digest import MASK, Part, digests, value_digest
+from transom_cli.ckpt.digest import MASK, Part, digests
 from transom_cli.ckpt.failures import describe
-from transom_cli.ckpt.proof import NAMED, Proof, TensorProof, storage_of, ties_of
+from transom_cli.ckpt.proof import NAMED, Proof, TensorProof, digest_of, storage_of, ties_of
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restore import safe_unpickle
 from transom_cli.ckpt.save.layout import Layout, Place
@@ -225,7 +225,7 @@ class Ledger:
         known = self._known.get(name)
         if known is None or known[0] != total:
             try:
-                known = total, value_digest(safe_unpickle.value(data, name))
+                known = total, digest_of(name, safe_unpickle.value(data, name))
             except Exception:  # it needs code to be loaded: not covered
                 known = total, None
             self._known[name] = known
