@@ -19,6 +19,8 @@ from torch import nn
 from transom_cli.ckpt import in_place
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.failures import NoCheckpointRestores, StateMismatch
+from transom_cli.ckpt.inventory import Candidate, read_manifest
+from transom_cli.ckpt.proof import decode
 from transom_cli.ckpt.restore import safe_unpickle
 from transom_cli.ckpt.save.serialize import Serializer
 from transom_cli.errors import UsageError
@@ -43,6 +45,8 @@ def saved(state: dict, directory: Path) -> None:
     checkpointer = Checkpointer(state, directory, every=1)
     checkpointer.save(1)
     checkpointer.close(strict=True)
+    proof = decode(read_manifest(Candidate(1, directory / "step-1")).proof)
+    assert proof is not None and not proof.uncovered  # a restore compares values of every kind
 
 
 def restored(state: dict, directory: Path, **options: Any) -> int | None:

@@ -21,11 +21,15 @@ Products with a table are matrix products of integers, the fastest form in numpy
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import enum
 import functools
 import math
 import os
 import struct
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -97,7 +101,7 @@ def value_digest(value: Any) -> int | None:
     """A digest of a plain value, equal for equal values; None for a type that is not known.
 
     Tuples and lists are equal, as are all kinds of dicts, whose order does not matter, and numbers of numpy and Python.
-    0.0 and -0.0 differ, as do 1, 1.0 and True.
+    0.0 and -0.0 differ, as do 1, 1.0 and True. A sparse tensor counts by its coordinates and values.
     """
     try:
         return int(xxhash.xxh3_64_intdigest(_encoded(value, 32)))
@@ -125,22 +129,46 @@ def _encoded(value: Any, depth: int) -> bytes:
     if kind in (str, bytes, bytearray):
         raw = value.encode("utf-8", "surrogatepass") if kind is str else bytes(value)
         return b"%s %d:%s" % (b"str" if kind is str else b"bytes", len(raw), raw)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         return b"[" + b"".join([_encoded(one, depth - 1) for one in value]) + b"]"
     if isinstance(value, Mapping):
         pairs = sorted(_encoded(k, depth - 1) + _encoded(v, depth - 1) for k, v in value.items())
         return b"{" + b"".join(pairs) + b"}"
     if isinstance(value, (set, frozenset)):
         return b"(" + b"".join(sorted(_encoded(one, depth - 1) for one in value)) + b")"
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return f"array {value.shape}:".encode() + b"".join([_encoded(one, depth - 1) for one in value.flat])
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return f"array {value.dtype.str} {value.shape}:".encode() + value.tobytes()
+    if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+        pair = [_encoded(one, depth - 1) for one in _of_sparse(value)]
+        return f"sparse {value.layout} {tuple(value.shape)}:".encode() + b"".join(pair)
     if isinstance(value, torch.Tensor):
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
         total = digest(Part(whole, tuple(whole.shape), (0,) * whole.ndim))
         return f"tensor {whole.dtype} {tuple(whole.shape)}: {total};".encode()
-    if isinstance(value, (torch.dtype, torch.device)):
+    if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
         return f"{value};".encode()
+    if isinstance(value, type):
+        return f"class {value.__module__}.{value.__qualname__};".encode()
+    if isinstance(value, enum.Enum):
+        return _encoded(type(value), depth - 1) + _encoded(value.name, depth - 1)
+    if isinstance(value, (datetime.date, datetime.time, datetime.timedelta)):
+        return _encoded(type(value), depth - 1) + _encoded(str(value), depth - 1)
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return _encoded(type(value), depth - 1) + _encoded(fields, depth - 1)
     raise _Unknown
+
+
+def _of_sparse(value: torch.Tensor) -> list[torch.Tensor]:
+    if value.layout is torch.sparse_coo:
+        value = value.coalesce()
+        return [value.indices(), value.values()]
+    by_row = value.layout in (torch.sparse_csr, torch.sparse_bsr)
+    if by_row:
+        return [value.crow_indices(), value.col_indices(), value.values()]
+    return [value.ccol_indices(), value.row_indices(), value.values()]
 
 
 def _pieces(part: Part) -> Iterator[Part]:

@@ -46,10 +46,14 @@ def named(
 def write(
     optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str], tree: dict[str, Any],
     together: list[list[str]] | None = None,
-) -> None:  # fmt: skip
+) -> dict[str, str]:  # fmt: skip
     """Load `tree` into the optimizer. Raises StateMismatch if parameters or groups differ from the checkpoint.
 
-    together: the parameters of all ranks by group, if the ranks differ (`groups`).
+    Args:
+        together: the parameters of all ranks by group, if the ranks differ (`groups`).
+
+    Returns:
+        The names that the groups of the checkpoint have for parameters, by the names here.
     """
     order = parameter_names(optimizer, names)
     index = {name: i for i, name in enumerate(order)}
@@ -72,6 +76,7 @@ def write(
     usual = {i: {k: None if _is_special(v) else v for k, v in values.items()} for i, values in state.items()}
     optimizer.load_state_dict({"state": usual, "param_groups": groups})
     _undo_casts(optimizer, state)
+    return {renamed(name): name for saved in saved_groups for name in saved["params"]}
 
 
 def group_names(optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> list[list[str]]:

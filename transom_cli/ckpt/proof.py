@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -28,10 +30,12 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from transom_cli.ckpt.digest import MASK, Part, digests, value_digest
 from transom_cli.ckpt.state import RANKS, RNG
+from transom_cli.ckpt.tensor_kinds import Whole
 from transom_cli.ckpt.tree import PLAIN, Flat, local_part
 
 SCHEMA = 1
 NAMED = 10  # names in a message
+_PARAMETERS = re.compile(r".*\.param_groups\.\d+\.params")  # the names of an optimizer's parameters
 Gather = Callable[[Any], list[Any]]  # the values of all ranks, on every rank
 Box = tuple[str, tuple[int, ...], tuple[int, ...]]  # name, offsets, sizes
 Total = Callable[[list[list[int]]], list[list[int]]]  # columns of 64-bit numbers, added over all ranks
@@ -61,6 +65,18 @@ class Proof:
     values: dict[str, int]
     ties: tuple[tuple[str, ...], ...] = ()
     uncovered: tuple[str, ...] = ()
+
+    def renamed(self, names: Mapping[str, str]) -> Proof:
+        """The same proof, with other names for some values."""
+        if not names:
+            return self
+        return replace(
+            self,
+            tensors={names.get(name, name): one for name, one in self.tensors.items()},
+            values={names.get(name, name): one for name, one in self.values.items()},
+            ties=tuple(tuple(names.get(name, name) for name in group) for group in self.ties),
+            uncovered=tuple(names.get(name, name) for name in self.uncovered),
+        )
 
     def encode(self) -> str:
         body = {
@@ -143,7 +159,7 @@ def prove(flat: Flat, gather: Gather, total: Total | None = None, *, rank: int =
 
 def differences(
     proof: Proof, flat: Flat, gather: Gather, total: Total | None = None, *, ranks: int,
-    skip: Callable[[str], bool] = lambda name: False,
+    skip: Callable[[str], bool] = lambda name: False, must_tie: Callable[[str, str], bool] = lambda name, other: True,
 ) -> list[Difference]:  # fmt: skip
     """Compare a live state, on all ranks together, with what was saved. All ranks get the same answer.
 
@@ -152,6 +168,7 @@ def differences(
     Args:
         flat: what this rank will train with: names to tensors and plain values.
         skip: names that are meant to differ, such as those that start afresh. The same on all ranks.
+        must_tie: whether two names that were one tensor must be one again.
 
     Returns:
         Which values differ, and how; nothing if the state is the saved one.
@@ -177,7 +194,7 @@ def differences(
         if name in tensors and name not in found and parts != tensors[name].digest:
             found[name] = "its elements differ"
     for group in proof.ties:
-        apart = _untied(group, mine.storages)
+        apart = _untied(group, mine.storages, must_tie)
         if apart:
             found.setdefault(apart[0], f"it was one tensor with {apart[1]}, and is not any more")
     wrong = _by_rank(gather(found))
@@ -195,6 +212,18 @@ def differences(
         elif one is not None and digest != one.digest * (count // one.count) & MASK:
             wrong[name] = "its elements differ"
     return [Difference(name, wrong[name]) for name in sorted(wrong)]
+
+
+def digest_of(name: str, value: Any) -> int | None:
+    """The digest of a plain value, or of a tensor that is stored as one; None for a type that is not known.
+
+    The order of the parameters in a group does not count: their state is stored by name.
+    """
+    if isinstance(value, Whole):
+        value = value.tensor
+    if isinstance(value, list) and _PARAMETERS.fullmatch(name) and all(isinstance(one, str) for one in value):
+        value = sorted(value)
+    return value_digest(value)
 
 
 def alone(value: Any) -> list[Any]:
@@ -282,7 +311,7 @@ class _Live:
         self._own: set[str] = set()  # held as a whole
         for name, value in flat.items():
             if not isinstance(value, torch.Tensor):
-                digest = value_digest(value)
+                digest = digest_of(name, value)
                 if digest is None:
                     self.uncovered.append(name)
                 else:
@@ -320,10 +349,15 @@ def _described(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{dtype}{list(shape)}"
 
 
-def _untied(group: tuple[str, ...], storages: dict[str, Any]) -> tuple[str, str] | None:
-    """Two names of the group that this rank holds as separate tensors."""
+def _untied(
+    group: tuple[str, ...], storages: dict[str, Any], must_tie: Callable[[str, str], bool]
+) -> tuple[str, str] | None:
+    """Two names of the group that this rank holds as separate tensors, and that must be one."""
     here = [name for name in group if name in storages]
-    return next(((name, here[0]) for name in here[1:] if storages[name] != storages[here[0]]), None)
+    if len({storages[name] for name in here}) <= 1:
+        return None
+    apart = ((name, first) for first, name in combinations(here, 2) if storages[name] != storages[first])
+    return next((pair for pair in apart if must_tie(*pair)), None)
 
 
 def _by_rank(found: list[dict[str, str]]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from transom_cli.ckpt.inventory import candidates, manifest_reason
 from transom_cli.ckpt.manifest import decode as decode_manifest
 from transom_cli.ckpt.names import DCP_METADATA, MANIFEST
 from transom_cli.ckpt.progress import OnBytes, ignore_bytes
-from transom_cli.ckpt.proof import Proof, Undecodable, decode
+from transom_cli.ckpt.proof import Proof, Undecodable, decode, digest_of
 from transom_cli.errors import NoCheckpoint
 
 _CHUNK = 1 << 22  # elements compared at a time
@@ -84,7 +84,7 @@ def verify_deep(checkpoint: Path, on_bytes: OnBytes = ignore_bytes) -> DeepVerdi
                 expected = (one.dtype, one.shape, one.digest) if one is not None else None
             else:
                 expected = proof.values.get(name)
-                found = value_digest(whole.value(name)[0]) if expected is not None else None
+                found = digest_of(name, whole.value(name)[0]) if expected is not None else None
         except NeedsCode:
             continue
         except StateMismatch as error:

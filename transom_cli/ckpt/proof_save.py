@@ -3,7 +3,8 @@
 Digests of stored bytes alone would certify whatever lies in the buffer, also a shard of an earlier step. So each save
 samples the live state in the training thread: up to `SAMPLED` parts of tensors, other ones in each save, a few cache
 lines of each. The same places of the stored bytes must be equal, on every rank, also where a rank holds a replica that
-another rank stores. If one differs, the save fails and names the tensor.
+another rank stores. If one differs, the save fails and names the tensor. A rank that writes its live state straight to
+disk (`save.streamed`) computes the digests of that state while it does so.
 
 All ranks call the methods of a `Ledger` in the same order. What they exchange is one table of numbers, added up by a
 single collective whose size depends on the number of names, not of ranks.
@@ -25,9 +26,9 @@ import xxhash
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import WriteItem
 
-from transom_cli.ckpt.digest import MASK, Part, digests, value_digest
+from transom_cli.ckpt.digest import MASK, Part, digests
 from transom_cli.ckpt.failures import describe
-from transom_cli.ckpt.proof import NAMED, Proof, TensorProof, storage_of, ties_of
+from transom_cli.ckpt.proof import NAMED, Proof, TensorProof, digest_of, storage_of, ties_of
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restore import safe_unpickle
 from transom_cli.ckpt.save.layout import Layout, Place
@@ -40,6 +41,7 @@ ON_DEVICE = 64  # the same on a GPU, where each costs several kernels
 _LINE = 64  # bytes
 _LINES = 4  # of a part
 _DIGEST, _COUNT, _STORED, _STORED_PARTS, _LIVE, _LIVE_PARTS, _SKIPPED = range(7)
+Sums = dict[MetadataIndex, tuple[int, int]]  # by part or value: its digest, and its elements
 Totals = tuple[Any, Any]  # the table of sums by name, and for each name the first one that is the same tensor
 Read = Callable[[int, int], bytes]  # offset in a part, and bytes
 
@@ -112,17 +114,40 @@ class Ledger:
             else:  # it would wait for the step that the GPU is computing
                 found.skipped.append(index.fqn)
         found.digests |= _sampled_on_device(step, later)
-        for name, tensor in unstored.items():
+        found.unstored |= self._unstored(unstored)
+        self._sample = found
+
+    def _unstored(self, tensors: Flat) -> dict[str, TensorProof]:
+        found: dict[str, TensorProof] = {}
+        for name, tensor in tensors.items():
             local = local_part(tensor)
             [digest] = digests([Part(local, tuple(local.shape), (0,) * local.ndim)])
             dtype = str(local.dtype).removeprefix("torch.")
-            found.unstored[f"{RANKS}.{self._ranks.rank}.{name}"] = TensorProof(dtype, tuple(local.shape), digest)
-        self._sample = found
+            found[f"{RANKS}.{self._ranks.rank}.{name}"] = TensorProof(dtype, tuple(local.shape), digest)
+        return found
+
+    def live(
+        self, step: int, layout: Layout, flat: Flat, objects: list[tuple[MetadataIndex, bytes]], unstored: Flat
+    ) -> Future[Sums]:
+        """Start to compute the digests of the live state, which is written without a snapshot. For the training thread.
+
+        Nothing may write to the state until the result is there.
+        """
+        self._parts = _Parts(layout, flat)
+        self._sample = Sample(step, skipped=[block.index.fqn for block in layout.blocks])
+        self._sample.unstored |= self._unstored(unstored)
+        tensors = {block.index: local_part(flat[block.index.fqn]) for block in layout.blocks if block.envelope.nbytes}
+        return self._thread.submit(self._sums, tensors, objects)
 
     def begin(self, snapshot: Snapshot, places: list[Place]) -> None:
         """Start to add up what this rank stores: the bytes in the buffer are complete."""
         stored = frozenset(index for index, *_ in places)
         self._adding = self._thread.submit(self._add, snapshot, stored)
+
+    def begin_live(self, sums: Sums, places: list[Place]) -> None:
+        """The same for a rank that has written its live state. sums: the result of `live`."""
+        stored = frozenset(index for index, *_ in places)
+        self._adding = self._thread.submit(self._totals, sums, stored, {})
 
     @property
     def unstored(self) -> dict[str, TensorProof]:
@@ -179,40 +204,51 @@ class Ledger:
 
     @torch.no_grad()
     def _add(self, snapshot: Snapshot, stored: frozenset[MetadataIndex]) -> Totals:
+        buffer, sample = snapshot.buffer, self._sample
+        parts: dict[MetadataIndex, torch.Tensor] = {}
+        samples: dict[MetadataIndex, int] = {}
+        for block in snapshot.layout.blocks:
+            index, size = block.index, block.envelope.nbytes
+            if index in stored and size:
+                parts[index] = buffer.bytes[block.payload : block.payload + size]
+                if index in sample.digests:
+                    samples[index] = _sampled(sample.step, index, size, _reader(buffer.address + block.payload))
+        objects = [(i, bytes(buffer.view(start, length))) for i, start, length in snapshot.objects if i in stored]
+        return self._totals(self._sums(parts, objects), stored, samples)
+
+    @torch.no_grad()
+    def _sums(self, tensors: dict[MetadataIndex, torch.Tensor], objects: list[tuple[MetadataIndex, bytes]]) -> Sums:
+        """tensors: parts of this rank, as they are or as bytes."""
+        assert self._parts is not None
+        parts: list[Part] = []
+        for index, tensor in tensors.items():
+            about = self._parts.items[index].tensor_data
+            assert about is not None
+            if tensor.dtype != about.properties.dtype:
+                tensor = tensor.view(about.properties.dtype).view(about.chunk.sizes)
+            parts.append(Part(tensor, tuple(about.size), tuple(about.chunk.offsets)))
+        counts = [part.tensor.numel() for part in parts]
+        values = ((index, self._value(index.fqn, data)) for index, data in objects)
+        return dict(zip(tensors, zip(digests(parts), counts, strict=True), strict=True)) | {
+            index: (value, 1) for index, value in values if value is not None
+        }
+
+    def _totals(self, sums: Sums, stored: frozenset[MetadataIndex], samples: dict[MetadataIndex, int]) -> Totals:
+        """samples: of the stored bytes, at the places where the live state was sampled."""
         assert self._parts is not None
         position = {name: number for number, name in enumerate(self._names)}
         table = np.zeros((7, len(self._names)), np.uint64)
-        buffer, sample = snapshot.buffer, self._sample
-        parts: list[Part] = []
-        rows: list[int] = []
-        for block in snapshot.layout.blocks:
-            row, size = position[block.index.fqn], block.envelope.nbytes
-            if block.index not in stored or not size:
-                continue
-            about = self._parts.items[block.index].tensor_data
-            assert about is not None
-            raw = buffer.bytes[block.payload : block.payload + size]
-            tensor = raw.view(about.properties.dtype).view(about.chunk.sizes)
-            parts.append(Part(tensor, tuple(about.size), tuple(about.chunk.offsets)))
-            rows.append(row)
-            if block.index in sample.digests:
-                read = _reader(buffer.address + block.payload)
-                table[_STORED, row] += np.uint64(_sampled(sample.step, block.index, size, read))
-                table[_STORED_PARTS, row] += np.uint64(1)
-        for row, part, digest in zip(rows, parts, digests(parts), strict=True):
-            table[_DIGEST, row] += np.uint64(digest)
-            table[_COUNT, row] += np.uint64(part.tensor.numel())
-        for index, digest in sample.digests.items():
+        columns = ((sums, _DIGEST, _COUNT), ({i: (d, 1) for i, d in samples.items()}, _STORED, _STORED_PARTS))
+        for found, digest_row, count_row in columns:
+            for index, (digest, count) in found.items():
+                if index in stored:
+                    table[digest_row, position[index.fqn]] += np.uint64(digest)
+                    table[count_row, position[index.fqn]] += np.uint64(count)
+        for index, digest in self._sample.digests.items():
             table[_LIVE, position[index.fqn]] += np.uint64(digest)
             table[_LIVE_PARTS, position[index.fqn]] += np.uint64(1)
-        for name in sample.skipped:
+        for name in self._sample.skipped:
             table[_SKIPPED, position[name]] += np.uint64(1)
-        for index, start, length in snapshot.objects:
-            if index in stored:
-                value = self._value(index.fqn, bytes(buffer.view(start, length)))
-                if value is not None:
-                    table[_DIGEST, position[index.fqn]] = value
-                    table[_COUNT, position[index.fqn]] = 1
         roots = np.zeros(len(self._names), np.int64)
         for group in self._parts.ties:
             here = [position[name] for name in group if name in position]
@@ -225,7 +261,7 @@ class Ledger:
         known = self._known.get(name)
         if known is None or known[0] != total:
             try:
-                known = total, value_digest(safe_unpickle.value(data, name))
+                known = total, digest_of(name, safe_unpickle.value(data, name))
             except Exception:  # it needs code to be loaded: not covered
                 known = total, None
             self._known[name] = known

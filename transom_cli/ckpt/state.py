@@ -71,6 +71,8 @@ class State:
         self._groups: tuple[groups.Names, groups.Names] = {}, {}  # of this rank, and of all ranks if they differ
         self._spread = tensor_kinds.Spread()
         self._canonical: dict[tuple[str, str], CanonicalNames] = {}  # by entry, and what it names
+        self.renamed: dict[str, str] = {}  # in the checkpoint that was written here last: its names, and those here
+        self._renamed_in_groups: dict[str, dict[str, str]] = {}  # by optimizer: names here, and those of its groups
         for name, value in entries.items():
             if not isinstance(name, str) or not name or name in (RANKS, RNG):
                 raise UsageError(
@@ -199,6 +201,8 @@ class State:
             StateMismatch: an optimizer has other parameters. Also raises what `load_state_dict` of an object raises.
         """
         paths = self.translated({key: paths[key] for key in flat})
+        now = {key: ".".join(map(str, path)) for key, path in paths.items()}
+        self.renamed = {key: name for key, name in now.items() if key != name}
         tree = unflatten(flat, {key: within(path) for key, path in paths.items()})
         names = self._parameter_names()
         for name, value in self._live():
@@ -211,7 +215,8 @@ class State:
             sharded = functools.partial(_sharded_at, self.parameters(name) or {})
             loaded = tensor_kinds.rebuild(loaded, (name,), sharded)
             if isinstance(value, torch.optim.Optimizer) and name not in self._as_it_is:
-                optimizers.write(value, names, loaded, self._groups[1].get(name))
+                together = self._groups[1].get(name)
+                self._renamed_in_groups[name] = optimizers.write(value, names, loaded, together)
             elif _is_stateful(value):
                 if name in tree:
                     value.load_state_dict(loaded)
@@ -372,6 +377,26 @@ class State:
             for number, parameter in enumerate(p for group in value.param_groups for p in group["params"])
             if local_part(parameter).numel() and local_part(parameter).untyped_storage().data_ptr() not in stored
         }
+
+    def with_stored_names(self, flat: Flat) -> Flat:
+        """The same values; groups of optimizers name their parameters as the checkpoint does that was written here."""
+        found = dict(flat)
+        for name, stored in self._renamed_in_groups.items():
+            for number in range(len(self._entries[name].param_groups)):
+                key = f"{name}.param_groups.{number}.params"
+                if isinstance(flat.get(key), list):
+                    found[key] = [stored.get(one, one) for one in flat[key]]
+        return found
+
+    def parameter_values(self) -> frozenset[str]:
+        """The names of all parameters of modules; one that has several names counts under each."""
+        found: set[str] = set()
+        for name, value in self._entries.items():
+            if isinstance(value, torch.nn.Module):
+                held = dict(unwrap(value).named_parameters(remove_duplicate=False))
+                short = self._canonical_names(name, VALUES, unwrap(value), unwrap(value).state_dict())
+                found.update(f"{name}.{short[key]}" for key in held if key in short)
+        return frozenset(found)
 
     def loads_in_place(self, name: str) -> bool:
         return name != RNG and isinstance(self._entries[name], (torch.nn.Module, torch.Tensor))

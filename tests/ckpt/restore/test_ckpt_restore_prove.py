@@ -159,10 +159,49 @@ def test_an_optimizers_own_parameters_that_nothing_stores_are_compared(tmp_path:
     checkpointer = Checkpointer(state, tmp_path / "all", every=1)
     checkpointer.save(3)
     checkpointer.close(strict=True)
-    state = {**fresh.state, "master": {str(n): p.detach() for n, p in enumerate(fresh.master)}}
-    again = Checkpointer(state, tmp_path / "all", every=1)
+    fresh = Small(2, master=True)
+    copies = {**fresh.state, "master": {str(n): p.detach().clone() for n, p in enumerate(fresh.master)}}
     with pytest.raises(RestoredStateDiffers, match="the optimizer steps with a tensor that was not restored"):
-        again.restore()  # a dict is replaced by the one that was loaded, and the optimizer still has the old tensors
+        Checkpointer(copies, tmp_path / "all", every=1).restore()
+    fresh = Small(3, master=True)
+    state = {**fresh.state, "master": {str(n): p.detach() for n, p in enumerate(fresh.master)}}
+    assert Checkpointer(state, tmp_path / "all", every=1).restore() == 3
+    assert all(torch.equal(one, other) for one, other in zip(fresh.master, trained.master, strict=True))
+
+
+def tied_entries() -> dict:
+    tensor = torch.ones(3)
+    return {"a": {"x": tensor}, "b": {"y": tensor}}
+
+
+def test_a_tie_of_plain_values_counts_only_if_the_trainer_had_it_before_the_restore(tmp_path: Path, monkeypatch):
+    checkpointer = Checkpointer(tied_entries(), tmp_path, every=1)
+    checkpointer.save(1)
+    checkpointer.close(strict=True)
+    separate = {"a": {"x": torch.zeros(3)}, "b": {"y": torch.zeros(3)}}
+    assert Checkpointer(separate, tmp_path, every=1).restore() == 1
+    tied = tied_entries()
+    assert Checkpointer(tied, tmp_path, every=1).restore() == 1
+    after_load(monkeypatch, lambda: tied["b"].update(y=torch.ones(3)))
+    with pytest.raises(RestoredStateDiffers, match=r"b[.]y: it was one tensor with a[.]x"):
+        Checkpointer(tied, tmp_path, every=1).restore()
+
+
+def test_the_order_of_the_parameters_in_a_group_does_not_count(tmp_path: Path):
+    saved(tmp_path)
+    fresh = Small(2)
+    optimizer = torch.optim.AdamW(list(fresh.model.parameters())[::-1], lr=1e-2)
+    fresh.state["optim"] = optimizer
+    assert Checkpointer(fresh.state, tmp_path, every=1).restore() == 2
+
+
+def test_a_value_that_is_no_longer_declared_per_rank_is_proven(tmp_path: Path, capsys):
+    checkpointer = Checkpointer({"x": torch.ones(2), "n": 1}, tmp_path, every=1, per_rank=["x", "n"])
+    checkpointer.save(1)
+    checkpointer.close(strict=True)
+    state = {"x": torch.zeros(2), "n": 0}
+    assert Checkpointer(state, tmp_path, every=1).restore() == 1
+    assert "; proven: " in capsys.readouterr().err
 
 
 def test_values_may_be_declared_as_unproven(good: Path, monkeypatch: pytest.MonkeyPatch):

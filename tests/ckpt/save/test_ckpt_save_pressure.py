@@ -12,7 +12,8 @@ from ckpt_memory_holders import abandon, holder_pid, memory_of
 from processes import wait_for
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.save import buffer, pressure
+from transom_cli.ckpt.failures import RestoredStateDiffers
+from transom_cli.ckpt.save import buffer, pressure, streamed
 from transom_cli.ckpt.save.staging import Stager
 
 SAID = "snapshot(s) in memory at a time"
@@ -105,13 +106,32 @@ def test_no_memory_at_all_writes_to_disk(directory: Path, buffers: list[int], ca
     assert restored(directory) == 3
 
 
-def test_checkpoint_without_a_snapshot_is_restored(directory: Path, buffers: list[int]) -> None:
+def test_checkpoint_without_a_snapshot_is_restored(directory: Path, buffers: list[int], capfd) -> None:
     buffers[0] = 0
     held = {"weights": torch.zeros(1000, dtype=torch.int64)}
     trainer = Checkpointer(held, directory, every=1, persist=4)
     train(trainer, held, 1)
     abandon(trainer)
     assert restored(directory) == 1
+    assert "; proven: " in capfd.readouterr().err
+
+
+def test_checkpoint_without_a_snapshot_is_not_used_if_it_is_not_the_live_state(
+    directory: Path, buffers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffers[0] = 0
+    held = {"weights": torch.zeros(1000, dtype=torch.int64)}
+    trainer = Checkpointer(held, directory, every=1, persist=4)
+    real = streamed._pieces
+
+    def stale(layout, flat, objects):
+        return real(layout, {**flat, "weights": flat["weights"] + 1}, objects)
+
+    monkeypatch.setattr(streamed, "_pieces", stale)
+    train(trainer, held, 1)
+    abandon(trainer)
+    with pytest.raises(RestoredStateDiffers, match="weights: its elements differ"):
+        restored(directory)
 
 
 def test_streamed_saves_leave_out_steps(directory: Path, buffers: list[int]) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transom_cli.ckpt import saved_marker
 from transom_cli.ckpt.failures import (
@@ -26,7 +27,7 @@ from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restore import plain_dcp, rollback
 from transom_cli.ckpt.restore.load import examine_together, kept_per_rank, load
 from transom_cli.ckpt.restore.memory import InMemory, MemoryCandidate, memory_candidates, sources
-from transom_cli.ckpt.restore.prove import Proven, check
+from transom_cli.ckpt.restore.prove import Proven, check, memory_of
 from transom_cli.ckpt.restore.reader import OnDisk, RestoreProgress, Source
 from transom_cli.ckpt.restore.rollback import Batches, Rollback
 from transom_cli.ckpt.save.snapshots import Snapshots
@@ -74,6 +75,7 @@ class Restorer:
         self._differing: list[str] = []  # checkpoints that loaded as another state than was saved
         self._progress = RestoreProgress(snapshots.daemon.report_restore)
         self._touched = False  # a load that failed may have overwritten live state
+        self._before: dict[str, Any] = {}  # where the tensors were before anything was loaded
         self.batches = Batches()  # as of the last restore()
 
     def restore(self, allow_lost: bool = False) -> Restored | None:
@@ -89,7 +91,7 @@ class Restorer:
             RestoredStateDiffers: what was loaded is not what was saved, and no older checkpoint is.
             WorldSizeChanged: the checkpoint has per-rank state for another number of ranks.
         """
-        self._touched, self._differing = False, []
+        self._touched, self._differing, self._before = False, [], memory_of(self._state)
         self._state.exchange_groups(self._ranks)
         listed = self._list_candidates()
         for _ in range(LOOKS):
@@ -123,6 +125,7 @@ class Restorer:
             UsageError: nothing says which step it is.
             NoCheckpointRestores: it does not load.
         """
+        self._before = memory_of(self._state)
         trouble: tuple[str, str, str] | None = None
         number, plain = 0, False
         if self._ranks.first:
@@ -297,7 +300,7 @@ class Restorer:
         """Compare the live state with what was saved, unless it was not loaded: `reason`. A collective."""
         if reason:
             return Proven(reason)
-        proven = check(manifest.proof, self._state, self._ranks, self._unproven, per_rank=per_rank)
+        proven = check(manifest.proof, self._state, self._ranks, self._unproven, self._before, per_rank=per_rank)
         if proven.differs:
             self._differing.append(f"{step_name(manifest.step)}: {proven.reason}")
         elif self._differing and not proven.proven:

@@ -173,14 +173,13 @@ class Committer:
         if share is not None and share.trouble:
             return Committed(share.trouble, prepare=True, share=share)
         trouble, entry, places = self._hold(step, snapshot, share)
-        doubt, totals = self.ledger.total()
+        doubt, sums = self.sums()
         trouble, entries = self._shares.exchange(trouble or doubt, entry, places)
-        unstored = self._unstored()
         uses: frozenset[str] = frozenset()
         manifest: bytes | None = None
         if self._ranks.first and not trouble:
             try:
-                proof, trouble = self._proof(totals, unstored)
+                proof, trouble = self._proof(sums)
                 if not trouble:
                     uses = self._uses(requested)
                     manifest = self._manifest(step, entries, proof)
@@ -264,10 +263,15 @@ class Committer:
         answers: list[dict[str, TensorProof]] = self._ranks.to_first(mine) or []
         return {name: one for of_rank in answers for name, one in of_rank.items()}
 
-    def _proof(self, totals: Totals, unstored: dict[str, TensorProof]) -> tuple[str, str]:
+    def sums(self) -> tuple[str, tuple[Totals, dict[str, TensorProof]]]:
+        """This rank's trouble or "", and what rank 0 makes the proof of. A collective, also after a trouble."""
+        doubt, totals = self.ledger.total()
+        return doubt, (totals, self._unstored())
+
+    def _proof(self, sums: tuple[Totals, dict[str, TensorProof]]) -> tuple[str, str]:
         """The proof for the manifest, and why the snapshot is not the live state or ""."""
         assert self._metadata is not None
-        proof, trouble = self.ledger.proof(self._metadata, totals, unstored)
+        proof, trouble = self.ledger.proof(self._metadata, *sums)
         return proof.encode(), trouble
 
     def _manifest(self, step: int, entries: list[FileEntry], proof: str) -> bytes:
@@ -278,12 +282,16 @@ class Committer:
         """Plan a checkpoint that is written without snapshots. A collective."""
         return self._plan(layout)
 
-    def record(self, step: int, entries: list[FileEntry], places: list[list[Place]]) -> Record:
-        """The record of a checkpoint without snapshots, and so without digests. Called by rank 0 after `plan`."""
+    def record(
+        self, step: int, entries: list[FileEntry], places: list[list[Place]],
+        sums: tuple[Totals, dict[str, TensorProof]],
+    ) -> tuple[Record, str]:  # fmt: skip
+        """The record of a checkpoint without snapshots, and why it is none or "". Called by rank 0 after `sums`."""
         assert self._metadata is not None
         metadata = written(self._metadata, places)
         own = FileEntry(DCP_METADATA, len(metadata), xxhash.xxh3_128_hexdigest(metadata))
-        return Record(self._encoded(step, [own, *entries], ""), metadata)
+        proof, trouble = self._proof(sums)
+        return Record(self._encoded(step, [own, *entries], proof), metadata), trouble
 
     def _encoded(self, step: int, entries: list[FileEntry], proof: str) -> bytes:
         return encode(Manifest(

@@ -174,7 +174,8 @@ class Saver:
                         trouble = describe(error)
                         if self._streamer.due(step) or requested:
                             layout = self._stager.look(flat, paths)
-                            streamed = self._streamer.write(step, layout, flat, self._serializer)
+                            others = self._state.unstored(flat)
+                            streamed = self._streamer.write(step, layout, flat, self._serializer, others)
                     begun = time.monotonic()
                     if snapshot is not None or streamed is not None:
                         proof = self._proof(flat, (streamed or snapshot).layout)  # type: ignore[union-attr]

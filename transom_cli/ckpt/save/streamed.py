@@ -3,7 +3,8 @@
 Each rank without a snapshot writes its data file straight from its live state, in save(): training waits for it, as
 with `torch.save`. The other ranks write theirs from their snapshots, in the background. Then rank 0 publishes the
 checkpoint. The data file is the same as a snapshot's bytes. So that training waits at most a tenth of the time, rank 0
-says from which step on the next one may be written.
+says from which step on the next one may be written. The digests are computed from the live state in a thread beside the
+write, which takes longer.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from transom_cli.ckpt.failures import describe
 from transom_cli.ckpt.manifest import FileEntry
 from transom_cli.ckpt.names import DCP_METADATA, data_name, tmp_name
 from transom_cli.ckpt.options import Options
+from transom_cli.ckpt.proof_save import Sums
 from transom_cli.ckpt.publish import Retention, publish, tidy
 from transom_cli.ckpt.ranks import FAILURES, Ranks
 from transom_cli.ckpt.save.commit import Committer
@@ -49,6 +51,7 @@ class Streamed:
     layout: Layout
     places: tuple[Place, ...]
     entry: FileEntry
+    sums: Sums
 
 
 class Abandoned(OSError):
@@ -77,8 +80,11 @@ class Streamer:
         return step >= self._not_before
 
     @torch.no_grad()
-    def write(self, step: int, layout: Layout, flat: Flat, serializer: Serializer) -> Streamed:
-        """Write this rank's data file. Raises OSError, also if the file system does not respond."""
+    def write(self, step: int, layout: Layout, flat: Flat, serializer: Serializer, unstored: Flat) -> Streamed:
+        """Write this rank's data file. Raises OSError, also if the file system does not respond.
+
+        unstored: see `Ledger.sample`.
+        """
         if self._writing is not None and self._writing.is_alive():
             raise OSError("the file system has not responded since an earlier save")
         began = time.monotonic()
@@ -91,12 +97,18 @@ class Streamer:
         work = self._options.directory / tmp_name(step, self._options.attempt, secrets.token_hex(4))
         writer = _Writer(work, data_name(self._ranks.rank), _pieces(layout, flat, [data for _, data in objects]))
         self._writing = thread = threading.Thread(target=writer.run, name="transom-stream", daemon=True)
+        digests = self._committer.ledger.live(step, layout, flat, objects, unstored)
         thread.start()
         while thread.is_alive() and time.monotonic() - writer.moved < STILL:
             thread.join(0.1 if time.monotonic() - began > 0.1 else 0.005)
         entry = writer.finish()
+        try:
+            sums = digests.result()
+        except BaseException:
+            files.delete_tree(work)
+            raise
         self._took = time.monotonic() - began
-        return Streamed(work, layout, tuple(places), entry)
+        return Streamed(work, layout, tuple(places), entry, sums)
 
     def commit(self, step: int, snapshot: Snapshot | None, streamed: Streamed | None, trouble: str) -> str:
         """Publish the checkpoint if a rank has streamed its part. A collective. Returns the trouble, or ""."""
@@ -134,14 +146,15 @@ class Streamer:
             entries = [entry]
         except FAILURES as error:
             trouble = describe(error)
-        answers = self._ranks.to_first((trouble, entries, places))
+        doubt, sums = self._committer.sums()
+        answers = self._ranks.to_first((trouble or doubt, entries, places))
         if answers is not None:
             trouble = next((answer[0] for answer in answers if answer[0]), "")
             try:
                 if not trouble:
-                    record = self._committer.record(
-                        step, [one for answer in answers for one in answer[1]], [answer[2] for answer in answers]
-                    )
+                    entries = [one for answer in answers for one in answer[1]]
+                    record, trouble = self._committer.record(step, entries, [answer[2] for answer in answers], sums)
+                if not trouble:
                     files.write_new(work / DCP_METADATA, record.metadata)
                     publish(directory, work, record.read, attempt, self._retention)
                     tidy(directory, step, attempt, self._retention, self._say)
@@ -162,11 +175,14 @@ class Streamer:
         path = work / data_name(self._ranks.rank)
         if streamed is not None:
             (streamed.work / path.name).rename(path)
-            return streamed.entry, [place for place in streamed.places if place[0] in wanted]
+            places = [place for place in streamed.places if place[0] in wanted]
+            self._committer.ledger.begin_live(streamed.sums, places)
+            return streamed.entry, places
         assert snapshot is not None
         if snapshot.copying is not None:
             snapshot.copying.settle()
         segments, places = pack(snapshot, wanted)  # type: ignore[arg-type]
+        self._committer.ledger.begin(snapshot, places)
         return files.write_segments(path, snapshot.buffer.view(0, snapshot.buffer.size), segments), places
 
 
