@@ -120,9 +120,14 @@ def check(
 
 
 def _stored_as(flat: Flat, own: str, proof: Proof) -> Flat:
-    """The same values by their names in the checkpoint: some may have been per rank when they were saved."""
+    """The same values by their names in the checkpoint: some may have been per rank when they were saved, or not yet."""
     known = proof.values.keys() | proof.tensors.keys()
-    return {(f"{own}{n}" if n not in known and f"{own}{n}" in known else n): value for n, value in flat.items()}
+
+    def stored(name: str) -> str:
+        other = name.removeprefix(own) if name.startswith(own) else f"{own}{name}"
+        return other if name not in known and other in known else name
+
+    return {stored(name): value for name, value in flat.items()}
 
 
 def _may_lack(name: str, flat: Flat) -> bool:
