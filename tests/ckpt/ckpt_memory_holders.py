@@ -58,6 +58,6 @@ def abandon(trainer: Checkpointer) -> None:
     """Leave it as a kill would: nothing more is saved, and its daemon keeps what it has."""
     trainer._saver.settle()
     trainer._saver.wait_durable()
-    trainer._saver._thread.shutdown()
+    trainer._saver._background.close()
     trainer._saver._stager.close()
     trainer._snapshots.close(durable=False)

@@ -120,7 +120,7 @@ def check(
 
 
 def _stored_as(flat: Flat, own: str, proof: Proof) -> Flat:
-    """The same values by their names in the checkpoint: some may have been per rank when they were saved, or not yet."""
+    """The same values by their names in the checkpoint: some may have been per rank at the save, or shared."""
     known = proof.values.keys() | proof.tensors.keys()
 
     def stored(name: str) -> str:

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 
 from transom_cli.ckpt import files
-from transom_cli.ckpt.failures import RanksDiffer, RanksMissing, describe
+from transom_cli.ckpt.failures import RanksMissing, describe
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
 from transom_cli.ckpt.names import DCP_METADATA, data_name, step_name
 from transom_cli.ckpt.options import Options
@@ -28,7 +28,7 @@ from transom_cli.ckpt.proof import TensorProof
 from transom_cli.ckpt.proof_save import Ledger, Totals
 from transom_cli.ckpt.ranks import FAILURES, Ranks
 from transom_cli.ckpt.save.layout import Layout, Place
-from transom_cli.ckpt.save.replicas import Proof, Short, buffers_note, differences, refusal
+from transom_cli.ckpt.save.replicas import Proof, Short
 from transom_cli.ckpt.save.shares import Shares, written
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.save.staging import Snapshot, Stager, pack, size_for
@@ -62,16 +62,6 @@ class Roll:
     trouble: str
     checksums: list[Short | None]
     together: bool = True
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Result of comparing replicas. complete: every rank sent checksums. note: a warning to print."""
-
-    refused: RanksDiffer | None = None
-    trouble: str = ""
-    note: str = ""
-    complete: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,15 +142,6 @@ class Committer:
                     return Roll(everyone, "", [])
                 answers = self._ranks.gather((trouble, short))
                 return Roll(everyone, _first([answer[0] for answer in answers]), [answer[1] for answer in answers])
-
-    def compare(self, proof: Proof | None, checksums: list[Short | None]) -> Comparison:
-        """Compare what the checkpoint stores once for all ranks. A collective."""
-        found = differences(self._ranks, proof, checksums)
-        complete = all(short is not None and not short[3] for short in checksums)
-        if found:
-            refused = refusal(found)
-            return Comparison(refused, f"{refused.what}: {found[0].text}", complete=complete)
-        return Comparison(note=buffers_note(proof, checksums) if proof is not None else "", complete=complete)
 
     def commit(self, step: int, snapshot: Snapshot, *, agreed: bool, requested: bool) -> Committed:
         """Hand this rank's share to the daemon, make the record, and distribute it. A collective.

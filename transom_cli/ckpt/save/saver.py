@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from transom_cli.ckpt.failures import RanksDiffer, RanksMissing, SaveFailed, describe
 from transom_cli.ckpt.names import step_name
 from transom_cli.ckpt.options import Options
 from transom_cli.ckpt.ranks import FAILURES, Ranks
+from transom_cli.ckpt.save.background import Background
 from transom_cli.ckpt.save.breaker import Patience
-from transom_cli.ckpt.save.commit import DURABLE, PROTECTED, Committed, Committer, Comparison
+from transom_cli.ckpt.save.commit import DURABLE, PROTECTED, Committed, Committer
 from transom_cli.ckpt.save.daemon import GIVE_UP, Outcome
-from transom_cli.ckpt.save.layout import Layout, Signature, local_plan
+from transom_cli.ckpt.save.layout import local_plan
 from transom_cli.ckpt.save.pressure import PressureWatch
-from transom_cli.ckpt.save.replicas import Proof, checked_each_save, prove, prove_some, shared
+from transom_cli.ckpt.save.replica_check import ReplicaCheck, compare
+from transom_cli.ckpt.save.replicas import Proof
 from transom_cli.ckpt.save.serialize import Serializer
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.save.staging import NOTHING, Later, Snapshot, Stager
@@ -37,7 +37,6 @@ from transom_cli.ckpt.tree import Flat, Paths
 from transom_cli.heartbeat.client import phase
 from transom_cli.rpc.errors import RpcError
 
-SLACK = 2.0  # seconds: the exchange fails first, and says why
 _LONG = 0.5  # seconds: a longer wait for the previous save is reported
 PATIENCE = 20.0  # seconds that a save waits for the one before it, as while a daemon that died is replaced
 REQUESTED = 20.0  # the same, for a save that was requested: a final checkpoint has no next one
@@ -72,8 +71,6 @@ class Saver:
     ) -> None:  # fmt: skip
         self._options, self._ranks, self._state, self._schedule = options, ranks, state, schedule
         self._snapshots, self._say = snapshots, say
-        self._absence = patience  # seconds that the trainer waits for ranks that do not come
-        self._lost: RanksMissing | None = None
         self.saved: int | None = None
         self._metrics: Mapping[str, float] = {}  # of the newest save
         self.durable: int | None = None
@@ -83,18 +80,13 @@ class Saver:
         self._committer = Committer(options, schedule.writers(ranks), schedule, self._stager, snapshots)
         self._serializer = serializer
         self._streamer = Streamer(options, ranks, self._committer, say)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="transom-ckpt")
-        self._running: Future[None] | None = None
+        self._background = Background(ranks, patience)
         self._running_step = -1
         self._done = 0  # the last finished step that the trainer reported
         self._becoming_durable: list[Save] = []
         self._reported_wait = False
         self._patience = Patience(PATIENCE, PART)
-        self._proven: Signature | None = None  # replicas of this signature were found equal on all ranks
-        self._proven_as: Signature | None = None  # the whole signature that it belongs to
-        self._each_save: list[MetadataIndex] = []  # what is compared at each save
-        self._refusal: RanksDiffer | None = None  # not raised yet
-        self._noted: set[str] = set()
+        self._replicas = ReplicaCheck(ranks, state, say)
         self._filling = threading.Lock()  # held while a snapshot is copied in save()
         self._releasing = False
         self._pressure = PressureWatch(self._relieve)
@@ -106,7 +98,7 @@ class Saver:
         """Training continues from the restored `step`."""
         self.saved, self.durable = step, step if durable else None
         self._status.began(step, durable=durable)
-        self._proven, self._proven_as = None, None
+        self._replicas.forget()
         if not durable:
             self._options.rule.hurry()
 
@@ -122,12 +114,12 @@ class Saver:
             read, to_come = self._state.shapes(), self._state.to_come
         self._snapshots.awaited = begins
         self._done = done
-        self._running = self._thread.submit(self._prepare, read, to_come)
+        self._background.start(self._prepare, read, to_come)
         self._running_step = -1
         if begins:
-            self._await(self._running, BEGIN)
+            self._background.wait(BEGIN)
             self._snapshots.awaited = False
-            self._raise_lost()
+            self._background.raise_lost()
 
     def start(
         self, step: int, requested: bool, together: bool = True, metrics: Mapping[str, float] | None = None
@@ -146,7 +138,7 @@ class Saver:
             RanksDiffer: on all ranks, in this save or the next one.
         """
         with phase("checkpoint"):
-            self._raise_lost()
+            self._background.raise_lost()
             if not self._settled_soon(step, requested):
                 return None
             self._raise_refusal()
@@ -178,7 +170,7 @@ class Saver:
                             streamed = self._streamer.write(step, layout, flat, self._serializer, others)
                     begun = time.monotonic()
                     if snapshot is not None or streamed is not None:
-                        proof = self._proof(flat, (streamed or snapshot).layout)  # type: ignore[union-attr]
+                        proof = self._replicas.proof(flat, (streamed or snapshot).layout)  # type: ignore[union-attr]
                     proving = time.monotonic() - begun if proof is not None and not proof.partial else 0.0
                 except Exception as error:
                     trouble = "; ".join(filter(None, (trouble, f"the state could not be copied: {describe(error)}")))
@@ -186,12 +178,10 @@ class Saver:
                 stall = None if trouble and streamed is None else time.monotonic() - save.began - proving
                 agreement = self._schedule.copied(step, stall, self._durable_pending)
                 self._running_step = self._done = step
-                self._running = self._thread.submit(
-                    self._commit_and_persist, save, (snapshot, streamed), trouble, agreement, proof
-                )
+                self._background.start(self._commit_and_persist, save, (snapshot, streamed), trouble, agreement, proof)
             if proof is not None and not proof.partial and together:
-                self._await(save.compared)
-                self._raise_lost()
+                self._background.wait_for(save.compared)
+                self._background.raise_lost()
                 self._raise_refusal()
         return save
 
@@ -215,9 +205,7 @@ class Saver:
     def settle(self) -> None:
         """Wait until the last save is committed or has failed."""
         self._stager.join()
-        if self._running is not None:
-            self._await(self._running)
-            self._running = None
+        self._background.wait()
 
     def wait_durable(self, step: int | None = None, patience: float | None = None) -> Save | None:
         """Wait until nothing, or not `step`, is being made durable. Return what still is after `patience` seconds."""
@@ -228,18 +216,17 @@ class Saver:
 
     def publish_plan(self) -> None:
         """The schedule has changed: publish the new plan in the background."""
-        self._running = self._thread.submit(self._publish_plan)
+        self._background.start(self._publish_plan)
 
     @property
     def writing(self) -> bool:
-        committing = self._running_step >= 0 and self._running is not None and not self._running.done()
-        return committing or self._durable_pending
+        return (self._running_step >= 0 and self._background.busy) or self._durable_pending
 
     def close(self) -> None:
         if self._hook is not None:
             self._hook.remove()
         self._pressure.close()
-        self._thread.shutdown(wait=self._lost is None)
+        self._background.close()
         self._stager.close()
         self._committer.ledger.close()
         self._status.close()
@@ -257,21 +244,15 @@ class Saver:
     def _settled_soon(self, step: int, requested: bool) -> bool:
         """Wait for the last save, as long as training may wait. Otherwise report that save(step) is dropped."""
         self._stager.join()
-        if self._running is None:
-            return True
         began = time.monotonic()
         left = REQUESTED if requested else self._patience.left
-        if wait([self._running], min(_LONG, left)).not_done and not self._reported_wait:
+        done = self._background.wait(min(_LONG, left))
+        if not done and not self._reported_wait:
             self._reported_wait = True
             self._say(f"save({step}) waits: {self._waits_for}")
-        done = not wait([self._running], max(0.0, left - _LONG)).not_done
-        if not done:
-            self._raise_if_missing(self._running)
+        done = done or self._background.wait(left - _LONG)
         self._patience.spend(time.monotonic() - began)
-        if done:
-            self._running.result()
-            self._running = None
-        else:
+        if not done:
             self._failed(step, f"training does not wait any longer: {self._waits_for}", IN_MEMORY)
         return done
 
@@ -281,48 +262,8 @@ class Saver:
             return "the memory for snapshots is being allocated"
         return f"{step_name(self._running_step)} is not committed on all ranks yet"
 
-    def _proof(self, flat: Flat, layout: Layout) -> Proof | None:
-        """Checksums of the replicas: of some, if all were compared since the state last changed shape."""
-        if self._ranks.size == 1:
-            return None
-        about = self._proven
-        if layout.signature is not self._proven_as:
-            about = shared(layout.signature)
-            if about == self._proven:
-                self._proven_as = layout.signature
-                self._each_save = checked_each_save(flat, layout, self._state.stepped())
-        if about is not None and layout.signature is self._proven_as:
-            return prove_some(flat, about, self._each_save)
-        assert about is not None
-        return prove(flat, layout, about, self._state.broadcast(), self._ranks.size)
-
-    def _await(self, work: Future[Any], most: float = math.inf) -> bool:
-        """Wait for the background thread, at most `most` seconds. Return whether it has finished.
-
-        Raises:
-            RanksMissing: it waits for ranks that do not come.
-        """
-        end = time.monotonic() + most
-        while (left := end - time.monotonic()) > 0:
-            if wait([work], min(self._absence + SLACK, left)).done:
-                return True
-            self._raise_if_missing(work)
-        return work.done()
-
-    def _raise_if_missing(self, work: Future[Any]) -> None:
-        """Raise RanksMissing if `work` has waited for other ranks for too long."""
-        attendance = self._ranks.attendance
-        error = attendance.missing(self._absence) if attendance is not None else None
-        if error is not None and not wait([work], SLACK).done:
-            self._lost = error
-            raise error
-
-    def _raise_lost(self) -> None:
-        if self._lost is not None:
-            raise self._lost
-
     def _raise_refusal(self) -> None:
-        refused, self._refusal = self._refusal, None
+        refused, self._replicas.refusal = self._replicas.refusal, None
         if refused is not None:
             self.settle()
             if self._ranks.first:  # Python prints nothing for a SystemExit that nobody catches
@@ -335,7 +276,7 @@ class Saver:
         if not self._releasing:
             self._releasing = True
             with contextlib.suppress(RuntimeError):  # it is being closed
-                self._thread.submit(self._release)
+                self._background.add(self._release)
 
     # In the background thread: the result is read at the next save only, so failures are reported here
 
@@ -344,7 +285,7 @@ class Saver:
         try:
             if self._filling.acquire(blocking=False):
                 try:
-                    if self._running is None or self._running.done():
+                    if not self._background.busy:
                         self._snapshots.release()
                 finally:
                     self._filling.release()
@@ -362,9 +303,9 @@ class Saver:
                 growth = 1.0 + to_come / max(1, layout.size)
         self._publish_plan()
         try:
-            self._committer.prepare(layout, growth, self._absence)
+            self._committer.prepare(layout, growth, self._background.absence)
         except RanksMissing as error:
-            self._lost = error
+            self._background.lost = error
 
     def _commit_and_persist(
         self, save: Save, copies: tuple[Snapshot | None, Streamed | None], trouble: str,
@@ -380,7 +321,7 @@ class Saver:
                 save.step,
                 committed.trouble,
                 IN_MEMORY,
-                reported=proof is not None and not proof.partial and self._refusal is not None,
+                reported=proof is not None and not proof.partial and self._replicas.refusal is not None,
             )
         else:
             self.saved = save.step
@@ -404,12 +345,14 @@ class Saver:
         """Commit `snapshot`, with the same result on all ranks."""
         try:
             awaited = proof is not None and not proof.partial  # by the trainer
-            roll = self._committer.call_roll(save.step, snapshot, trouble, proof, self._absence if awaited else None)
+            absence = self._background.absence if awaited else None
+            roll = self._committer.call_roll(save.step, snapshot, trouble, proof, absence)
             if not roll.together:
                 return Committed(roll.trouble)
             if any(short is not None for short in roll.checksums):
-                comparison = self._committer.compare(proof, roll.checksums)
-                self._compared(save, proof, comparison)
+                comparison = compare(self._ranks, proof, roll.checksums)
+                self._replicas.compared(proof, comparison)
+                save.compared.set_result(comparison.refused)
                 if comparison.trouble:
                     return Committed(comparison.trouble)
             if roll.trouble or snapshot is None:
@@ -420,21 +363,10 @@ class Saver:
                 return Committed(trouble, prepare=True)
             return self._committer.commit(save.step, snapshot, agreed=roll.agreed, requested=save.requested)
         except RanksMissing as error:
-            self._lost = error
+            self._background.lost = error
             return Committed(describe(error))
         except FAILURES as error:  # a collective failed: a peer is gone, and training will notice by itself
             return Committed(describe(error))
-
-    def _compared(self, save: Save, proof: Proof | None, found: Comparison) -> None:
-        self._refusal = found.refused
-        if found.refused is not None or proof is None or not proof.partial:
-            self._proven, self._proven_as = None, None
-        if proof is not None and found.complete and found.refused is None:
-            self._proven = proof.about
-        if found.note and found.note not in self._noted:
-            self._noted.add(found.note)
-            self._say(found.note)
-        save.compared.set_result(found.refused)
 
     def _make_durable(self, save: Save) -> None:
         """Let the daemon of rank 0 write `save`, and watch for the outcome in a thread of its own."""
