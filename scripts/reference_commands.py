@@ -17,8 +17,8 @@ its path. Without RUN, a command uses the newest run. Data goes to stdout, every
 one document, also for errors, with a `schema` number. [Exit codes](troubleshooting.md#exit-codes) are the same for all
 commands.
 
-`transom --install-completion` installs completion for your shell (bash, zsh, fish): commands, options, and the ids of
-your runs. `--show-completion` prints the script instead, for a place of your choice.
+`transom --install-completion` installs completion for your shell (bash, zsh, fish): commands, options, and the IDs of
+your runs. `--show-completion` prints the script, so that you can install it elsewhere.
 """
 
 

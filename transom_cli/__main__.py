@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> None:
+    _reopen_closed_streams()
     try:
         _main()
     except KeyboardInterrupt:  # while a command is still being imported
         sys.exit(130)
+
+
+def _reopen_closed_streams() -> None:
+    """Connect streams that the caller has closed (`>&-`) to /dev/null, so that no other file takes their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
 
 
 def _main() -> None:

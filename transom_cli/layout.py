@@ -246,6 +246,12 @@ def other_format(run: RunDir, header: Mapping[str, object], version: str) -> tup
     return (
         f"The run `{run.run_id}` was created by {'a newer' if newer else 'an older, incompatible'} version of transom",
         f"its files have format {found}, and transom {version} reads format {RUN_FORMAT}",
-        f"use {creator} for this run, or cancel its job and start a new run:\n"
-        f"with checkpoint.directory set to this run's checkpoints ({run.checkpoints} by default) it resumes from them",
+        f"use {creator} for this run, or cancel its job and start a new run:\n{resuming(run)}",
+    )
+
+
+def resuming(run: RunDir) -> str:
+    """Explain how a new run continues the training of this one."""
+    return (
+        f"with checkpoint.directory set to this run's checkpoints ({run.checkpoints} by default) it resumes from them"
     )

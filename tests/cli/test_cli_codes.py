@@ -103,7 +103,15 @@ def test_stop_as_json(run: RunDir) -> None:
     done = transom("stop", run.path, "--json")
     assert done.returncode == 0 and not done.stderr
     assert json.loads(done.stdout) == {"schema": 1, "run_id": run.run_id, "phase": "failed", "was_over": True}
-    assert f"run {run.run_id} is over already" in transom("stop", run.path).stderr
+    assert f"run {run.run_id} has already ended: failed" in transom("stop", run.path).stderr
+
+
+@pytest.mark.parametrize("command", ["stop", "requeue", "resume"])
+def test_job_that_may_still_run_is_reported_each_time(run: RunDir, command: str) -> None:
+    refused = ev.ActionFailed(4.0, "cancel/7.0", "Cancel", "no such command")
+    remember(run, ev.Started(1.0, 1), ev.Submitted(2.0, "submit", 7), ev.StopRequested(3.0, "bob"), refused)
+    done = transom(command, run.path)
+    assert done.returncode == 22 and "may still be running" in done.stderr and "hint: scancel" in done.stderr, done
 
 
 @pytest.mark.parametrize(("code", "durable", "told"), [(93, 40, True), (93, -1, False), (15, 40, False)])

@@ -37,7 +37,7 @@ def test_one_word_is_a_run_an_incident_a_node_or_a_step(died: RunDir) -> None:
     [
         (("r", "i9"), 2, "has no incident `i9`", "it has: i1"),
         (("r", "gpu7"), 2, "has nothing named `gpu7`", "its nodes: node1, node2, node3, node4"),
-        (("r", "1,000"), 2, "has not done step 1,000", "the newest step on record is 60"),
+        (("r", "1,000"), 2, "has not reached step 1,000", "the newest step on record is 60"),
         (("elsewhere",), 10, "`elsewhere` is neither a run nor a node of the newest run", "the newest are"),
         (("elsewhere", "i1"), 10, "no run `elsewhere`", "the newest are"),
     ],

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, cast
 
 from transom_cli.bootstrap.notifications import meter_for, notifier_for
 from transom_cli.bootstrap.slurm import SlurmClients, operator_slurm
-from transom_cli.config.run_settings import checkpoints_of, read_run_file, read_settings, stall_limits
+from transom_cli.config.run_settings import cancel_by_hand, checkpoints_of, read_run_file, read_settings, stall_limits
 from transom_cli.layout import JOB_LOG, RunDir
 from transom_cli.slurm.runner import Runner
+from transom_cli.submit.rundir import path_error
 from transom_cli.submit.submission import SubmissionRecord
 from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.registry import Shell
@@ -120,7 +121,10 @@ def operator_for(
         watch = SlurmPoller(slurm, clock, inbox, pace, orders.tag, handed, forgotten, ask, shared.count)
         return follower, watch, Executor(orders, slurm, reach, clock, inbox)
 
-    lease = Lease.take(run)
+    try:
+        lease = Lease.take(run)
+    except OSError as error:
+        raise path_error(error, run.lease, doing="write the lease", instead=cancel_by_hand(run)) from error
     try:
         ledger = DeliveryLog(run.notified, lease.epoch)
         meter = meter_for(run, settings, ledger)

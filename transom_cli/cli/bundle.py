@@ -19,14 +19,14 @@ def bundle(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="File to write [default: transom-<run>.tar.gz here].")
     ] = None,
-    max_size: Annotated[int, typer.Option(min=1, max=1000, help="Most MB of content before compression.")] = 20,
+    max_size: Annotated[int, typer.Option(min=1, max=1000, help="Maximum content in MB before compression.")] = 20,
     keep_names: Annotated[
         bool, typer.Option("--keep-names", help="Keep names of hosts and users, addresses and paths.")
     ] = False,
 ) -> None:
     """Write a redacted archive of a run, for a support ticket.
 
-    It has the journals, the state, outcomes, findings, health reports, settings, versions and the ends of the logs.
+    It contains the journals, state, outcomes, findings, health reports, settings, versions and the end of each log.
     Secrets, tokens, URLs, home folders, and names of users and hosts are replaced. Read it before you send it.
     """
     from transom_cli.cli.common import bounded, run_to_read
@@ -35,6 +35,10 @@ def bundle(
     from transom_cli.submit.rundir import path_error
     from transom_cli.supervise.bundle import collect, redactor_of, write_archive
 
+    if output == Path("-"):
+        raise UsageError(
+            "The archive cannot be written to stdout", "stdout lists its files", "name a file with --output"
+        )
     found = run_to_read(bounded(runs_root(root), run), run)
     target = output or Path(f"transom-{found.run_id}.tar.gz")
     contents = collect(found, redactor_of(found, keep_names=keep_names), max_size * _MEGA)

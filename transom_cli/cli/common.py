@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -77,10 +78,14 @@ def json_requested(words: list[str]) -> bool:
 
 def end(error: TransomError) -> NoReturn:
     """Print the error, as text or as JSON, and exit with its code."""
-    if json_requested(sys.argv):
-        print(json.dumps(error.as_json()))
-    else:
+    if not json_requested(sys.argv):
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    try:
+        print(json.dumps(error.as_json()), flush=True)
+    except OSError:  # the disk that stdout is written to is full, or nobody reads it
+        print(f"error: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again at exit
     sys.exit(error.exit_code)
 
 
@@ -94,6 +99,9 @@ def os_error(error: OSError) -> TransomError:
         Path.cwd()
     except OSError as gone:
         return UsageError("The current directory no longer exists", gone.strerror or "", "cd to an existing directory")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of stdout: other files have a name
+        hint = "free some space where the output is written (`df -h`; `quota`), or write it to another place"
+        return TransomError("cannot write the output", error.strerror or "", hint)
     return TransomError("A system call failed", error.strerror or str(error))
 
 

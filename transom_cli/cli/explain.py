@@ -50,6 +50,8 @@ def explain(
 
     from transom_cli.view.text import NEVER_CUT
 
+    if what and incident and what != incident:
+        raise UsageError(f"`{what}` and `--incident {incident}` were both given", hint="give one of them")
     found, what = _which(run, what or incident, root)
     book = _read(found)
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else NEVER_CUT
@@ -115,8 +117,9 @@ def _incidents(run: RunDir, book: RunRecord, what: str | None, width: int, *, js
 
     timelines = [build_timeline(one, book, full=full) for one in incidents(book) if what in (None, one.id)]
     if what is not None and not timelines:
-        known = ", ".join(one.id for one in incidents(book)) or "none"
-        raise UsageError(f"Run `{book.run_id}` has no incident `{what}`", f"it has: {known}")
+        known = ", ".join(one.id for one in incidents(book))
+        why = f"it has: {known}" if known else "it has had no incident so far"
+        raise UsageError(f"Run `{book.run_id}` has no incident `{what}`", why)
     fails = saves_fail(run, book.state)
     if json_:
         phase, verdict = ("held", book.held) if book.held else (book.state.phase.value, book.state.verdict)
@@ -147,10 +150,10 @@ def _topic(run: RunDir, book: RunRecord, what: str) -> Topic:
         raise UsageError(
             f"Run `{book.run_id}` has nothing named `{what}`",
             has,
-            f"An incident is named as i2, a step by its number; `transom explain {book.run_id}` lists the incidents.",
+            f"Give an incident (i2), a node or a step number; `transom explain {book.run_id}` lists the incidents.",
         )
     step, newest = int(what.replace(",", "")), newest_step(book)
     if step > newest:
-        has = f"the newest step on record is {newest:,}" if newest >= 0 else "none was seen"
-        raise UsageError(f"Run `{book.run_id}` has not done step {step:,}", has)
+        has = f"the newest step on record is {newest:,}" if newest >= 0 else "no step was seen"
+        raise UsageError(f"Run `{book.run_id}` has not reached step {step:,}", has)
     return about_step(book, step)

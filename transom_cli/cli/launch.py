@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,6 @@ def launch(
     """Start and watch one attempt's training step (used by the sbatch templates)."""
     import os
     import shutil
-    import sys
 
     import transom_cli
     from transom_cli.bootstrap.slurm import launcher_slurm
@@ -100,8 +100,8 @@ def agent(
 
 def operate(
     run_dir: Annotated[Path | None, typer.Option(help="Operate only the run in this directory.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Operate all of your runs that are not over.")] = False,
-    idle_exit: Annotated[bool, typer.Option("--idle-exit", help="End when no run remains.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Operate all of your runs that have not ended.")] = False,
+    idle_exit: Annotated[bool, typer.Option("--idle-exit", help="Exit when no run remains.")] = False,
     root: Root = None,
 ) -> None:
     """Operate your runs in this process, as a service does.
@@ -111,14 +111,19 @@ def operate(
     from transom_cli.bootstrap.operator import operator_for, services
     from transom_cli.cli.common import require_own_run
     from transom_cli.cli.operate import operate_all_runs
-    from transom_cli.layout import RunDir
+    from transom_cli.submit.rundir import find_run
+    from transom_cli.supervise.journal import fold
     from transom_cli.supervise.operator.background import operate_here
 
     if all_ == (run_dir is not None):
-        raise UsageError("give either `--all` or `--run-dir`")
+        why = "both were given" if all_ else "neither was given"
+        raise UsageError("give either `--all` or `--run-dir`", why, "`transom operate --all` operates all of your runs")
     if run_dir is None:
         operate_all_runs(root, idle_exit=idle_exit)
         return
-    run = RunDir(run_dir.absolute())
+    run = find_run(run_dir, str(run_dir.absolute()))
     require_own_run(run)
+    state = fold(run.journal).state
+    if state.phase.over:
+        print(f"run {run.run_id} has already ended: {state.phase.value}", file=sys.stderr)
     raise typer.Exit(operate_here(run, operator_for, services()))

@@ -26,12 +26,13 @@ def prune(
     ] = None,
     keep: Annotated[int | None, typer.Option("--keep", min=0, help="Never remove the newest N runs.")] = None,
     max_size: Annotated[
-        str | None, typer.Option("--max-size", help="Remove the oldest runs until all take no more, such as 2T.")
+        str | None,
+        typer.Option("--max-size", help="Remove the oldest runs until the rest fit into this size, such as 2T."),
     ] = None,
     last_checkpoints: Annotated[
         bool, typer.Option("--last-checkpoints", help="Also remove the last checkpoint of these runs.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove them. Without it, they are only shown.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove them; without it, prune only shows them.")] = False,
     root: Root = None,
     json_: Json = False,
 ) -> None:
@@ -50,7 +51,9 @@ def prune(
     from transom_cli.core.prune import Limits, choose
 
     if older_than is None and keep is None and max_size is None:
-        raise UsageError("no limit was given", "all runs would be removed", "give --older-than, --keep or --max-size")
+        raise UsageError(
+            "no limit was given", "without one, all runs would be removed", "give --older-than, --keep or --max-size"
+        )
     limits = Limits(
         ended_before=time.time() - duration(older_than, "--older-than") if older_than is not None else None,
         newest=keep,
@@ -59,20 +62,24 @@ def prune(
     )
     where = bounded(runs_root(root, os.environ))
     stored, other, kept = _stored(where, limits)
-    removals = choose(stored, limits, other)
-    failed = _remove(where, removals) if yes else []
+    removals: Sequence[Removal] = choose(stored, limits, other)
+    failed: list[str] = []
+    if yes:
+        removals, failed = _remove(where, removals)
     if json_:
         runs = [{"run_id": r.run_id, "whole": r.whole, "steps": r.steps, "bytes": r.freed} for r in removals]
         print(json.dumps({"schema": 1, "removed": yes, "runs": runs, "kept": kept, "failed": failed}))
     else:
-        _show(stored, removals, kept, yes=yes)
+        _show(stored, removals, kept, yes=yes, failed=bool(failed))
     for message in failed:
         print(f"error: {message}", file=sys.stderr)
     if failed:
         raise typer.Exit(TransomError.exit_code)
 
 
-def _show(stored: Sequence[StoredRun], removals: Sequence[Removal], kept: dict[str, int], *, yes: bool) -> None:
+def _show(
+    stored: Sequence[StoredRun], removals: Sequence[Removal], kept: dict[str, int], *, yes: bool, failed: bool
+) -> None:
     import time
 
     from transom_cli.plural import several
@@ -89,10 +96,10 @@ def _show(stored: Sequence[StoredRun], removals: Sequence[Removal], kept: dict[s
         lines = table(head, rows, frozenset({"ENDED", "SIZE"}))
         print("\n".join(plain(line).rstrip() for line in lines))
     for why, number in kept.items():
-        print(f"kept: {several(number, 'run')}: {why}", file=sys.stderr)
+        print(f"kept {several(number, 'run')}: {why}", file=sys.stderr)
     total = size(sum(one.freed for one in removals))
     if not removals:
-        print("nothing to remove", file=sys.stderr)
+        print("nothing was removed" if failed else "nothing to remove", file=sys.stderr)
     elif not yes:
         print(f"{total} in {several(len(removals), 'run')}; nothing was removed, --yes removes it", file=sys.stderr)
     else:
@@ -118,7 +125,7 @@ def _stored(root: Path, limits: Limits) -> tuple[list[StoredRun], int, dict[str,
     for run in runs:
         ended, why = _ended(run)
         if not why and run.run_id in used:
-            why = "another run uses their checkpoints"
+            why = "its checkpoints are used by another run"
         if why:
             kept[why] = kept.get(why, 0) + 1
             other += 0 if limits.size is None or why == _FOREIGN else _bytes(run.path)
@@ -133,13 +140,13 @@ def _stored(root: Path, limits: Limits) -> tuple[list[StoredRun], int, dict[str,
             continue
         checkpoints, complete = _checkpoints(run)
         if not complete:
-            why = "they have checkpoints, and none is complete (`transom ckpt ls RUN`)"
+            why = "no complete checkpoint (`transom ckpt ls RUN`)"
             kept[why] = kept.get(why, 0) + 1
         stored.append(StoredRun(run.run_id, ended, _bytes(run.path), checkpoints, removable=complete))
     return stored, other, kept
 
 
-_FOREIGN = "they belong to other users"
+_FOREIGN = "owned by another user"
 
 
 def _ended(run: RunDir, patience: float = 0.0) -> tuple[float, str]:
@@ -155,13 +162,13 @@ def _ended(run: RunDir, patience: float = 0.0) -> tuple[float, str]:
     try:
         state = fold(run.journal).state
     except TransomError:
-        return 0.0, "their journals cannot be read"
+        return 0.0, "its journal cannot be read"
     if not state.phase.over:
-        return 0.0, "they are not over (`transom stop RUN` ends a run)"
+        return 0.0, "not over (`transom stop RUN` ends a run)"
     if state.exit_code == Unknown.exit_code:
-        return 0.0, "their jobs may still be running"
+        return 0.0, "its job may still be running"
     return (
-        (0.0, "their operators are still alive")
+        (0.0, "its operator is still alive")
         if operator_alive(run, patience=patience) is not None
         else (state.since, "")
     )
@@ -205,8 +212,8 @@ def _bytes(folder: Path) -> int:
 # --- removing ---
 
 
-def _remove(root: Path, removals: Sequence[Removal]) -> list[str]:
-    """Remove what was chosen. Return a message for each run of which something could not be removed."""
+def _remove(root: Path, removals: Sequence[Removal]) -> tuple[list[Removal], list[str]]:
+    """Remove what was chosen. Return what was removed, and a message for each run that was not completely removed."""
     import os
     import shutil
 
@@ -217,7 +224,7 @@ def _remove(root: Path, removals: Sequence[Removal]) -> list[str]:
     for path in root.glob(_PRUNED.format("*")):  # of a command that was interrupted
         if RUN_ID.fullmatch(path.name[1 : -len(".pruned")]) and path.lstat().st_uid == os.geteuid():
             shutil.rmtree(path, ignore_errors=True)
-    failed = []
+    removed, failed = [], []
     for one in removals:
         run = RunDir(root.absolute() / one.run_id)
         try:
@@ -232,6 +239,7 @@ def _remove(root: Path, removals: Sequence[Removal]) -> list[str]:
                     hidden = run.checkpoints / _PRUNED.format(step_name(step))
                     (run.checkpoints / step_name(step)).rename(hidden)
                     shutil.rmtree(hidden)
+            removed.append(one)
         except OSError as error:
             failed.append(f"cannot remove all of {one.run_id}: {error.filename or run.path}: {error.strerror or error}")
-    return failed
+    return removed, failed

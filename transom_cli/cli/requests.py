@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from transom_cli.layout import RunDir
 
 STOP_PATIENCE = 60.0  # seconds; Slurm gives a job 30 s between TERM and KILL, in which it may save
+_BY_HAND = {"stop": "scancel", "requeue": "scontrol requeue", "resume": "scontrol release"}
 PATIENCE = 15.0  # seconds until the operator has recorded a request
 
 
@@ -27,7 +28,7 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
 
     found = _found(run, root)
     state = fold(found.journal).state
-    already = " already" if state.phase.over else ""
+    already = state.phase.over
     if not already:
         with waiting(f"stopping {found.run_id}: ranks may save, Slurm gives them 30 s"):
             submit_request(found, "stop")
@@ -35,10 +36,12 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
         _require_stopped(found, state)
         if is_own(found):
             cancel_pending_operator(found)
-    if json_:
-        print(json.dumps({"schema": 1, "run_id": found.run_id, "phase": state.phase.value, "was_over": bool(already)}))
     else:
-        print(f"run {found.run_id} {'is over' if already else state.phase.value}{already}", file=sys.stderr)
+        _require_stopped(found, state)
+    if json_:
+        print(json.dumps({"schema": 1, "run_id": found.run_id, "phase": state.phase.value, "was_over": already}))
+    else:
+        print(f"run {found.run_id} {'has already ended: ' if already else 'is '}{state.phase.value}", file=sys.stderr)
 
 
 def requeue(run: Run = None, root: Root = None, json_: Json = False) -> None:
@@ -67,13 +70,14 @@ def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:
     found = _found(run, root)
     state = fold(found.journal).state
     if state.phase.over:
+        _require_stopped(found, state)
         hint = "start a new run with `transom run`; it resumes from the checkpoints"
-        raise TransomError(f"Run `{found.run_id}` is over", f"it is {state.phase.value}", hint)
+        raise TransomError(f"Run `{found.run_id}` is over", f"its state is `{state.phase.value}`", hint)
     with waiting(f"asking the operator to {kind} {found.run_id}"):
         recorded = await_request(found, submit_request(found, kind))
     if recorded.result.startswith(("refused", "nothing")):
         hint = f"check with `transom status {found.run_id}`"
-        raise TransomError(f"The request to {kind} run `{found.run_id}` changes nothing", recorded.result, hint)
+        raise TransomError(f"The request to {kind} run `{found.run_id}` had no effect", recorded.result, hint)
     if json_:
         print(json.dumps({"schema": 1, "run_id": found.run_id, "request": kind, "result": recorded.result}))
     else:
@@ -105,8 +109,9 @@ def submit_request(found: RunDir, kind: str, **more: Any) -> str:
         name = write_request(found, kind, this_user(), **more)
     except OSError as error:
         job = fold(found.journal).state.job.id
-        scancel = cluster_command(f"scancel {job}", read_run_settings(found).cluster)
-        instead = f"cancel the job yourself: `{scancel}`" if job else "ask the run's owner"
+        verb = _BY_HAND.get(kind)
+        command = cluster_command(f"{verb} {job}", read_run_settings(found).cluster)
+        instead = f"do it without transom: `{command}`" if job and verb else "try again later"
         raise path_error(error, found.requests, doing="write a request to", instead=instead) from error
     if operator_alive(found) is None:
         start_operator(found)

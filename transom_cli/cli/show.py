@@ -117,9 +117,10 @@ def show_list(
     elif found.views:
         show(list_lines(found.views, width(os.environ, watched=under_watch())), colours=not no_color)
     elif not wanted.newest:
-        print(f"no such runs in {where}; `transom list` shows the newest", file=sys.stderr)
+        print(f"no matching runs in {where}; `transom list` shows the newest", file=sys.stderr)
     elif not found.unreadable:
-        print(f"no runs in {where}; start one with `transom run -- COMMAND`", file=sys.stderr)
+        gone = "" if where.exists() else " (no such directory)"
+        print(f"no runs in {where}{gone}; start one with `transom run -- COMMAND`", file=sys.stderr)
     if found.earlier and not json_:
         print(f"{several(found.earlier, 'earlier run')} not shown; `transom list --all` shows all", file=sys.stderr)
     return 0

@@ -40,7 +40,7 @@ def status(
 ) -> None:
     """Show the state of a run on one screen.
 
-    The first line has the answer. Each node has a letter: . ok, s slow, ! silent, ? suspect, p probing, x isolated,
+    The first line is a summary. Each node has a letter: . ok, s slow, ! silent, ? suspect, p probing, x isolated,
     - no sign yet.
 
     Examples: transom status; transom status llama-70b --all; transom status --watch; transom status --json | jq .step
@@ -52,15 +52,15 @@ def list_(
     root: Root = None,
     everything: Annotated[bool, typer.Option("--all", help="Show every run.")] = False,
     state: Annotated[
-        str | None, typer.Option("--state", help="Show runs in these states only, such as failed,held.")
+        str | None, typer.Option("--state", help="Show only runs in these states, such as failed,held.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", help="Show runs that are not over, or ended within this time, such as 7d.")
+        str | None, typer.Option("--since", help="Show active runs, and runs that ended within this time, such as 7d.")
     ] = None,
     json_: Json = False,
     no_color: NoColor = False,
 ) -> None:
-    """List your runs, newest first: all that are not over, and the newest 20 that are.
+    """List runs, newest first: all active runs, and the 20 newest that have ended.
 
     FOR: time in this state, or the duration of a run that has ended. AGE: time since submission.
     """

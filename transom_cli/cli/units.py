@@ -16,7 +16,9 @@ def duration(text: str, option: str) -> float:
     """Return the seconds of `30m`, `12h`, `7d` or `2w`. Raises UsageError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip().lower())
     if match is None:
-        raise UsageError(f"{option} `{text}` is not a duration", "it needs a number and a unit", "such as 12h or 7d")
+        raise UsageError(
+            f"{option} `{text}` is not a duration", "it needs a number and a unit", "for example 12h or 7d"
+        )
     return float(match[1]) * _SECONDS[match[2]]
 
 
@@ -24,13 +26,15 @@ def size(text: str, option: str) -> int:
     """Return the bytes of `500G`, `2TiB` or `4096`. Raises UsageError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None:
-        raise UsageError(f"{option} `{text}` is not a size", "it needs a number and a unit", "such as 500G or 2T")
+        raise UsageError(f"{option} `{text}` is not a size", "it needs a number and a unit", "for example 500G or 2T")
     return int(float(match[1]) * _BYTES[match[2]])
 
 
 def states(text: str | None) -> tuple[str, ...]:
     """Return the states of `failed,held`. Raises UsageError."""
     found = tuple(filter(None, re.split(r"[,\s]+", (text or "").lower())))
+    if text is not None and not found:
+        raise UsageError("--state names no state", hint=f"give one or more of {', '.join(STATES)}")
     unknown = [one for one in found if one not in STATES]
     if unknown:
         raise UsageError(f"There is no state `{unknown[0]}`", f"a run is {', '.join(STATES[:-1])} or {STATES[-1]}")

@@ -39,8 +39,11 @@ def read_run_file(run: RunDir, path: Path) -> str:
     except OSError as error:
         from transom_cli.submit.rundir import path_error
 
-        instead = f"end the run's job by hand (`scancel`; `transom status {run.run_id}` shows its ID)"
-        raise path_error(error, path, doing="read", instead=instead) from error
+        raise path_error(error, path, doing="read", instead=cancel_by_hand(run)) from error
+
+
+def cancel_by_hand(run: RunDir) -> str:
+    return f"cancel the run's job yourself (`scancel`; `transom status {run.run_id}` shows its ID)"
 
 
 def policy_of(settings: Settings) -> Policy:

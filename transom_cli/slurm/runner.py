@@ -115,7 +115,7 @@ class Runner:
                 raise SlurmRefused(f"Cannot run {argv[0]} in {cwd}", "no such directory") from error
             raise SlurmUnreachable(
                 f"Slurm's command `{argv[0]}` was not found",
-                str(error),
+                f"no directory in PATH contains `{argv[0]}`",
                 f"install {PACKAGES}, or run this on a host where `which {argv[0]}` finds it",
             ) from error
         except OSError as error:

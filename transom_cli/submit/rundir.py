@@ -153,7 +153,9 @@ def find_run(root: Path, wanted: str | None = None, *, own: bool = False) -> Run
     if not runs:
         _refuse_unreadable(root, wanted)
         raise NoSuchRun(
-            f"no runs in {root}", hint="start one with `transom run -- COMMAND`, or give another folder with --root"
+            f"no runs in {root}",
+            "" if root.exists() else "no such directory",
+            hint="start one with `transom run -- COMMAND`, or give another folder with --root",
         )
     if wanted is None:
         mine = _first_own(runs)
@@ -208,7 +210,7 @@ def path_error(
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return TransomError(what, why, hint=f"free some space (`df -h {path.parent}`; `quota`), or {instead}")
     if error.errno == errno.EROFS:
-        return NotPermitted(what, why, hint=f"{instead}, on a writable file system")
+        return NotPermitted(what, why, hint=f"use a writable file system, or {instead}")
     if error.errno in (errno.EACCES, errno.EPERM):
         return NotPermitted(what, why, hint=f"check the permissions (`ls -ld {path.parent}`), or {instead}")
     if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.EEXIST, errno.ELOOP):
@@ -231,6 +233,10 @@ def _run_at(path: Path) -> RunDir:
 
 def _near(wanted: str, runs: list[RunDir]) -> str:
     ids = [run.run_id for run in runs]
+    if wanted.isdecimal():
+        of_job = next((run.run_id for run in runs if next(run.attempts.glob(f"{wanted}.*"), None)), "")
+        if of_job:
+            return f"job {wanted} belongs to the run {of_job}"
     names = list(dict.fromkeys(run_name(run) for run in runs))
     near = difflib.get_close_matches(wanted, names, n=3) + difflib.get_close_matches(wanted, ids, n=3)
     return f"similar: {', '.join(near)}" if near else f"the newest are: {', '.join(ids[:3])}"

@@ -88,17 +88,21 @@ def collect(run: RunDir, redactor: Redactor, most: int) -> Contents:
 
 
 def write_archive(target: Path, files: list[tuple[str, bytes]]) -> None:
-    """Write a new .tar.gz of mode 0600. The same files give the same bytes. Raises OSError."""
+    """Write a new .tar.gz of mode 0600, or nothing. The same files give the same bytes. Raises OSError."""
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with (
-        os.fdopen(descriptor, "wb") as raw,
-        gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
-    ):
-        for name, data in files:
-            entry = tarfile.TarInfo(f"bundle/{name}")
-            entry.size, entry.mode = len(data), 0o600
-            archive.addfile(entry, io.BytesIO(data))
+    try:
+        with (
+            os.fdopen(descriptor, "wb") as raw,
+            gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for name, data in files:
+                entry = tarfile.TarInfo(f"bundle/{name}")
+                entry.size, entry.mode = len(data), 0o600
+                archive.addfile(entry, io.BytesIO(data))
+    except BaseException:
+        target.unlink(missing_ok=True)  # a part of an archive is of no use, and the next try needs the name
+        raise
 
 
 def _everything(run: RunDir, owner: int) -> Iterator[tuple[str, bytes]]:
@@ -154,10 +158,11 @@ def _end(path: Path, most: int, owner: int) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return b""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (owner, 0):
+        os.close(descriptor)
+        return b""
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid not in (owner, 0):
-            return b""
         start = max(0, found.st_size - most)
         file.seek(start)
         data = file.read(most)

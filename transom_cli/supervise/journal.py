@@ -25,7 +25,7 @@ from transom_cli.core.operator.decide import decide
 from transom_cli.core.operator.state import Phase, Policy, Request, State
 from transom_cli.errors import TransomError
 from transom_cli.files import open_private
-from transom_cli.layout import RUN_FORMAT, RunDir, other_format
+from transom_cli.layout import RUN_FORMAT, RunDir, other_format, resuming
 from transom_cli.supervise.journal_snapshot import Snapshot, SnapshotWriter, read_snapshot
 
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ class Folding:
             self._begin()
             raise
         except OSError as error:
-            raise JournalError(f"Cannot read the journal `{self._path}`", str(error)) from error
+            raise _damaged(
+                f"Cannot read the journal `{self._path}`", error.strerror or str(error), self._path
+            ) from error
         self._release()
         self._catch_up()
         return Folded(self._state, self._last_at, replace(self._times))
@@ -154,7 +156,7 @@ class Folding:
         try:
             event = event_from_json(record)
         except BadRecord as error:
-            raise JournalError(f"A record of `{self._path}` cannot be read", str(error)) from error
+            raise _damaged(f"A record of `{self._path}` cannot be read", str(error), self._path) from error
         self._release()
         self._play(event)
 
@@ -265,7 +267,15 @@ def _first_state(path: Path, header: dict[str, Any]) -> State:
 
 
 def _not_a_journal(path: Path, header: dict[str, Any]) -> JournalError:
-    return JournalError(f"`{path}` is not a journal of transom", f"its first line has type {header.get('type')!r}")
+    found = f"has the type {header['type']!r}" if header.get("type") else "is empty or damaged"
+    return _damaged(f"`{path}` is not a journal of transom", f"its first line {found}", path)
+
+
+def _damaged(what: str, why: str, path: Path) -> JournalError:
+    restart = "cancel the run's job (`squeue --me` shows it) and start a new run"
+    return JournalError(
+        what, why, f"restore the file if you have a copy, or {restart}:\n{resuming(RunDir(path.parent))}"
+    )
 
 
 class Journal:

@@ -1,4 +1,4 @@
-"""Reads a run directory into a `RunView`: journal, heartbeat tables, lease, and checkpoints in node memory."""
+"""Reads a run directory into a `RunView`: journal, heartbeat tables and lease."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transom_cli.ckpt.progress import Part, combined
-from transom_cli.ckpt.schedule.plan import NextSaves
-from transom_cli.ckpt.snapshot.account import newest_whole
-from transom_cli.ckpt.snapshot.status import newest_attempt, read_all
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.heartbeat.table import RankBeat
-from transom_cli.layout import AttemptDir, RunDir, attempt_name, parse_attempt
+from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.ownership import other_owner
 from transom_cli.slurm.port import slurm_seconds
 from transom_cli.supervise.attempt_files import read_reports, saves_fail
@@ -26,7 +22,8 @@ from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
 from transom_cli.view.model import FRESH, RunView, build_view
 from transom_cli.view.node_state import NodeSight, NodeViews, blind_nodes
-from transom_cli.view.outlook import next_steps, operations, planned_saves, rank_operation, step_time
+from transom_cli.view.outlook import next_steps, rank_operation, step_time
+from transom_cli.view.read_memory import Memory, read_memory
 from transom_cli.view.read_nodes import NodeReader
 
 try:
@@ -125,65 +122,6 @@ def _seconds(time: object) -> int | None:
         return slurm_seconds(time)
     except ValueError:
         return None
-
-
-# --- checkpoints in node memory ---
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What the nodes report of checkpoints.
-
-    Attributes:
-        step: The newest complete step in node memory; -1 if there is none.
-        committed: When it was committed (Unix time).
-        schedule: When the training saves, as text.
-        coming: When the training saves, as a plan.
-        parts: Saves and restores in progress.
-        directory: The training's checkpoint directory.
-    """
-
-    step: int = -1
-    committed: float | None = None
-    protection: str = ""
-    schedule: str = ""
-    coming: NextSaves | None = None
-    parts: tuple[Part, ...] = ()
-    directory: str = ""
-
-    def added_to(self, view: RunView, stepped: float | None = None) -> RunView:
-        """Add it to a view. stepped: when the view's step finished; planned saves need a run that trains."""
-        view = replace(
-            view,
-            memory=self.step,
-            memory_age=None if self.committed is None else max(0.0, view.now - self.committed),
-            memory_protection=self.protection,
-            save_schedule=self.schedule,
-            operations=operations(self.parts, self.directory, view.now),
-        )
-        if self.coming is None or view.phase != Phase.TRAINING.value or view.step < 0:
-            return view
-        save, durable = planned_saves(self.coming, view.step, view.step_time, stepped, view.now)
-        return replace(view, next_save=save, next_durable=durable)
-
-
-def read_memory(run: RunDir, state: State, now: float) -> Memory:
-    """Read the reports of the current attempt's nodes, a file each."""
-    attempt = newest_attempt(run.attempts)
-    if attempt is None or attempt.name != attempt_name(state.job.id, state.job.restarts):
-        return Memory()
-    trainings = [sight.accounts for sight in read_all(attempt, now).values()]
-    accounts = [account for training in trainings for account in training.values()]
-    one, first = newest_whole(trainings), next((a for a in accounts if a.rhythm), None)
-    return Memory(
-        step=-1 if one is None else one.step,
-        committed=None if one is None else one.committed,
-        protection="" if one is None else one.protection,
-        schedule="" if first is None else first.rhythm,
-        coming=None if first is None else first.coming,
-        parts=combined(part for account in accounts for part in account.under_way),
-        directory=accounts[0].directory if accounts else "",
-    )
 
 
 # --- the view ---

@@ -144,9 +144,10 @@ class OperatorProcess:
             work.failures += 1
             pause = min(AGAIN * 2.0 ** (work.failures - 1), LONGEST)
             work.again_at = time.monotonic() + pause
-            log.exception("cannot operate %s; next try in %.0f s", run.run_id, pause)
+            explained = isinstance(error, TransomError)
+            words = str(error) if explained else repr(error)
+            log.error("cannot operate %s; next try in %.0f s: %s", run.run_id, pause, words, exc_info=not explained)
             current.set(None)
-            words = str(error) if isinstance(error, TransomError) else repr(error)
             log.error("cannot operate %s: %s", run.path, words)
             self._refuse(name, words)
 
