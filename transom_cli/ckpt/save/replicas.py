@@ -146,14 +146,14 @@ def differences(ranks: Ranks, mine: Proof | None, shorts: list[Short | None]) ->
     checksums = {short[0] for short in shorts if short is not None}
     if len(checksums) <= 1 and not any(short[1] for short in shorts if short is not None):
         return []
-    everyones = ranks.to_first(mine.each if mine is not None else {})
+    everyones = ranks.to_first((mine.partial, mine.each) if mine is not None else (False, {}))
     found: list[Difference] = []
     if everyones is not None:
-        by_part: dict[MetadataIndex, dict[int, int]] = {}
-        for rank, held in enumerate(everyones):
+        by_part: dict[tuple[bool, MetadataIndex], dict[int, int]] = {}
+        for rank, (partial, held) in enumerate(everyones):
             for index, digest in held.items():
-                by_part.setdefault(index, {})[rank] = digest
-        for index, digests in by_part.items():
+                by_part.setdefault((partial, index), {})[rank] = digest  # the two kinds have checksums of their own
+        for (_, index), digests in by_part.items():
             first = min(digests)
             others = tuple(sorted(rank for rank, digest in digests.items() if digest != digests[first]))
             if others:

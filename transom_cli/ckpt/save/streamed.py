@@ -129,7 +129,7 @@ class Streamer:
         if share.trouble:
             return share.trouble
         directory, attempt = self._options.directory, self._options.attempt
-        work = directory / tmp_name(step, attempt, self._ranks.from_first(secrets.token_hex(4)))
+        work = directory / str(self._ranks.from_first(tmp_name(step, attempt, secrets.token_hex(4))))
         trouble = ""
         entries: list[FileEntry] = []
         places: list[Place] = []
