@@ -14,7 +14,7 @@ import torch.distributed as dist
 from transom_cli.ckpt import files
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.proof_save import Ledger
-from transom_cli.ckpt.save import buffer, staging, streamed
+from transom_cli.ckpt.save import staging, streamed
 
 PLACES: dict[str, tuple[Any, str]] = {  # where a save fails
     "copy": (staging.Stager, "_copy"),
@@ -50,7 +50,7 @@ def main() -> None:
 
     found["first"] = save()
     for kind, (owner, name) in PLACES.items():
-        real, take, free = getattr(owner, name), staging.Stager.take, buffer.free_memory
+        real, take = getattr(owner, name), staging.Stager.take
         if kind.startswith("streamed") and rank == 1:
             staging.Stager.take = no_memory  # type: ignore[method-assign]
             found[f"{kind} without a fault"] = save()
