@@ -86,9 +86,9 @@ def test_large_tensors_are_cut_for_threads(monkeypatch: pytest.MonkeyPatch):
 def test_sums_on_a_device_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch):
     tensors = [made(shape, torch.bfloat16) for shape in SHAPES]
     expected = [digest(whole(tensor)) for tensor in tensors]
-    monkeypatch.setattr(module, "_HostSums", lambda: module._DeviceSums(torch.device("cpu")))
-    monkeypatch.setattr(torch.Tensor, "numpy", lambda self: self)
+    monkeypatch.setattr(module, "_arithmetic", lambda data: (data, module._DeviceSums(torch.device("cpu"))))
     assert [digest(whole(tensor)) for tensor in tensors] == expected
+    assert digests([whole(tensor) for tensor in (*tensors, *tensors)]) == expected * 2
 
 
 def test_every_kind_of_tensor_has_a_digest_of_its_bits():
@@ -126,3 +126,14 @@ def test_equal_values_have_equal_digests():
     different = [1, 1.0, True, -0.0, 0.0, "1", b"1", None, [], {}, (1,), [[1]], {"1": 1}, {1: 1}, 1 + 0j, {1}, "", b""]
     assert len({value_digest(value) for value in different}) == len(different)
     assert value_digest(object()) is None
+
+
+def test_small_parts_that_are_summed_together_have_the_digests_of_each_alone() -> None:
+    torch.manual_seed(1)
+    shapes = [(), (3,), (130,), (5, 70), (2, 3, 65)] * 3
+    parts = [Part(torch.randn(shape), shape, (0,) * len(shape)) for shape in shapes]
+    parts += [Part(torch.randn(2, 70), (8, 70), (row, 0)) for row in (0, 2, 2)]
+    parts += [Part(torch.randn(2, 140)[:, ::2], (8, 70), (2, 0)), Part(torch.ones(0, 2), (0, 2), (0, 0))]
+    parts += [Part(torch.randn(3, dtype=torch.complex64).conj(), (3,), (0,)) for _ in range(2)]
+    assert digests(parts) == [digest(part) for part in parts]
+    assert len(set(digests(parts))) == len(parts)

@@ -39,6 +39,8 @@ import numpy as np
 import torch
 import xxhash
 
+from transom_cli.ckpt.tree import PLAIN
+
 MASK = (1 << 64) - 1
 WORDS = 4096  # entries in a table of factors
 _CHUNK = 8 * WORDS  # words summed by one call: with its scratch memory it fits into a second-level cache
@@ -46,6 +48,8 @@ _DEVICE_CHUNK = 1 << 24  # the same on a GPU
 _COLUMNS = 64  # trailing dimensions are seen as one until they have this many elements
 _PIECE = 32 << 20  # bytes that one thread sums at a time
 _THREADS = 8
+_SMALL = 64 << 10  # bytes; smaller parts are summed together
+_BATCH = 4 << 20  # bytes summed together
 _ROW, _BLOCK, _LOW, _HIGH = (0x9E3779B97F4A7C15 * k & MASK for k in (1, 3, 5, 7))
 Array = Any  # numpy.ndarray or torch.Tensor
 
@@ -61,40 +65,61 @@ class Part:
 
 def digests(parts: Sequence[Part]) -> list[int]:
     """The digests of parts, computed with several threads. Nothing may write to the tensors meanwhile."""
-    pieces = [(number, piece) for number, part in enumerate(parts) for piece in _pieces(part)]
-    totals = [0] * len(parts)
-    threads = min(_THREADS, len(os.sched_getaffinity(0)), len(pieces))
+    tasks: list[tuple[list[int], list[Part]]] = []  # numbers of parts, and parts of one box
+    alike: dict[Any, list[int]] = {}
+    for number, part in enumerate(parts):
+        tensor = part.tensor
+        if type(tensor) in PLAIN and 0 < tensor.nbytes <= _SMALL and not (tensor.is_conj() or tensor.is_neg()):
+            box = part.shape, part.offsets, tensor.shape, tensor.element_size(), tensor.device
+            alike.setdefault(box, []).append(number)
+        else:
+            tasks += [([number], [piece]) for piece in _pieces(part)]
+    for numbers in alike.values():
+        most = max(1, _BATCH // parts[numbers[0]].tensor.nbytes)
+        some = [numbers[start : start + most] for start in range(0, len(numbers), most)]
+        tasks += [(of_batch, [parts[number] for number in of_batch]) for of_batch in some]
+    threads = min(_THREADS, len(os.sched_getaffinity(0)), len(tasks))
     if threads <= 1 or sum(part.tensor.nbytes for part in parts) < _PIECE:
-        found = [digest(piece) for _, piece in pieces]
+        found = [_batch(together) for _, together in tasks]
     else:
         with ThreadPoolExecutor(threads, thread_name_prefix="transom-digest") as pool:
-            found = list(pool.map(digest, (piece for _, piece in pieces)))
-    for (number, _), one in zip(pieces, found, strict=True):
-        totals[number] = (totals[number] + one) & MASK
+            found = list(pool.map(_batch, (together for _, together in tasks)))
+    totals = [0] * len(parts)
+    for (numbers, _), sums in zip(tasks, found, strict=True):
+        for number, one in zip(numbers, sums, strict=True):
+            totals[number] = (totals[number] + one) & MASK
     return totals
 
 
-@torch.no_grad()
 def digest(part: Part) -> int:
     """The sum over one part."""
-    tensor = part.tensor.detach()
-    if not tensor.numel():
-        return 0
-    tensor = tensor.resolve_conj().resolve_neg().contiguous()
-    shape, offsets, sizes = part.shape or (1,), part.offsets or (0,), tuple(tensor.shape) or (1,)
+    return _batch([part])[0]
+
+
+@torch.no_grad()
+def _batch(parts: list[Part]) -> list[int]:
+    """The sums over parts with the same box, shape and element size: each call of numpy is for all of them."""
+    part, count = parts[0], len(parts)
+    if not part.tensor.numel():
+        return [0] * count
+    tensors = [one.tensor for one in parts]
+    if count == 1:
+        tensors = [part.tensor.detach().resolve_conj().resolve_neg()]
+    raw = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
+    data: Array = torch.stack(raw) if count > 1 else raw[0]
+    shape, offsets, sizes = part.shape or (1,), part.offsets or (0,), tuple(part.tensor.shape) or (1,)
     first = _first_column_dimension(shape)
     cut = max((d for d in range(first, len(shape)) if sizes[d] != shape[d]), default=first)
-    inner = math.prod(shape[cut + 1 :]) * tensor.element_size()
-    rows = _numbers(shape[:first], offsets[:first], sizes[:first])
-    data: Array = tensor.reshape(-1).view(torch.uint8).reshape(len(rows), -1, sizes[cut] * inner)
-    sums: _Sums = _DeviceSums(tensor.device)
-    if tensor.device.type == "cpu":
-        data, sums = data.numpy(), _HostSums()
+    inner = math.prod(shape[cut + 1 :]) * part.tensor.element_size()
+    rows = _factors(_numbers(shape[:first], offsets[:first], sizes[:first]), _ROW)
+    data = data.reshape(count * len(rows), -1, sizes[cut] * inner)
+    data, sums = _arithmetic(data)
     columns = _numbers(shape[first:cut], offsets[first:cut], sizes[first:cut])
-    total = 0
+    total = np.zeros(count, np.uint64)
     for number, column in enumerate(columns.tolist()):
-        total += _digest_of_rows(data[:, number], rows, (column * shape[cut] + offsets[cut]) * inner, sums)
-    return total & MASK
+        of_rows = _sums_of_rows(data[:, number], (column * shape[cut] + offsets[cut]) * inner, sums)
+        total += of_rows.reshape(count, len(rows)) @ rows
+    return [int(one) for one in total]
 
 
 def value_digest(value: Any) -> int | None:
@@ -205,26 +230,39 @@ def _numbers(shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int,
     return found
 
 
-def _digest_of_rows(data: Array, rows: Array, at: int, sums: _Sums) -> int:
-    """data: two dimensions of bytes. at: the byte of the whole row at which each row of `data` begins."""
+def _sums_of_rows(data: Array, at: int, sums: _Sums) -> Array:
+    """The sum of each row, without the row's own factor.
+
+    Args:
+        data: two dimensions of bytes.
+        at: the byte of the whole row at which each row of `data` begins.
+    """
     last = -(-(at + data.shape[1]) // 8)
-    start, total = at // 8, 0
+    start, total = at // 8, np.zeros(len(data), np.uint64)
     while start < last:
         end = min(last, (start // WORDS + 1) * WORDS)
-        whole = min(sums.chunk, last - start) // WORDS if len(rows) == 1 and start % WORDS == 0 else 0
+        whole = min(sums.chunk, last - start) // WORDS if len(data) == 1 and start % WORDS == 0 else 0
         if whole > 1:  # a long row: its blocks take the place of rows
             end = start + whole * WORDS
             words = sums.words(data, at, start, end).reshape(whole, WORDS)
             blocks = np.arange(start // WORDS, end // WORDS, dtype=np.uint64)
-            total += sums.add(words, 0, odd(blocks, _BLOCK) * odd(rows, _ROW))
+            total += sums.add(words, 0) @ _factors(blocks, _BLOCK)
         else:
-            block = odd(np.array([start // WORDS], np.uint64), _BLOCK)
+            block = _factors(np.array([start // WORDS], np.uint64), _BLOCK)
             step = max(1, sums.chunk // (end - start))
-            for row in range(0, len(rows), step):
+            for row in range(0, len(data), step):
                 words = sums.words(data[row : row + step], at, start, end)
-                total += sums.add(words, start % WORDS, odd(rows[row : row + step], _ROW) * block)
+                total[row : row + step] += sums.add(words, start % WORDS) * block
         start = end
     return total
+
+
+def _factors(numbers: Array, salt: int) -> Array:
+    """The same as `odd`, for numbers in ascending order."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    if last < WORDS and last - first + 1 == len(numbers):
+        return _table(salt)[first : last + 1]
+    return odd(numbers, salt)
 
 
 def odd(numbers: Array, salt: int) -> Array:
@@ -241,15 +279,20 @@ def _table(salt: int) -> Array:
 
 
 class _Sums:
-    """The arithmetic, where the data is. words: words `start` to `end` of whole rows. add: their sum."""
+    """The arithmetic, where the data is. words: words `start` to `end` of whole rows. add: the sum of each row."""
 
     chunk = _CHUNK
 
     def words(self, data: Array, at: int, start: int, end: int) -> Array:
         raise NotImplementedError
 
-    def add(self, words: Array, first: int, factors: Array) -> int:
+    def add(self, words: Array, first: int) -> Array:
         raise NotImplementedError
+
+
+def _arithmetic(data: torch.Tensor) -> tuple[Array, _Sums]:
+    """The data as the arithmetic of its device takes it."""
+    return (data.numpy(), _HostSums()) if data.device.type == "cpu" else (data, _DeviceSums(data.device))
 
 
 _scratch = threading.local()
@@ -265,13 +308,13 @@ class _HostSums(_Sums):
         padded[:, max(0, -first) : max(0, -first) + inside.shape[1]] = inside
         return padded.view(np.uint64)
 
-    def add(self, words: Array, first: int, factors: Array) -> int:
+    def add(self, words: Array, first: int) -> Array:
         if getattr(_scratch, "words", None) is None:
             _scratch.words = np.empty(_CHUNK, np.uint64)
         upper = _scratch.words[: words.size].reshape(words.shape)
         np.right_shift(words, np.uint64(32), out=upper)
         last = first + words.shape[1]
-        return int((words @ _table(_LOW)[first:last] + upper @ _table(_HIGH)[first:last]) @ factors)
+        return words @ _table(_LOW)[first:last] + upper @ _table(_HIGH)[first:last]
 
 
 class _DeviceSums(_Sums):
@@ -291,11 +334,11 @@ class _DeviceSums(_Sums):
         padded[:, max(0, -first) : max(0, -first) + inside.shape[1]] = inside
         return padded.view(torch.int64)
 
-    def add(self, words: Array, first: int, factors: Array) -> int:
+    def add(self, words: Array, first: int) -> Array:
         last = first + words.shape[1]
         low, high = (self._here(_table(salt)[first:last]) for salt in (_LOW, _HIGH))
         sums = (words * low).sum(1) + (((words >> 32) & 0xFFFFFFFF) * high).sum(1)
-        return int((sums * self._here(factors)).sum().item()) & MASK
+        return sums.cpu().numpy().view(np.uint64)
 
     def _here(self, numbers: Array) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers).view(np.int64)).to(self._device)
