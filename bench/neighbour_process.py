@@ -75,7 +75,7 @@ _IN_SQUEUE = {
 
 
 def answers(folder: Path, runs: int, state: str = "pending") -> None:
-    """Make a squeue that knows these jobs and a scontrol that knows a pending one. Both count their calls."""
+    """Make a squeue that knows these jobs and a scontrol that knows the first one. Both count their calls."""
     folder.mkdir()
     fixed = {"RestartCnt": "0", "Requeue": "1", "NumNodes": "2", "exit_code": "0", "PriorityLong": "10"}
     fixed |= {"TimeUsed": "0:00", "UserName": "me", "Name": "idle", "StartTime": "N/A", "EndTime": "N/A"}
@@ -83,9 +83,10 @@ def answers(folder: Path, runs: int, state: str = "pending") -> None:
     rows = [FIELD.join({**fixed, "JobID": str(n)}.get(c, "") for c in _COLUMNS) for n in range(1, runs + 1)]
     (folder / "squeue.txt").write_text("".join(f"{row}{RECORD}\n" for row in rows))
     (folder / "scontrol.txt").write_text(
-        "JobId=1 JobName=idle UserId=me(1) GroupId=me(1) MCS_label=N/A Priority=10 Nice=0 JobState=PENDING "
-        "Reason=Priority Requeue=1 Restarts=0 ExitCode=0:0 RunTime=00:00:00 StartTime=Unknown EndTime=Unknown "
-        "Partition=main NodeList= NumNodes=2 CPUs/Task=1 Command=/x WorkDir=/ StdOut=/dev/null Power=\n"
+        f"JobId=1 JobName=idle UserId=me(1) GroupId=me(1) MCS_label=N/A Priority={fixed['PriorityLong']} Nice=0 "
+        f"JobState={fixed['State']} Reason={fixed['Reason']} Requeue=1 Restarts={fixed['RestartCnt']} ExitCode=0:0 "
+        f"RunTime=00:00:00 StartTime=Unknown EndTime=Unknown Partition=main NodeList={fixed['NodeList']} NumNodes=2 "
+        "CPUs/Task=1 Command=/x WorkDir=/ StdOut=/dev/null Power=\n"
     )
     for name in ("squeue", "scontrol"):
         path = folder / name

@@ -14,7 +14,7 @@ from neighbour_process import NODES, STATES, answers, counted, idle_run, named, 
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.decide import decide
-from transom_cli.slurm.parse import parse_squeue
+from transom_cli.slurm.parse import parse_show_job, parse_squeue
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.operator.slurm_poller import job_seen
 
@@ -24,8 +24,10 @@ def test_a_run_is_in_the_state_that_its_row_names(tmp_path: Path, state: str) ->
     run = idle_run(tmp_path / "runs", 1, past(state, 1))
     answers(tmp_path / "bin", 1, state)
     (job,) = parse_squeue((tmp_path / "bin" / "squeue.txt").read_text())
-    after, actions = decide(fold(run.journal).state, job_seen(1e10, job))
-    assert named(after) == state and not actions
+    alone = parse_show_job((tmp_path / "bin" / "scontrol.txt").read_text())
+    for answer in (job, alone):
+        after, actions = decide(fold(run.journal).state, job_seen(1e10, answer))
+        assert named(after) == state and not actions
     assert job.nodes == (NODES if state == "training" else ())
 
 
