@@ -8,8 +8,8 @@ with 8 ranks each every 5 s, from the real publisher. A row fails if one of its 
 
 Columns: calls to Slurm in a minute, of all runs; CPU time of the process and the commands that it starts, in per cent
 of a core; resident memory (RSS), and the part that no other process shares (USS); threads; and system calls on the run
-directories, a second and run. strace counts these in a separate measurement, since it slows the process down
-("-": strace is missing, or may not trace).
+directories, a second and run. strace counts these in a separate measurement, for a few runs of the process ("-":
+strace is missing, or may not trace).
 
 The states are measured at the same time, each with a process of its own; with more than 100 runs one after the other.
 600 runs take 15 minutes: `python bench/neighbour_process.py --runs 600`. The exit code is 1 if a budget is exceeded or
@@ -22,6 +22,8 @@ import argparse
 import contextlib
 import json
 import os
+import random
+import re
 import shutil
 import signal
 import subprocess
@@ -55,9 +57,11 @@ from transom_cli.supervise.operator.registry import Registry, Shell, operator_fo
 
 STATES = ("pending", "held", "training", "recovering")
 MEMORY, CPU = 60.0, 2.0  # budgets for one process with 100 pending runs: MB, per cent of a core
-TAKEN_UP = 180.0  # seconds until the process operates all runs
+TAKEN_UP = 600.0  # seconds until the process operates all runs
+LEAVES = 120.0  # seconds to leave all runs
 CALM = 75.0  # seconds until nothing has changed for a minute
 TRACED = 10.0  # seconds
+THREADS = 8  # that strace follows: each run has one, beside a few for all runs
 TOGETHER = 100  # runs of a state up to which all states are measured at the same time
 NODES = ("gpu0000", "gpu0001")
 RANKS = 8  # of a node
@@ -212,7 +216,11 @@ class Scene:
                 yield psutil.Process(process.pid)
             finally:
                 process.send_signal(signal.SIGTERM)
-                process.wait(120)
+                try:
+                    process.wait(LEAVES)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
     @property
     def calls(self) -> int:
@@ -229,33 +237,41 @@ def _operates(pid: int, run: RunDir) -> bool:
     return holder is not None and holder.pid == pid
 
 
-def file_calls(pid: int, folder: Path, seconds: float, out: Path) -> dict[str, int] | None:
-    """Count the process's system calls below a folder, by name. None: strace is missing, or may not trace."""
-    argv = ["strace", "-f", "-y", "-qq", "-e", "trace=%file,%desc", "-e", "signal=none", "-o", str(out), "-p", str(pid)]
+def file_calls(process: psutil.Process, folder: Path, seconds: float, out: Path) -> dict[str, float] | None:
+    """Count the system calls below a folder, a second and run, by name. None: strace is missing, or may not trace.
+
+    Only a few threads are traced. strace could not keep up with all of them, and would slow the process down.
+    """
     if shutil.which("strace") is None:
         return None
-    tracer = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
+    threads = [thread.id for thread in process.threads()]
+    some = random.Random(1).sample(threads, min(len(threads), THREADS))
+    argv = ["strace", "-y", "-qq", "-e", "trace=%file,%desc", "-e", "signal=none", "-o", str(out)]
+    tracer = subprocess.Popen([*argv, *(f"--attach={thread}" for thread in some)], stderr=subprocess.DEVNULL)
     time.sleep(seconds)
     ended = tracer.poll() is not None
     tracer.send_signal(signal.SIGINT)
     tracer.wait(60)
-    return None if ended else counted(out.read_text(errors="replace"), str(folder))
+    return None if ended else counted(out.read_text(errors="replace"), str(folder), seconds)
 
 
-def counted(trace: str, folder: str) -> dict[str, int]:
-    """Count the lines of a trace that name something below a folder, by system call."""
+def counted(trace: str, folder: str, seconds: float) -> dict[str, float]:
+    """Count the lines of a trace that name something below a run's directory: by system call, a second and run."""
     found: dict[str, int] = {}
+    runs: set[str] = set()
     for line in trace.splitlines():
         call = line.partition(" ")[2].lstrip()
-        if f"{folder}/" in call and not call.startswith("<..."):  # the second line of a call that was interrupted
+        run = re.search(rf"{re.escape(folder)}/([^/>\"]+)", call)
+        if run is not None and not call.startswith("<..."):  # the second line of a call that was interrupted
+            runs.add(run[1])
             name = call.partition("(")[0]
             found[name] = found.get(name, 0) + 1
-    return found
+    return {name: round(count / len(runs) / seconds, 2) for name, count in sorted(found.items())}
 
 
-def row(state: str, runs: int, seconds: float) -> dict[str, Any]:
+def row(state: str, runs: int, seconds: float, folder: str) -> dict[str, Any]:
     """The figures of one process with `runs` runs in this state."""
-    top = Path(tempfile.mkdtemp(prefix="tsm-", dir="/tmp"))
+    top = Path(tempfile.mkdtemp(prefix="tsm-", dir=folder))
     try:
         scene = Scene(top, state, runs)
         with scene.operated() as process:
@@ -264,26 +280,28 @@ def row(state: str, runs: int, seconds: float) -> dict[str, Any]:
             time.sleep(seconds)
             after, took, calls = process.cpu_times(), time.monotonic() - began, scene.calls - calls
             memory, threads = process.memory_full_info(), process.num_threads()
-            files = file_calls(process.pid, top / "runs", TRACED, top / "trace")
+            files = file_calls(process, top / "runs", TRACED, top / "trace")
             others = scene.others
     finally:
-        shutil.rmtree(top)
+        shutil.rmtree(top, ignore_errors=True)  # a Slurm command may still write its count
     cpu = 100 * (sum(after[:4]) - sum(before[:4])) / took  # its own and its children's, user and system
     judged = state == "pending" and runs <= 100
     within = not judged or (memory.rss / 1e6 <= MEMORY and cpu <= CPU)
     return {
         "state": state, "runs": runs, "calls_a_minute": round(60 * calls / took, 1), "cpu_percent": round(cpu, 2),
         "MB": round(memory.rss / 1e6, 1), "uss_MB": round(memory.uss / 1e6, 1), "threads": threads,
-        "file_calls": None if files is None else round(sum(files.values()) / runs / TRACED, 1),
-        "by_name": {name: round(n / runs / TRACED, 2) for name, n in sorted((files or {}).items())},
+        "file_calls": None if files is None else round(sum(files.values()), 1),
+        "by_name": files,
         "others": others, "budget": f"{MEMORY:g} MB, {CPU:g} %" if judged else "", "good": within and not others,
     }  # fmt: skip
 
 
-def rows(states: tuple[str, ...], runs: tuple[int, ...], seconds: float) -> Iterator[dict[str, Any]]:
+def rows(
+    states: tuple[str, ...], runs: tuple[int, ...], seconds: float, folder: str = "/tmp"
+) -> Iterator[dict[str, Any]]:
     for count in runs:
         with ThreadPoolExecutor(len(states) if count <= TOGETHER else 1) as pool:
-            yield from pool.map(lambda state: row(state, count, seconds), states)  # noqa: B023
+            yield from pool.map(lambda state: row(state, count, seconds, folder), states)  # noqa: B023
 
 
 def show(found: dict[str, Any]) -> None:
@@ -299,6 +317,7 @@ def main() -> int:
     parser.add_argument("--states", default=",".join(STATES), help="separated by commas [all]")
     parser.add_argument("--runs", default="1,100", help="runs of one process, separated by commas [1,100]")
     parser.add_argument("--seconds", type=float, default=60.0, help="for which CPU and calls are measured [60]")
+    parser.add_argument("--dir", default="/tmp", help="where the run directories are created for the time [/tmp]")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     asked = parser.parse_args()
     states = tuple(asked.states.split(","))
@@ -308,7 +327,7 @@ def main() -> int:
         print(f"{'state':<12}{'runs':>5}{'Slurm calls/min':>15}{'CPU %':>8}{'RSS MB':>9}{'USS MB':>9}", end="")
         print(f"{'threads':>9}{'file calls/s/run':>17}   budget", flush=True)
     found = []
-    for one in rows(states, tuple(int(word) for word in asked.runs.split(",")), asked.seconds):
+    for one in rows(states, tuple(int(word) for word in asked.runs.split(",")), asked.seconds, asked.dir):
         found.append(one)
         if not asked.json:
             show(one)

@@ -48,4 +48,5 @@ def test_only_calls_on_the_run_directories_count_and_each_counts_once() -> None:
 13  <... openat resumed>) = 4</top/runs/idle/epochs>
 1234 read(5<socket:[1]>, "", 4) = 0
 """
-    assert counted(trace, "/top/runs") == {"newfstatat": 1, "openat": 1, "close": 1}
+    assert counted(trace, "/top/runs", 2.0) == {"newfstatat": 0.5, "openat": 0.5, "close": 0.5}
+    assert counted(trace.replace("idle/a", "other/a"), "/top/runs", 0.5)["close"] == 1.0
