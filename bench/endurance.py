@@ -8,6 +8,9 @@ kill, the bench reads memory, open file descriptors and threads of each process 
 in the job's TMPDIR, in the nodes' heartbeat directories, and under temporary names in the run directory. The medians of
 the first and the last third are compared, after the first kills. A kill waits until the run has recovered from the one
 before, and has saved again. Exit code 1 if something has grown by more than its budget, or if a process was replaced.
+
+"MB" is the memory that no other process shares (USS). Resident memory would count the buffers that the snapshot daemons
+share with the ranks, once in each process.
 """
 
 from __future__ import annotations
@@ -111,7 +114,7 @@ def sample(run: LiveRun, tmpdir: Path, found: dict[tuple[str, str], Series]) -> 
         try:
             process = psutil.Process(pid)
             figures = {
-                "MB": process.memory_info().rss / 1e6,
+                "MB": process.memory_full_info().uss / 1e6,
                 "descriptors": float(process.num_fds()),
                 "threads": float(process.num_threads()),
             }

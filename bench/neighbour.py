@@ -1,11 +1,12 @@
 """Measure what many runs cost a site: calls to Slurm, file calls, memory, journals, logs; with budgets.
 
-    python bench/neighbour.py [--only slurm,files,journal,logs]
+    python bench/neighbour.py [--only slurm,process,files,journal,logs]
 
 Each part is a bench of its own, which can be run alone with more options:
 
-    slurm      neighbour_slurm.py     600 runs of 100 users, pending, held, training, recovering: calls to slurmctld;
-                                      memory and CPU of one operator process with 1 and 100 idle runs
+    slurm      neighbour_slurm.py     600 runs of 100 users, pending, held, training, recovering: calls to slurmctld
+    process    neighbour_process.py   one operator process with 1 and 100 runs in each of these states: memory, CPU,
+                                      calls to Slurm, file calls (600 runs: neighbour_process.py --runs 600)
     files      neighbour_files.py     heartbeats of 1,024 nodes: calls to the shared file system, before and now
     journal    neighbour_journal.py   a month's journal and 2,000 run directories: seconds, memory, file calls
     logs       log_storm.py           one node's eight logs full of warnings, and the answers of 1,024 nodes
@@ -22,6 +23,7 @@ from pathlib import Path
 
 PARTS = {
     "slurm": "neighbour_slurm.py",
+    "process": "neighbour_process.py",
     "files": "neighbour_files.py",
     "journal": "neighbour_journal.py",
     "logs": "log_storm.py",

@@ -238,7 +238,7 @@ class Calls:
 
 
 _BY_PATH = ("stat", "lstat", "rename", "replace", "scandir", "listdir", "unlink", "mkdir")
-_BY_FD = ("read", "write", "fstat", "fsync", "lseek")
+_BY_FD = ("read", "pread", "write", "fstat", "fsync", "lseek")
 _CHANGES = ("rename", "replace", "unlink", "mkdir")
 
 

@@ -1,12 +1,10 @@
-"""Count what many runs ask of Slurm, and measure the process that operates them.
+"""Count what many runs ask of Slurm.
 
-    python bench/neighbour_slurm.py [--runs 1,100] [--seconds 120] [--json]
+    python bench/neighbour_slurm.py [--json]
 
-First part: the real pollers of up to 600 runs of 100 users, on a simulated clock and against a Slurm that counts.
-"before" is the rule that they had: one question a second for each run, and one in 30 s while it trains undisturbed.
-The `sbatch` of a run is its user's call, and not counted.
-Second part: one real operator process with idle runs on this machine, before Slurm commands that count. Its memory is
-resident memory (VmRSS), its CPU time includes the Slurm commands that it starts.
+The real pollers of up to 600 runs of 100 users run on a simulated clock and against a Slurm that counts. "before" is
+the rule that they had: one question a second for each run, and one in 30 s while it trains undisturbed. The `sbatch` of
+a run is its user's call, and not counted. `neighbour_process.py` measures the process that makes these calls.
 
 The exit code is 1 if a budget is exceeded.
 """
@@ -16,45 +14,24 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
-import os
 import queue
 import random
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
-import psutil
-
-from transom_cli.config.load import load
-from transom_cli.core import events as ev
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.operator.cadence import Cadence, Pause
 from transom_cli.core.operator.state import Job as RunJob
-from transom_cli.core.operator.state import Phase, Policy, State
-from transom_cli.layout import RunDir
-from transom_cli.slurm.parse import _COLUMNS, FIELD, RECORD
+from transom_cli.core.operator.state import Phase, State
 from transom_cli.slurm.port import Job, JobState
 from transom_cli.slurm.shared import SharedSlurm
-from transom_cli.start import own
-from transom_cli.submit.rundir import new_run
-from transom_cli.submit.submission import SubmissionRecord
-from transom_cli.supervise.journal import Journal, write_header
-from transom_cli.supervise.lease import read_holder
 from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.loop import Pace
-from transom_cli.supervise.operator.registry import Registry, Shell, operator_folder
 from transom_cli.supervise.operator.slurm_poller import SlurmPoller
 
 CALLS, USER_CALLS = 5.0, 2.0  # budgets: a second in all, and a minute for each user
-MEMORY, CPU = 60.0, 2.0  # budgets for one process with 100 idle runs: MB, per cent of a core
 WARM, SPAN = 300.0, 1800.0  # seconds of simulated time: before the count, and of the count
 OLD_SPAN = 60.0
 USERS = 6  # runs of one user
@@ -216,98 +193,9 @@ def call_rows() -> list[dict[str, Any]]:
     return rows
 
 
-# --- the process ---
-
-_COMMAND = """#!/bin/sh
-echo {name} >>{log}
-exec cat {answer}
-"""
-
-
-def _answers(folder: Path, runs: int) -> None:
-    """Make squeue and scontrol that know these pending jobs, and count."""
-    folder.mkdir()
-    fixed = {"State": "PENDING", "Reason": "Priority", "RestartCnt": "0", "Requeue": "1", "NumNodes": "2"}
-    fixed |= {"exit_code": "0", "PriorityLong": "10", "TimeUsed": "0:00", "UserName": "me", "Name": "idle"}
-    fixed |= {"StartTime": "N/A", "EndTime": "N/A", "Partition": "main", "NodeList": "", "Comment": ""}
-    rows = [FIELD.join({**fixed, "JobID": str(n)}.get(c, "") for c in _COLUMNS) for n in range(1, runs + 1)]
-    (folder / "squeue.txt").write_text("".join(f"{row}{RECORD}\n" for row in rows))
-    (folder / "scontrol.txt").write_text(
-        "JobId=1 JobName=idle UserId=me(1) GroupId=me(1) MCS_label=N/A Priority=10 Nice=0 JobState=PENDING "
-        "Reason=Priority Requeue=1 Restarts=0 ExitCode=0:0 RunTime=00:00:00 StartTime=Unknown EndTime=Unknown "
-        "Partition=main NodeList= NumNodes=2 CPUs/Task=1 Command=/x WorkDir=/ StdOut=/dev/null Power=\n"
-    )
-    for name in ("squeue", "scontrol"):
-        path = folder / name
-        path.write_text(_COMMAND.format(name=name, log=folder / "calls", answer=folder / f"{name}.txt"))
-        path.chmod(0o755)
-    (folder / "calls").touch()
-
-
-def idle_run(root: Path, number: int) -> RunDir:
-    """A run whose job waits in the queue."""
-    settings = load(None, {"name": "idle", "root": str(root)}, {}, site=None, user=root / "none")
-    script = "#!/bin/bash\n#SBATCH --nodes=2\ntrue\n"
-    run = new_run(root, "idle", datetime.now(timezone.utc), settings, script)
-    SubmissionRecord().save(run)
-    write_header(run.journal, Policy(), 2)
-    journal = Journal(run.journal, 0)
-    now = time.time()
-    for event in (ev.Started(now, 0), ev.Submitted(now, "submit", number)):
-        journal.append(event)
-    journal.close()
-    return run
-
-
-def process_row(runs: int, seconds: float) -> dict[str, Any]:
-    """Memory and CPU of one process with `runs` idle runs, once they have calmed down."""
-    top = Path(tempfile.mkdtemp(prefix="tsm-", dir="/tmp"))
-    try:
-        _answers(top / "bin", runs)
-        env = {**os.environ, "TRANSOM_STATE_DIR": str(top / "state"), "PATH": f"{top}/bin:{os.environ['PATH']}"}
-        env["TRANSOM_ROOT"] = str(top / "runs")
-        registry = Registry(operator_folder(env))
-        registry.make()
-        made = [idle_run(top / "runs", number) for number in range(1, runs + 1)]
-        for run in made:
-            registry.add(run, Shell(env))
-        argv = own("transom_cli", "operate", "--all")
-        with registry.log.open("ab") as log:
-            process = subprocess.Popen(argv, env={**env, "MALLOC_ARENA_MAX": "2"}, stdout=log, stderr=log)
-        try:
-            return _measured(process, made, top / "bin" / "calls", seconds)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(120)
-    finally:
-        shutil.rmtree(top)
-
-
-def _measured(process: subprocess.Popen[bytes], made: list[RunDir], calls: Path, seconds: float) -> dict[str, Any]:
-    watched = psutil.Process(process.pid)
-    deadline = time.monotonic() + 120
-    while any((holder := read_holder(run)) is None or holder.pid != process.pid for run in made):
-        if time.monotonic() > deadline:
-            raise TimeoutError("the process did not take up all runs")
-        time.sleep(0.5)
-    time.sleep(75.0)  # until nothing has changed for a minute
-    began, before, asked = time.monotonic(), watched.cpu_times(), len(calls.read_text().splitlines())
-    time.sleep(seconds)
-    after, took = watched.cpu_times(), time.monotonic() - began
-    used = sum(after[:4]) - sum(before[:4])  # its own and its children's, user and system
-    memory = watched.memory_info().rss / 1e6
-    cpu = 100 * used / took
-    return {
-        "what": f"one process, {len(made)} idle runs", "MB": round(memory, 1), "cpu_percent": round(cpu, 2),
-        "threads": watched.num_threads(),
-        "calls_a_minute": round(60 * (len(calls.read_text().splitlines()) - asked) / took, 1),
-        "budget": f"{MEMORY:g} MB, {CPU:g} %", "good": memory <= MEMORY and cpu <= CPU,
-    }  # fmt: skip
-
-
-def rows(runs: tuple[int, ...] = (1, 100), seconds: float = 120.0) -> list[dict[str, Any]]:
+def rows() -> list[dict[str, Any]]:
     """All rows; each has `what`, its figures, its budget, and `good`."""
-    return [*call_rows(), *at_once_rows(), *(process_row(count, seconds) for count in runs)]
+    return [*call_rows(), *at_once_rows()]
 
 
 def show(found: list[dict[str, Any]]) -> None:
@@ -316,22 +204,16 @@ def show(found: list[dict[str, Any]]) -> None:
         if "user_a_minute" in row:
             print(f"{row['what']:<28}{row['before']:>10.2f}{row['after']:>10.2f}{row['budget']:>8g}", end="")
             print(f"   {row['user_a_minute']:.2f} of {row['user_budget']:g}{'' if row['good'] else '   EXCEEDED'}")
-        elif "unit" in row:
+        else:
             print(f"{row['what']:<34}{row['before']:>8.1f}{row['after']:>6.1f}{row['budget']:>8g}", end="")
             print(f"   {row['runs']} runs at once, first minute{'' if row['good'] else '   EXCEEDED'}")
-        else:
-            print(f"{row['what']:<28}{row['MB']:>7.1f} MB{row['cpu_percent']:>8.2f} %", end="")
-            print(f"   {row['threads']} threads, {row['calls_a_minute']} calls/min, budget {row['budget']}", end="")
-            print("" if row["good"] else "   EXCEEDED")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", default="1,100", help="idle runs of the measured processes; empty: none [1,100]")
-    parser.add_argument("--seconds", type=float, default=120.0, help="that a process is measured [120]")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     asked = parser.parse_args()
-    found = rows(tuple(int(word) for word in asked.runs.split(",") if word), asked.seconds)
+    found = rows()
     if asked.json:
         print(json.dumps({"schema": 1, "bench": "neighbour_slurm", "rows": found}))
     else:

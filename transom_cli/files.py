@@ -71,13 +71,16 @@ def fsync_dir(path: Path) -> None:
         os.close(descriptor)
 
 
-def refresh_directory(folder: Path) -> None:
-    """Make an NFS client look for new names in a folder.
+def refresh_directory(folder: Path) -> bool:
+    """Make an NFS client look for new names in a folder. Return whether the folder could be opened.
 
     It caches for up to a minute (`acdirmax`) that a name does not exist, and revalidates when the folder is opened.
     """
-    with contextlib.suppress(OSError):
+    try:
         os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+    except OSError:
+        return False
+    return True
 
 
 def publish_bytes(path: Path, data: bytes, *, mode: int = 0o600, private: bool = False) -> None:

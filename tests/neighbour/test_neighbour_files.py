@@ -13,11 +13,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from neighbour_files import SETTLE, TURN, World, measured
+from neighbour_files import SETTLE, TURN, Calls, World, measured
 
 from transom_cli.core import events as ev
 from transom_cli.core.stall import NodeSilent, Stall, StallLimits
 from transom_cli.heartbeat.table import decode
+from transom_cli.layout import RunDir
+from transom_cli.supervise.attempt_files import Tail
+from transom_cli.supervise.follow import AttemptFollower
 from transom_cli.supervise.launcher import heartbeat_publisher
 from transom_cli.supervise.launcher.heartbeat_publisher import EVERY
 
@@ -165,3 +168,28 @@ def test_news_do_not_wait_for_the_next_publication(world: World) -> None:
     world.dead.add("gpu0001")
     until(world, lambda: world.publications > count + 1, 5.0)
     assert world.watch.overdue(world.now) == ("gpu0001",)
+
+
+def test_following_an_attempt_without_a_directory_costs_one_call_a_second(tmp_path: Path) -> None:
+    attempt = RunDir(tmp_path).attempt(7, 0)
+    follower = AttemptFollower(attempt, LIMITS)
+    with Calls(tmp_path).counting() as calls:
+        for turn in range(41):
+            assert not list(follower.poll(1000.0 + TURN * turn))
+    assert sum(calls.count.values()) <= 11
+    attempt.nodes.mkdir(parents=True)
+    attempt.launcher_alive.write_text("1\n")
+    assert not list(follower.poll(1011.5)) and follower.launcher_lives
+
+
+def test_looking_for_new_lines_costs_three_calls_while_there_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "launcher.jsonl"
+    path.write_text('{"n": 1}\n{"n"')
+    tail = Tail(path)
+    assert list(tail.records()) == [{"n": 1}]
+    with path.open("a") as file:
+        file.write(": 2}\n")
+    assert list(tail.records()) == [{"n": 2}]
+    with Calls(tmp_path).counting() as calls:
+        assert not list(tail.records())
+    assert sum(calls.count.values()) == 3

@@ -16,7 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from neighbour_slurm import _answers, idle_run
+from neighbour_process import answers, idle_run
 
 from transom_cli.bootstrap.slurm import SlurmClients, operator_slurm
 from transom_cli.config.model import SlurmCalls
@@ -70,7 +70,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    _answers(tmp_path / "bin", 3)
+    answers(tmp_path / "bin", 3)
     scancel = tmp_path / "bin" / "scancel"
     scancel.write_text("#!/bin/sh\n")
     scancel.chmod(0o755)

@@ -60,6 +60,7 @@ class AttemptFollower:
         self._launch: ev.LaunchSeen | None = None
         self._looked = float("-inf")  # at the ranks' own exit records
         self._anew = float("-inf")  # when it was last asked for files that were not there
+        self._there = False  # the attempt's directory was seen: a job that waits has none
         self._ended_since: float | None = None  # when the end of the launch was first seen
         self._sign = b""  # the launcher's sign of life, and when it was last seen to change
         self._signed = float("-inf")
@@ -91,7 +92,9 @@ class AttemptFollower:
             self._signed, self._held, self._ended_since = now, None, None
         if now - self._anew >= LOOK_EVERY:
             self._anew = now
-            refresh_directory(self._dir.path)
+            self._there = refresh_directory(self._dir.path) or self._there
+        if not self._there:
+            return
         self.launcher_lives = self._launcher_lives(now)
         files = not 0.0 <= now - self._files_looked < FILES_EVERY
         self._files_looked = now if files else self._files_looked
