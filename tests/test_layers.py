@@ -29,7 +29,7 @@ PURE = (
     "health.history.*",
     "view.report.*",
     *(f"ckpt.{name}" for name in ("failures", "manifest", "names", "progress")),
-    *(f"ckpt.snapshot.{name}" for name in ("account", "coder", "protection")),
+    *(f"ckpt.snapshot.{name}" for name in ("account", "protection")),
     "doctor.symptom",
     *("errors", "inherited", "layout", "plural", "redact"),
     *(f"health.{name}" for name in ("check", "exit_codes", "finding", "protocol")),
