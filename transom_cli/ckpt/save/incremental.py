@@ -86,6 +86,7 @@ class Incremental:
         self._full_every, self._ranks, self._snapshots = full_every, ranks, snapshots
         self._tables: dict[int, Table] = {}
         self._since: dict[int, int] = {}  # by step: checkpoints since the last one that was written in full
+        self._planned: dict[int, str] = {}  # by step: the xxh3_128 of the manifest, on rank 0
         self._cut: tuple[Any, list[Piece]] = (None, [])
 
     def plan(
@@ -101,6 +102,7 @@ class Incremental:
         """
         base = self._ranks.from_first(self._base() if self._ranks.first else None)
         table, sent, trouble = Table(), [], ""
+        self._planned.pop(step, None)
         try:
             table, links, entry = self._share(step, snapshot, places, base)
             sent = [(key, one.file, one.start, one.length) for key, one in table.pieces.items()]
@@ -116,16 +118,17 @@ class Incremental:
         self._tables[step] = table
         for old in [n for n in sorted(self._tables)[:-_TABLES] if n != base]:
             del self._tables[old], self._since[old]
+            self._planned.pop(old, None)
 
     def _base(self) -> int | None:
         """The checkpoint that the next one may refer to; None to write everything."""
         try:
-            base = self._snapshots.daemon.ask("base")["step"]
+            answer = self._snapshots.daemon.ask("base")["base"]
         except RpcError:
             return None
-        if base is None or self._since.get(int(base), self._full_every) + 1 >= self._full_every:
-            return None
-        return int(base)
+        step, total = answer or (-1, "")
+        known = step in self._tables and self._planned.get(step) == total
+        return int(step) if known and self._since[step] + 1 < self._full_every else None
 
     def _share(
         self, step: int, snapshot: Snapshot, places: list[Place], base: int | None
@@ -189,6 +192,7 @@ class Incremental:
         names = json.dumps([(name, source) for name, source, _ in links]).encode("utf-8")
         fields: dict[str, Any] = {"step": step, "base": base, "manifest": len(planned), "metadata": len(data)}
         self._snapshots.daemon.send("increment", again=True, payload=planned + data + names, **fields)
+        self._planned[step] = xxhash.xxh3_128_hexdigest(planned)
 
 
 class _Segments:

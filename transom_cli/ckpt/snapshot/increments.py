@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+
+import xxhash
 
 from transom_cli.ckpt.failures import BadFile
 from transom_cli.ckpt.manifest import FileEntry
@@ -51,22 +53,27 @@ class Increment:
     links: tuple[tuple[str, str], ...]
 
 
+@dataclass(frozen=True)
+class _Written:
+    manifest: str = ""  # its xxh3_128
+    stamps: dict[str, _Stamp] = field(default_factory=dict)  # by file
+
+
 class Increments:
     """Thread-safe."""
 
     def __init__(self) -> None:
         self._plans: dict[int, Increment] = {}
         self._changes: dict[int, dict[str, Changes]] = {}
-        self._written: dict[
-            int, dict[str, _Stamp]
-        ] = {}  # by step: the files of checkpoints that were written as planned
+        self._written: dict[int, _Written] = {}  # by step: checkpoints that were written as planned
         self._lock = threading.Lock()
 
     @property
-    def base(self) -> int | None:
-        """The step that the next increment may refer to."""
+    def base(self) -> tuple[int, str] | None:
+        """The step that the next increment may refer to, and the xxh3_128 of its manifest."""
         with self._lock:
-            return max(self._written, default=None)
+            step = max(self._written, default=None)
+            return None if step is None else (step, self._written[step].manifest)
 
     @property
     def used(self) -> frozenset[int]:
@@ -117,7 +124,7 @@ class Increments:
             pass
         if stamps is not None:
             with self._lock:
-                self._written[step] = stamps
+                self._written[step] = _Written(xxhash.xxh3_128_hexdigest(plan.record.manifest), stamps)
                 _forget_old(self._written)
 
     def link(self, directory: Path, work: Path, plan: Increment) -> None:
@@ -128,11 +135,11 @@ class Increments:
         if plan.base is None:
             return
         with self._lock:
-            known, base = self._written.get(plan.base, {}), directory / step_name(plan.base)
+            known, base = self._written.get(plan.base, _Written()), directory / step_name(plan.base)
         try:
             for name, source in plan.links:
                 os.link(base / source, work / name)
-                if _stamp(work / name) != known.get(source):
+                if _stamp(work / name) != known.stamps.get(source):
                     raise BadFile(f"{source} of {base.name}, to which it refers, is not as it was written")
         except (OSError, BadFile):
             with self._lock:

@@ -209,8 +209,8 @@ class Session:
         return Reply()
 
     def base(self, _: Empty) -> Reply:
-        """Return the step that an incremental checkpoint may refer to, or None."""
-        return Reply({"step": self.training.persister.increments.base})
+        """Return the step that an incremental checkpoint may refer to, and the checksum of its manifest; or None."""
+        return Reply({"base": self.training.persister.increments.base})
 
     def superseded(self, request: requests.Step) -> Reply:
         """All ranks of all nodes have committed a step that is newer than the restored one."""
