@@ -40,7 +40,7 @@ from transom_cli.ckpt.save.staging import Snapshot
 from transom_cli.ckpt.snapshot.increments import BLOB, BUFFER, Segment
 from transom_cli.rpc.errors import RpcError
 
-BLOCK = 256 << 10  # bytes of a block, at least
+BLOCK = 32 << 10  # bytes of a block, at least
 _BLOCKS = 1 << 15  # blocks of a checkpoint, about: each is an entry in torch's metadata
 _SPREAD = 2  # times the size of a share that the files of a rank may have together
 _TABLES = 4  # checkpoints whose checksums are kept: the base, and those that are being written
@@ -80,7 +80,7 @@ class Table:
 
 
 class Incremental:
-    """Plans the files of durable checkpoints, in the background thread of a save. All ranks call `plan` together."""
+    """Plans the files of durable checkpoints, in the background thread of a save."""
 
     def __init__(self, full_every: int, ranks: Ranks, snapshots: Snapshots) -> None:
         self._full_every, self._ranks, self._snapshots = full_every, ranks, snapshots
