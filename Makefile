@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock test test-long test-neighbour test-slurm bench-slurm check lint types docs docs-reference demo clean
-.PHONY: .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
+.PHONY: .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -137,6 +137,9 @@ RANKS ?= 1
 
 bench-ckpt: setup .ckpt-peers ## checkpoints: stall, durable, load, memory, after kill -9, beside all peers (GIB=1,3 RANKS=1,2,4)
 	$(PY) bench/ckpt.py --gib $(GIB) --ranks $(RANKS) $$(test -d .ckpt-peers && echo --peers .ckpt-peers)
+
+bench-incremental: setup ## bytes and seconds of incremental checkpoints: experts, embeddings (a minute)
+	$(PY) bench/ckpt_incremental.py
 
 KILLS ?= 1000
 FROM ?= 0

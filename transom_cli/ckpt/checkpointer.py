@@ -80,6 +80,9 @@ class Checkpointer:
             "rs:K+M".
         protect_rate: most bytes per second that a node sends for that.
         upload_rate: most bytes per second to object storage.
+        full_every: one of this many durable checkpoints is written in full. Of the others, only blocks whose bytes have
+            changed are written, and the rest is linked from the checkpoint before (`save.incremental`). For states
+            that change sparsely: experts, embeddings. Default: every checkpoint is written in full.
         per_rank: names or patterns ("model.experts.*") of values that differ between ranks, though `state` holds them
             like shared ones. They are stored per rank, and restored only by as many ranks.
         from_rank_0: names or patterns ("model.*.running_mean") of values that may differ between ranks, and of which
@@ -104,14 +107,15 @@ class Checkpointer:
         also: Also | None = None, reshard: bool = False,
         copy: Literal["blocking", "overlapped"] = "blocking", prove: bool = False,
         persist: int | str | None = None, protect: str = "none", protect_rate: float | None = None,
-        upload_rate: float | None = None,
+        upload_rate: float | None = None, full_every: int | None = None,
         per_rank: Sequence[str] = (), from_rank_0: Sequence[str] = (), allow_code: bool = False,
         unproven: Sequence[str] = (), patience: float = 120.0,
     ) -> None:  # fmt: skip
         keeping = check_keep(keep, keep_every, keep_best, monitor, mode)
         options = parse_options(
-            directory, every, overhead, keeping, also, copy, prove, persist, protect, protect_rate, upload_rate
-        )
+            directory, every, overhead, keeping, also, copy, prove, persist, protect, protect_rate, upload_rate,
+            full_every,
+        )  # fmt: skip
         if not patience > 0:
             raise UsageError(f"patience={patience!r} must be a number of seconds above 0")
         self.directory = options.directory

@@ -11,7 +11,7 @@ import errno
 import mmap
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,7 +116,7 @@ def write_segments(
         total = beside.submit(digest_segments, memory, segments)
         try:
             if len(segments) != 1 or segments[0][0] % _BLOCK or not _write_direct(path, memory, *segments[0], on_bytes):
-                _write_cached(path, memory, segments, on_bytes)
+                _write_cached(path, (memory[start : start + length] for start, length in segments), on_bytes)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
         return FileEntry(path.name, size, total.result())
@@ -147,14 +147,26 @@ def _write_direct(path: Path, memory: memoryview, start: int, size: int, on_byte
     return True
 
 
-def _write_cached(path: Path, memory: memoryview, segments: Sequence[tuple[int, int]], on_bytes: OnBytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        for start, length in segments:
-            _write(fd, memory[start : start + length], on_bytes)
+def write_pieces(path: Path, pieces: Iterable[memoryview], on_bytes: OnBytes = ignore_bytes) -> FileEntry:
+    """Write pieces one after the other into a new file, durably, through the page cache. Return its entry."""
+    hasher, size = xxhash.xxh3_128(), 0
+
+    def counted() -> Iterator[memoryview]:
+        nonlocal size
+        for piece in pieces:
+            hasher.update(piece)
+            size += len(piece)
+            yield piece
+
+    _write_cached(path, counted(), on_bytes)
+    return FileEntry(path.name, size, hasher.hexdigest())
+
+
+def _write_cached(path: Path, pieces: Iterable[memoryview], on_bytes: OnBytes) -> None:
+    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+        for piece in pieces:
+            _write(fd, piece, on_bytes)
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _write(fd: int, data: memoryview, on_bytes: OnBytes) -> None:

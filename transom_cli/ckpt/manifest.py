@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import xxhash
@@ -48,6 +48,14 @@ class Manifest:
     def size(self) -> int:
         """Bytes in all files."""
         return sum(entry.size for entry in self.files)
+
+
+def of_one_save(a: bytes, b: bytes) -> bool:
+    """Whether two manifests are of the same save, if perhaps in other files. Raises BadManifest."""
+    if a == b:
+        return True
+    one, two = (replace(decode(data), files=()) for data in (a, b))
+    return one == two
 
 
 def encode(manifest: Manifest) -> bytes:

@@ -47,6 +47,11 @@ def data_name(rank: int) -> str:
     return f"__{rank}_0.distcp"
 
 
+def earlier_name(name: str, step: int) -> str:
+    """The name that the data file `name` of the checkpoint of `step` has in later ones that still use it."""
+    return name if _DATA.fullmatch(name) is None else f"{name.removesuffix('.distcp')}.{step_name(step)}.distcp"
+
+
 def rank_of_data(name: str) -> int | None:
     """The rank whose data file this is; None if it is no data file."""
     found = _DATA.fullmatch(name)

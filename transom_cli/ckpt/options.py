@@ -112,12 +112,13 @@ class Options:
     rate: float | None
     overlapped: bool
     prove: bool
+    full_every: int | None  # None: every durable checkpoint is written in full
 
 
 def parse_options(
     directory: str | os.PathLike[str] | None, every: int | str, overhead: float, keeping: Keep,
     also: Also | None, copy: str, prove: bool, persist: int | str | None, protect: str, rate: float | None,
-    upload_rate: float | None,
+    upload_rate: float | None, full_every: int | None = None,
 ) -> Options:  # fmt: skip
     """Check the arguments of a Checkpointer. Raises UsageError."""
     schedule.check(every, overhead)
@@ -127,6 +128,12 @@ def parse_options(
     for name, value in (("protect_rate", rate), ("upload_rate", upload_rate)):
         if value is not None and value < LEAST_RATE:
             raise UsageError(f"{name}={value!r} must be bytes a second, at least {LEAST_RATE:g}")
+    if full_every is not None and (type(full_every) is not int or full_every < 2):
+        raise UsageError(
+            f"full_every={full_every!r} must be a number, at least 2, or None",
+            "one of so many durable checkpoints is written in full, and of the others only what has changed",
+            "full_every=10; None, the default, writes every checkpoint in full",
+        )
     if copy not in ("blocking", "overlapped"):
         raise UsageError(f'copy={copy!r} must be "blocking" or "overlapped"')
     where = directory if directory is not None else os.environ.get("TRANSOM_CHECKPOINT_DIR")
@@ -154,6 +161,7 @@ def parse_options(
         rate,
         copy == "overlapped",
         prove,
+        full_every,
     )
 
 

@@ -60,15 +60,45 @@ def plan(metadata: Metadata, targets: Flat) -> tuple[dict[str, Wanted], Flat]:
             at = stored[MetadataIndex(key)]
             found.setdefault(at.relative_path, Wanted()).objects.append(Object(key, at.offset, at.length))
             continue
-        chunk = _same(about, target)
-        if chunk is None:
-            rest[key] = target
-            continue
-        index = MetadataIndex(key, chunk.offsets)
-        at = stored[index]
         local = target.to_local() if isinstance(target, DTensor) else target
-        found.setdefault(at.relative_path, Wanted()).tensors.append(Whole(index, local, at.offset, at.length))
+        chunk = _same(about, target)
+        blocks = [(chunk, local)] if chunk is not None else _blocks(about, target, local.detach())
+        if not blocks:
+            rest[key] = target
+        for chunk, part in blocks:
+            index = MetadataIndex(key, chunk.offsets)
+            at = stored[index]
+            found.setdefault(at.relative_path, Wanted()).tensors.append(Whole(index, part, at.offset, at.length))
     return found, rest
+
+
+def _blocks(
+    about: TensorStorageMetadata, target: torch.Tensor, local: torch.Tensor
+) -> list[tuple[ChunkStorageMetadata, torch.Tensor]]:
+    """The stored parts that together are what this rank holds of `target`, each with its contiguous place in `local`.
+
+    So are the blocks of an incremental checkpoint, and shards that are put together again. None if parts overlap the
+    borders.
+    """
+    here = _local_box(target)
+    if here is None or target.shape != about.size:
+        return []
+    sizes, origin = here
+    found: list[tuple[ChunkStorageMetadata, torch.Tensor]] = []
+    for chunk in about.chunks:
+        at = [offset - start for offset, start in zip(chunk.offsets, origin, strict=True)]
+        ends = [start + size for start, size in zip(at, chunk.sizes, strict=True)]
+        if any(end <= 0 or start >= size for start, end, size in zip(at, ends, sizes, strict=True)):
+            continue
+        if any(start < 0 or end > size for start, end, size in zip(at, ends, sizes, strict=True)):
+            return []
+        view = local
+        for dimension, (start, end) in enumerate(zip(at, ends, strict=True)):
+            view = view.narrow(dimension, start, end - start)
+        if not view.is_contiguous():
+            return []
+        found.append((chunk, view))
+    return found if sum(view.numel() for _, view in found) == local.numel() else []
 
 
 def _same(about: TensorStorageMetadata, target: torch.Tensor) -> ChunkStorageMetadata | None:
@@ -76,12 +106,20 @@ def _same(about: TensorStorageMetadata, target: torch.Tensor) -> ChunkStorageMet
     if type(target) in PLAIN:
         only = about.chunks[0]
         return only if len(about.chunks) == 1 and only.sizes == target.shape == about.size else None
-    if not isinstance(target, DTensor) or target.device_mesh.get_coordinate() is None or target.shape != about.size:
+    here = _local_box(target) if target.shape == about.size else None
+    if here is None:
+        return None
+    return next((c for c in about.chunks if (tuple(c.sizes), tuple(c.offsets)) == here), None)
+
+
+def _local_box(target: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Sizes and offsets of this rank's part in the whole tensor; None if it is no box."""
+    if type(target) in PLAIN:
+        return tuple(target.shape), (0,) * target.ndim
+    if not isinstance(target, DTensor) or target.device_mesh.get_coordinate() is None:
         return None
     shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
-    if tuple(shape) != tuple(target.to_local().shape):
-        return None
-    return next((c for c in about.chunks if tuple(c.offsets) == offset and tuple(c.sizes) == tuple(shape)), None)
+    return (tuple(shape), tuple(offset)) if tuple(shape) == tuple(target.to_local().shape) else None
 
 
 SMALL = 16 << 20  # bytes wanted from a share: up to this many are fetched from its rank

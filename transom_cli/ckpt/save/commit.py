@@ -27,6 +27,7 @@ from transom_cli.ckpt.options import Options
 from transom_cli.ckpt.proof import TensorProof
 from transom_cli.ckpt.proof_save import Ledger, Totals
 from transom_cli.ckpt.ranks import FAILURES, Ranks
+from transom_cli.ckpt.save.incremental import Incremental
 from transom_cli.ckpt.save.layout import Layout, Place
 from transom_cli.ckpt.save.replicas import Proof, Short
 from transom_cli.ckpt.save.shares import Shares, written
@@ -89,6 +90,7 @@ class Committer:
         self._shares = Shares(ranks)
         self._packed: tuple[Any, ...] = ()  # what was packed last, and its segments and places
         self.ledger = Ledger(ranks)
+        self._incremental = Incremental(options.full_every, ranks, snapshots) if options.full_every else None
 
     def prepare(self, layout: Layout | None, growth: float, patience: float) -> None:
         """Before the first save: plan who writes what, and allocate memory for a state `growth` times as large.
@@ -170,6 +172,8 @@ class Committer:
         metadata = self._shares.spread(manifest)
         if manifest is not None and metadata is not None:
             self._distribute(step, Record(manifest, metadata), uses)
+            if self._incremental is not None and DURABLE in uses:
+                self._incremental.plan(step, snapshot, places, self._metadata, manifest)
         return Committed(trouble, uses, prepare=True, share=share)
 
     def prepare_next(self, snapshot: Snapshot, share: Share | None) -> None:

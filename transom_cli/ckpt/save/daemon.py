@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transom_cli.ckpt.manifest import FileEntry
+from transom_cli.ckpt.failures import BadManifest
+from transom_cli.ckpt.manifest import FileEntry, of_one_save
 from transom_cli.ckpt.names import MANIFEST, step_name
 from transom_cli.ckpt.progress import Part
 from transom_cli.ckpt.ranks import Ranks
@@ -270,9 +271,9 @@ class DaemonSession:
         record = self.records.get(step)
 
         def look() -> bool:
-            with suppress(OSError):
+            with suppress(OSError, BadManifest):
                 path = self._directory / step_name(step) / MANIFEST
-                return record is not None and path.read_bytes() == record.manifest
+                return record is not None and of_one_save(path.read_bytes(), record.manifest)
             return False
 
         return self._look.call(look, _LOOK, False)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import struct
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import xxhash
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
 from transom_cli.ckpt.manifest import FileEntry
@@ -106,10 +107,14 @@ class Shares:
 
 def written(metadata: Metadata, places: list[list[Place]]) -> bytes:
     """Return the bytes of torch's own metadata file."""
-    results = [
-        [WriteResult(index, size, _StorageInfo(data_name(rank), start, size)) for index, start, size in of_rank]
-        for rank, of_rank in enumerate(places)
-    ]
+    return written_in(
+        metadata, [(i, data_name(rank), start, size) for rank, one in enumerate(places) for i, start, size in one]
+    )
+
+
+def written_in(metadata: Metadata, places: Iterable[tuple[MetadataIndex, str, int, int]]) -> bytes:
+    """The same for parts in any files: part, file, where it begins, bytes."""
+    results = [[WriteResult(index, size, _StorageInfo(name, start, size)) for index, name, start, size in places]]
     with tempfile.TemporaryDirectory(prefix="transom-") as folder:
         FileSystemWriter(folder, sync_files=False).finish(metadata, results)
         return (Path(folder) / DCP_METADATA).read_bytes()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from transom_cli.ckpt.progress import Part
 from transom_cli.ckpt.publish import Keep
 from transom_cli.ckpt.schedule.plan import CopyTurns
 from transom_cli.ckpt.snapshot.finder import Finder
+from transom_cli.ckpt.snapshot.increments import Increments
 from transom_cli.ckpt.snapshot.peers import Membership
 from transom_cli.ckpt.snapshot.store import Store
 from transom_cli.ckpt.snapshot.writer import CheckpointWriter, Order
@@ -48,7 +49,8 @@ class Persister:
     def __init__(self, store: Store, members: Membership, finder: Finder, say: Callable[[str], None]):
         self._store, self._members, self._say = store, members, say
         self.keep = ALL  # which checkpoints, as a rank has said last
-        self._writer = CheckpointWriter(store, members, finder, say)
+        self.increments = Increments()
+        self._writer = CheckpointWriter(store, members, finder, say, self.increments)
         self._outcomes = Outcomes()
         self._turns: CopyTurns[Path] = CopyTurns({})
         self.mirror = Mirror(Path(store.directory), say)
@@ -75,6 +77,7 @@ class Persister:
     def distrust(self) -> None:
         """Another launch is here: what was known of the checkpoints on disk may have changed."""
         self._writer.distrust()
+        self.increments.clear()
         self._turns = CopyTurns(self._turns.also)
         self.mirror.again()
 
@@ -120,6 +123,7 @@ class Persister:
         self._outcomes.hear(step, state, trouble)
         if state in ENDED:
             self._writer.over(step)
+            self.increments.over(step)
         if state in (COPYING, DONE):
             self._store.persisted(step)
         if state in (DONE, FAILED, SUPERSEDED):
@@ -147,10 +151,15 @@ class Persister:
     def forget(self, step: int | None) -> None:
         """What is newer than `step` is of a past that did not happen: it may be requested again."""
         self._outcomes.forget(step)
+        self.increments.clear()
 
     def write(self, step: int, work: Path, names: list[str]) -> tuple[str, dict[str, str]]:
         """This node's part: see `CheckpointWriter`."""
         return self._writer.write(step, work, names)
+
+    def write_changes(self, step: int, work: Path, sums: Mapping[str, str]) -> str:
+        """This node's part of an incremental checkpoint: see `CheckpointWriter`."""
+        return self._writer.write_changes(step, work, sums)
 
     def still(self) -> float:
         """Seconds since the write that is in progress moved; 0 if none is. One that waits for other nodes moves."""
@@ -174,7 +183,7 @@ class Persister:
             self._tell(order.step, FAILED if trouble else COPYING if copies else DONE, trouble)
             if not trouble:
                 self.mirror.published(order.step, order.attempt, order.keep)
-                self._writer.tidy(order, directory, self.mirror.used)
+                self._writer.tidy(order, directory, self.mirror.used | self.increments.used)
         if copies:
             self._copy(order, copies)
             self._tell(order.step, DONE)

@@ -120,6 +120,35 @@ class Commit:
 
 
 @dataclass(frozen=True)
+class PlanChanges:
+    """What to write of the rank's share in an incremental checkpoint. One parcel: ``blob`` bytes, and the segments as
+    JSON."""
+
+    step: int
+    file: str
+    size: int
+    sum: str
+    blob: int
+
+    def __post_init__(self) -> None:
+        _not_negative(size=self.size, blob=self.blob)
+
+
+@dataclass(frozen=True)
+class PlanIncrement:
+    """An incremental checkpoint that refers to step ``base``. One parcel: ``manifest`` bytes, ``metadata`` bytes of
+    torch's own, and the links as JSON."""
+
+    step: int
+    base: int | None
+    manifest: int
+    metadata: int
+
+    def __post_init__(self) -> None:
+        _not_negative(manifest=self.manifest, metadata=self.metadata)
+
+
+@dataclass(frozen=True)
 class Secure:
     """``by``: the node whose daemon writes the checkpoint."""
 
@@ -259,6 +288,15 @@ class Write:
     step: int
     work: str
     files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WriteChanges:
+    """Write what ranks have planned of their shares into the working directory ``work``. ``sums``: xxh3_128 by file."""
+
+    step: int
+    work: str
+    sums: dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.ckpt.snapshot import requests
 from transom_cli.ckpt.snapshot.buffer import Buffer, Share
 from transom_cli.ckpt.snapshot.finder import Found, ShareNotFound
+from transom_cli.ckpt.snapshot.increments import BLOB, BUFFER, Changes, Increment
 from transom_cli.ckpt.snapshot.persist import RESERVED
 from transom_cli.ckpt.snapshot.protection import NONE, parse
 from transom_cli.ckpt.snapshot.record import Launch, Record
@@ -186,6 +187,31 @@ class Session:
             self.training.persister.tried_again(request.step)
         return Reply()
 
+    def changes(self, request: requests.PlanChanges, fds: list[int]) -> Reply:
+        """Note what to write of this rank's share in an incremental checkpoint."""
+        data = local.unpack(fds[0])
+        segments = tuple((int(where), int(at), int(size)) for where, at, size in json.loads(data[request.blob :]))
+        if any(where not in (BUFFER, BLOB) or at < 0 or size < 0 for where, at, size in segments):
+            raise ValueError(f"{request.file}: a segment is not in its memory")
+        entry = FileEntry(request.file, request.size, request.sum)
+        self.training.persister.increments.changes(request.step, Changes(entry, segments, data[: request.blob]))
+        return Reply()
+
+    def increment(self, request: requests.PlanIncrement, fds: list[int]) -> Reply:
+        """Note an incremental checkpoint, for when the step is persisted."""
+        data = local.unpack(fds[0])
+        end = request.manifest + request.metadata
+        links = tuple((str(name), str(source)) for name, source in json.loads(data[end:]))
+        record = Record(data[: request.manifest], data[request.manifest : end])
+        if record.read.step != request.step or any("/" in name for pair in links for name in pair):
+            raise ValueError(f"not an increment of step {request.step}")
+        self.training.persister.increments.plan(request.step, Increment(record, request.base, links))
+        return Reply()
+
+    def base(self, _: Empty) -> Reply:
+        """Return the step that an incremental checkpoint may refer to, and the checksum of its manifest; or None."""
+        return Reply({"base": self.training.persister.increments.base})
+
     def superseded(self, request: requests.Step) -> Reply:
         """All ranks of all nodes have committed a step that is newer than the restored one."""
         self.training.store.superseded(self.launch, request.step)
@@ -335,6 +361,9 @@ VERBS: dict[str, Verb] = {
     "drop": Verb(Session.drop, requests.Drop),
     "hold": Verb(Session.hold, requests.Hold, fds=1),
     "commit": Verb(Session.commit, requests.Commit, fds=1),
+    "changes": Verb(Session.changes, requests.PlanChanges, fds=1),
+    "increment": Verb(Session.increment, requests.PlanIncrement, fds=1),
+    "base": Verb(Session.base, Empty),
     "superseded": Verb(Session.superseded, requests.Step),
     "secure": Verb(Session.secure, requests.Secure),
     "durable": Verb(Session.durable, requests.Step),

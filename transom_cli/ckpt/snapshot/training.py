@@ -7,10 +7,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from transom_cli.ckpt.failures import BadManifest
+from transom_cli.ckpt.manifest import of_one_save
 from transom_cli.ckpt.names import MANIFEST, step_name
 from transom_cli.ckpt.progress import Part, combined
 from transom_cli.ckpt.schedule.plan import NextSaves
@@ -146,8 +148,9 @@ class Training:
         if record is None:
             return False
         try:
-            return (Path(self.store.directory) / step_name(step) / MANIFEST).read_bytes() == record.manifest
-        except OSError:
+            written = (Path(self.store.directory) / step_name(step) / MANIFEST).read_bytes()
+            return of_one_save(written, record.manifest)
+        except (OSError, BadManifest):
             return False
 
     # For peers
@@ -183,13 +186,22 @@ class Training:
             raise ValueError(f"{request.file} of step {request.step} is not here") from None
 
     def peer_write(self, request: requests.Write) -> Reply:
-        work = Path(request.work)
-        if not self.persister.writes_to(work.parent):
-            raise ValueError("not a working directory of this training")
-        if not work.name.startswith(f".tmp-{step_name(request.step)}-") or any("/" in name for name in request.files):
-            raise ValueError("not a working directory of that step")
+        work = self._work(request.step, request.work, request.files)
         trouble, lost = self.persister.write(request.step, work, list(request.files))
         return Reply({"trouble": trouble, "lost": lost})
+
+    def peer_write_changes(self, request: requests.WriteChanges) -> Reply:
+        work = self._work(request.step, request.work, request.sums)
+        return Reply({"trouble": self.persister.write_changes(request.step, work, request.sums)})
+
+    def _work(self, step: int, work: str, names: Iterable[str]) -> Path:
+        """Raises ValueError if that is no working directory of this training and step."""
+        path = Path(work)
+        if not self.persister.writes_to(path.parent):
+            raise ValueError("not a working directory of this training")
+        if not path.name.startswith(f".tmp-{step_name(step)}-") or any("/" in name for name in names):
+            raise ValueError("not a working directory of that step")
+        return path
 
     def peer_protect(self, request: requests.Protect) -> Reply:
         return Reply({"lost": self.protector.compute(read_group(request.group))})
@@ -250,6 +262,7 @@ VERBS: dict[str, Verb] = {
     "record": Verb(Training.peer_record, requests.Step),
     "read": Verb(Training.peer_read, requests.Read),
     "write": Verb(Training.peer_write, requests.Write, _LONG),
+    "write_changes": Verb(Training.peer_write_changes, requests.WriteChanges, _LONG),
     "protect": Verb(Training.peer_protect, requests.Protect, _LONG),
     "rows": Verb(Training.peer_rows, requests.Step),
     "row": Verb(Training.peer_row, requests.ReadRow, _LONG),

@@ -22,10 +22,11 @@ from transom_cli.ckpt import files
 from transom_cli.ckpt.failures import one_line
 from transom_cli.ckpt.inventory import check_shape
 from transom_cli.ckpt.manifest import FileEntry, Manifest
-from transom_cli.ckpt.names import DCP_METADATA, age, local_attempt, tmp_name
+from transom_cli.ckpt.names import DCP_METADATA, age, local_attempt, step_name, tmp_name
 from transom_cli.ckpt.progress import WRITING, OnBytes, Part, PartCounter
 from transom_cli.ckpt.publish import Keep, Retention, publish, tidy
 from transom_cli.ckpt.snapshot.finder import Finder, ShareNotFound
+from transom_cli.ckpt.snapshot.increments import Increment, Increments
 from transom_cli.ckpt.snapshot.inventory import shares
 from transom_cli.ckpt.snapshot.peers import AT_ONCE, Membership, Peers
 from transom_cli.ckpt.snapshot.record import Record
@@ -54,8 +55,11 @@ class Order:
 class CheckpointWriter:
     """`write` is every node's part, `checkpoint` that of the one which sees to it. One directory by one thread."""
 
-    def __init__(self, store: Store, members: Membership, finder: Finder, say: Callable[[str], None]):
+    def __init__(
+        self, store: Store, members: Membership, finder: Finder, say: Callable[[str], None], increments: Increments
+    ) -> None:  # fmt: skip
         self._store, self._members, self._finder, self._say = store, members, finder, say
+        self._increments = increments
         self._retentions: dict[Path, Retention] = {}
         self._counts: dict[int, PartCounter] = {}  # of what this node writes, or has written, by step
         self._moved = time.monotonic()
@@ -89,13 +93,24 @@ class CheckpointWriter:
         record = self._store.records.get(order.step)
         if record is None:
             return "its record is not here"
+        plan = self._increments.take_plan(order.step) if directory == Path(self._store.directory) else None
+        if plan is not None:
+            trouble = self._make(order, directory, plan.record, lambda work: self._write_planned(plan, directory, work))
+            if not trouble:
+                self._increments.written(directory, plan)
+                return ""
+            self._say(f"{step_name(order.step)} is written in full: {trouble}")
+        return self._make(order, directory, record, lambda work: self._write_all(order.step, record, work))
+
+    def _make(self, order: Order, directory: Path, record: Record, write: Callable[[Path], str]) -> str:
+        """Have `write` write the files into a working directory, and publish it. Returns "", or why not."""
         # by the trainer's attempt where Slurm has numbered it; else by this process, which is at work when that is gone
         writer = order.attempt if age(order.attempt) else local_attempt(socket.gethostname(), os.getpid())
         work = directory / tmp_name(order.step, writer, secrets.token_hex(4))
         try:
             make_private(work)
             self.moves()
-            trouble = self._write_all(order.step, record, work)
+            trouble = write(work)
             self.moves()
             if not trouble:
                 marks.write_metrics(work, order.metrics)
@@ -136,6 +151,26 @@ class CheckpointWriter:
                     lost[name] = "it was damaged in memory"
         return "", lost
 
+    def write_changes(self, step: int, work: Path, sums: Mapping[str, str]) -> str:
+        """This node's part of an incremental checkpoint. Returns "", or what is wrong."""
+        planned = {name: self._increments.changes_of(step, name) for name in sums}
+        if any(one is None or one.entry.xxh3_128 != sums[name] for name, one in planned.items()):
+            return "its snapshot daemon was replaced, and does not know what has changed"
+        total = sum(one.entry.size for one in planned.values() if one is not None)
+        counting = self._counts[step] = PartCounter(WRITING, step, str(work.parent), total, time.time(), total)
+        for name, one in planned.items():
+            assert one is not None
+            try:
+                with self._store.reading(step, name) as (_, buffer):
+                    entry = files.write_pieces(work / name, one.pieces(buffer.memory), self._both(counting))
+            except KeyError:
+                return f"{name} is not held any more"
+            except OSError as error:
+                return one_line(error)
+            if entry != one.entry:
+                return f"{name} was damaged in memory"
+        return ""
+
     def _both(self, counting: PartCounter) -> OnBytes:
         def count(size: int) -> None:
             counting.add(size)
@@ -152,7 +187,8 @@ class CheckpointWriter:
             parts[node] = [n for n in mine if n not in taken]
             taken.update(mine)
         unwritten = [name for name in wanted if name not in taken]
-        for node, answer in self._ask_to_write(peers, step, work, parts).items():
+        answers = self._ask_to_write(peers, parts, "write", "files", step=step, work=str(work))
+        for node, answer in answers.items():
             if answer.get("trouble"):
                 return f"{node}: {answer['trouble']}" if len(parts) > 1 else str(answer["trouble"])
             lost = dict.fromkeys(parts[node], str(answer["error"])) if "error" in answer else answer.get("lost", {})
@@ -169,13 +205,36 @@ class CheckpointWriter:
         files.write_new(work / DCP_METADATA, record.metadata)
         return ""
 
+    def _write_planned(self, plan: Increment, directory: Path, work: Path) -> str:
+        """Link what has not changed since the base, and have the nodes write what has."""
+        self._increments.link(directory, work, plan)
+        manifest, linked = plan.record.read, {name for name, _ in plan.links}
+        wanted = {entry.name: entry for entry in shares(manifest)}
+        step, peers = manifest.step, self._members.current
+        parts: dict[str, dict[str, str]] = {}
+        unwritten = {name for name in wanted if name not in linked}
+        for node, answer in peers.call_all("held", 10.0, step=step).items():
+            mine = [name for name, _ in answer.get("held", []) if name in unwritten]
+            unwritten.difference_update(mine)
+            parts[node] = {name: wanted[name].xxh3_128 for name in mine}
+        if unwritten:
+            return f"{min(unwritten)} is in no memory"
+        answers = self._ask_to_write(peers, parts, "write_changes", "sums", step=step, work=str(work))
+        for node, answer in answers.items():
+            if trouble := answer.get("trouble") or answer.get("error"):
+                return f"{node}: {trouble}" if len(parts) > 1 else str(trouble)
+        files.write_new(work / DCP_METADATA, plan.record.metadata)
+        reasons = check_shape(work, manifest.files)
+        return reasons[0] if reasons else ""
+
     def _ask_to_write(
-        self, peers: Peers, step: int, work: Path, parts: dict[str, list[str]]
+        self, peers: Peers, parts: Mapping[str, Collection[str]], verb: str, key: str, **fields: Any
     ) -> dict[str, dict[str, Any]]:
+        """Call `verb` of each node with its part as the field `key`."""
         by_node = {node: names for node, names in parts.items() if names}
 
         def one(node: str) -> dict[str, Any]:
-            return peers.call_all("write", WRITE, [node], step=step, work=str(work), files=by_node[node])[node]
+            return peers.call_all(verb, WRITE, [node], **{key: by_node[node]}, **fields)[node]
 
         with ThreadPoolExecutor(min(AT_ONCE, max(1, len(by_node))), thread_name_prefix="write") as pool:
             answers = {node: pool.submit(one, node) for node in by_node}
