@@ -127,6 +127,7 @@ def test_stock_torch_reads_it(tmp_path: Path):
 def test_when_a_save_is_due(tmp_path: Path):
     checkpointer = Checkpointer({"n": 1}, tmp_path, every=10, keep=9)
     assert [step for step in range(1, 25) if checkpointer.save(step)] == [10, 20]
+    checkpointer.wait()
     assert checkpointer.save(23, force=True)
     checkpointer.close(strict=True)
     again = Checkpointer({"n": 0}, tmp_path, every=1, keep=9)

@@ -146,10 +146,12 @@ def test_of_writes_that_wait_only_the_newest_wanted_one_is_not_dropped(two: Two,
 
     monkeypatch.setattr(leader._writer, "checkpoint", checkpoint)
     monkeypatch.setattr(leader._writer, "tidy", lambda *_: None)
+    monkeypatch.setattr(persist, "GRACE", 0.0)
     leader.begin(Order(1, "1.0", ALL))
     wait_for(lambda: not leader._pending)
     for step in range(2, 13):
         leader.begin(Order(step, "1.0", Keep(2, every=5), requested=step == 7))
+    wait_for(lambda: set(leader._pending) == {10, 12})
     free.set()
     states = {step: leader.outcome(step, LONG)[0] for step in range(1, 13)}
     assert {step for step, state in states.items() if state == DONE} == {1, 10, 12} == set(written)

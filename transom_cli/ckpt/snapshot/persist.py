@@ -36,6 +36,8 @@ ALL = Keep(1 << 30)  # none is deleted
 RUNNING, COPYING, DONE, FAILED, UNKNOWN = "running", "copying", "done", "failed", "unknown"
 SUPERSEDED = "superseded"  # dropped before it began, because a newer step is to be written
 ENDED = frozenset((COPYING, DONE, FAILED, SUPERSEDED))  # nothing more becomes of the checkpoint itself
+GRACE = 1.0  # seconds that a write waits for its turn in any case
+_LOOK = 0.1  # seconds between looks whether a write has been superseded
 _REPORT_DROPS = 600.0  # seconds between reports that writes are dropped
 _REMEMBERED = 64  # of each kind
 _SILENCE = 10.0  # seconds until the missing report is requested
@@ -84,20 +86,15 @@ class Persister:
     def begin(self, order: Order) -> None:
         """Start to persist a step, and return at once. Ignore a step that is in progress or done.
 
-        Older steps whose write has not begun yet are dropped: their memory is needed, however slow the disk is. Of
-        those that were requested, or that `keep_every` keeps, the newest waits for its turn.
+        A write that waits for its turn for `GRACE` is dropped if a newer one waits too: its memory is needed, however
+        slow the disk is. Of those that were requested, or that `keep_every` keeps, the newest is not dropped.
         """
         self.keep = order.keep
         if not self._outcomes.begin(order.step):
             return
         with self._pending_lock:
-            older = [step for step in self._pending if step < order.step]
-            waits = max((step for step in older if self._pending[step].wanted), default=None)
-            dropped = [step for step in older if step != waits]
-            for step in dropped:
-                del self._pending[step]
             self._pending[order.step] = order
-        threading.Thread(target=self._run, args=(order, dropped), name=f"persist-{order.step}", daemon=True).start()
+        threading.Thread(target=self._run, args=(order,), name=f"persist-{order.step}", daemon=True).start()
 
     def tried_again(self, step: int) -> None:
         """The step was saved again: forget why it could not be written before."""
@@ -165,28 +162,41 @@ class Persister:
         """Seconds since the write that is in progress moved; 0 if none is. One that waits for other nodes moves."""
         return self._writer.still if self._one_at_a_time.locked() else 0.0
 
-    def _run(self, order: Order, dropped: list[int]) -> None:
-        for step in dropped:
-            if time.monotonic() - self._reported_drop >= _REPORT_DROPS:
-                self._reported_drop = time.monotonic()
-                self._say(f"saves come faster than the disk writes: {step_name(step)} and others stay in memory only")
-            self._tell(step, SUPERSEDED)
+    def _run(self, order: Order) -> None:
+        if not self._awaited_turn(order):
+            self._tell(order.step, SUPERSEDED)
+            return
         directory = Path(self._store.directory)
-        with self._one_at_a_time:
-            self._writer.moves()
+        try:
             with self._pending_lock:
-                if order.step not in self._pending:
-                    return  # superseded
                 del self._pending[order.step]
+            self._writer.moves()
             trouble = self._attempted(order, directory)
             copies = [] if trouble else self._copies_of(order)
             self._tell(order.step, FAILED if trouble else COPYING if copies else DONE, trouble)
             if not trouble:
                 self.mirror.published(order.step, order.attempt, order.keep)
-                self._writer.tidy(order, directory, self.mirror.used | self.increments.used)
+                self._writer.tidy(order, directory, self.mirror.used)
+        finally:
+            self._one_at_a_time.release()
         if copies:
             self._copy(order, copies)
             self._tell(order.step, DONE)
+
+    def _awaited_turn(self, order: Order) -> bool:
+        """Wait until nothing else is written. False: the write is dropped."""
+        grace = time.monotonic() + GRACE
+        while not self._one_at_a_time.acquire(timeout=max(_LOOK, grace - time.monotonic())):
+            with self._pending_lock:
+                newer = [one for step, one in self._pending.items() if step > order.step]
+                if not newer or (order.wanted and not any(one.wanted for one in newer)):
+                    continue
+                del self._pending[order.step]
+            if time.monotonic() - self._reported_drop >= _REPORT_DROPS:
+                self._reported_drop = time.monotonic()
+                self._say(f"saves come faster than the disk writes: {step_name(order.step)} stays in memory only")
+            return False
+        return True
 
     def _copies_of(self, order: Order) -> list[Path]:
         """Into which further directories that step is to be written now. It is one step's turn at a time, so that no
