@@ -38,6 +38,7 @@ def test_damage_of_the_only_checkpoint_must_be_refused(fault: str, saves: int, r
     assert expected(case, saves).must_refuse is refused
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_regressions_hold(tmp_path: Path):
     """The kept cases of one or two ranks."""

@@ -8,9 +8,10 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from transom_cli.core import events
+if TYPE_CHECKING:
+    from transom_cli.core import events
 
 T = TypeVar("T")
 
@@ -98,11 +99,16 @@ def _scalar(hint: type) -> Callable[[Any], Any]:
     return read
 
 
-_EVENTS: dict[str, type[events.Event]] = {
-    cls.__name__: cls
-    for cls in vars(events).values()
-    if isinstance(cls, type) and issubclass(cls, events.Event) and cls is not events.Event
-}
+@cache
+def _events() -> dict[str, type[events.Event]]:
+    """Event classes by name. Imported late: ranks and snapshot daemons, which start often, need none."""
+    from transom_cli.core import events
+
+    return {
+        name: cls
+        for name, cls in vars(events).items()
+        if isinstance(cls, type) and issubclass(cls, events.Event) and cls is not events.Event
+    }
 
 
 def event_to_json(event: events.Event) -> dict[str, Any]:
@@ -110,7 +116,7 @@ def event_to_json(event: events.Event) -> dict[str, Any]:
 
 
 def event_from_json(data: Mapping[str, Any]) -> events.Event:
-    cls = _EVENTS.get(str(data.get("type")))
+    cls = _events().get(str(data.get("type")))
     if cls is None:
         raise BadRecord(f"unknown event type {data.get('type')!r}")
     return build(cls, data)

@@ -41,6 +41,7 @@ def test_stages_come_back_in_another_split_and_number_of_ranks(saved: Path, tmp_
         assert found == {"restored": 1, "same": True}
 
 
+@pytest.mark.long
 def test_a_layer_that_no_rank_has_is_an_error(saved: Path, tmp_path: Path):
     for found in run("restore", "0,1/2", copied(saved, tmp_path)):
         assert "no rank has model.l3.weight" in found["error"], found

@@ -183,7 +183,7 @@ def _saved(trainer: Checkpointer, held: dict[str, torch.Tensor], step: list[int]
     return trainer._saver.saved == step[0]
 
 
-@pytest.mark.parametrize("name", ["take", "hold", "commit"])
+@pytest.mark.parametrize("name", [pytest.param("take", marks=pytest.mark.long), "hold", "commit"])
 def test_request_of_a_stopped_daemon_is_answered_late(
     directory: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

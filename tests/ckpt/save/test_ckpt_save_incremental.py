@@ -266,6 +266,7 @@ def test_commands_read_incremental_checkpoints(directory: Path, tmp_path: Path) 
     assert torch.equal(torch.load(out)["experts"]["3"], state["experts"]["3"])
 
 
+@pytest.mark.long
 def test_ranks_write_their_own_changes_and_another_number_of_ranks_restores_them(directory: Path) -> None:
     found = [json.loads(out.splitlines()[-1]) for out, _ in two_ranks("ckpt_incremental_worker.py", str(directory))]
     assert [one["restored"] for one in found] == [None, None]

@@ -12,7 +12,7 @@ from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.errors import UsageError
 
 
-@pytest.mark.parametrize("which", ["first", "later"])
+@pytest.mark.parametrize("which", ["first", pytest.param("later", marks=pytest.mark.long)])
 def test_save_that_one_rank_does_not_call_names_it_in_time(which: str, tmp_path: Path) -> None:
     """With `first`, the processes end by themselves as well: no thread waits on."""
     done = several_ranks(3, "ckpt_missing_worker.py", which, str(tmp_path / "c"))

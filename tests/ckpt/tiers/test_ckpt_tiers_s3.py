@@ -83,6 +83,7 @@ def test_deleted_and_half_uploaded_copies_are_not_chosen(s3: S3, directory: Path
     again.close()
 
 
+@pytest.mark.long
 def test_damaged_copy_is_passed_over(s3: S3, directory: Path, capsys: pytest.CaptureFixture[str]):
     ck, weights = trainer(directory)
     train(ck, weights, range(1, 3))
@@ -96,6 +97,7 @@ def test_damaged_copy_is_passed_over(s3: S3, directory: Path, capsys: pytest.Cap
     again.close()
 
 
+@pytest.mark.long
 def test_damage_on_disk_is_repaired_from_object_storage(s3: S3, directory: Path):
     ck, weights = trainer(directory)
     train(ck, weights, range(1, 3))
