@@ -77,8 +77,8 @@ def _blocks(
 ) -> list[tuple[ChunkStorageMetadata, torch.Tensor]]:
     """The stored parts that together are what this rank holds of `target`, each with its contiguous place in `local`.
 
-    So are the blocks of an incremental checkpoint, and shards that are put together again. None if parts overlap the
-    borders.
+    For the blocks of an incremental checkpoint, and for shards that are put together again. Empty if a part lies across
+    the border of what this rank holds, or its place is not contiguous.
     """
     here = _local_box(target)
     if here is None or target.shape != about.size:
