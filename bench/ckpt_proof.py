@@ -248,7 +248,7 @@ class Pool:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self._count = directory, 0
-        env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TRANSOM_CKPT_LINGER": "3"}
+        env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TRANSOM_MEMORY_LINGER": "3"}
         self._log = (directory / "log").open("w")
         self._workers = [
             subprocess.Popen(

@@ -23,7 +23,10 @@ def _two_ranks(kind: str, directory: Path) -> list[dict]:
     return [json.loads(out.splitlines()[-1]) for out, _ in done]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", pytest.param("fsdp-overlapped", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("ddp", marks=pytest.mark.long), "fsdp", pytest.param("fsdp-overlapped", marks=pytest.mark.long)],
+)
 def test_two_ranks(kind: str, tmp_path: Path):
     for found in _two_ranks(kind, tmp_path):
         for name in ("unstepped", "stepped"):

@@ -126,7 +126,7 @@ def after_load(monkeypatch: pytest.MonkeyPatch, corrupt) -> None:
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRANSOM_CKPT_LINGER", "3")
+        patch.setenv("TRANSOM_MEMORY_LINGER", "3")
         directory = tmp_path_factory.mktemp("good")
         saved(directory)
     return directory

@@ -63,7 +63,7 @@ def test_allocation_stops_if_others_take_the_memory(monkeypatch: pytest.MonkeyPa
     with pytest.raises(MemoryError, match="others have taken them meanwhile"):
         Buffer(256 * MIB)
     assert 4 <= len(looks) <= 9, "a look before each of the 8 pieces, one after the other by some threads"
-    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= open_before
 
 
 def meminfo(proc: Path, free: int) -> None:

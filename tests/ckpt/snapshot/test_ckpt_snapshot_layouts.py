@@ -85,7 +85,8 @@ def test_memory_of_replaced_ranks_is_given_back_when_a_newer_step_counts(tmp_pat
         assert 3 not in nodes.held("b") and nodes.held("b")[4] != []
 
 
-@pytest.mark.parametrize(("room", "to_disk"), [pytest.param(96, False, marks=pytest.mark.long), (24, True)])
+@pytest.mark.parametrize(("room", "to_disk"), [(96, False), (24, True)])
+@pytest.mark.long
 def test_without_room_for_both_the_restored_step_is_on_disk_before_its_memory_is_used(
     tmp_path: Path, room: int, to_disk: bool
 ) -> None:
@@ -139,6 +140,7 @@ def test_one_node_of_two_lost_without_protection_is_an_error(tmp_path: Path) -> 
         assert "step-3 in memory" in said and "__1_0.distcp: no parity of it is held" in said, said
 
 
+@pytest.mark.long
 def test_lost_checkpoints_directory_is_an_error_where_the_run_knows_of_it(tmp_path: Path) -> None:
     run = {"TRANSOM_RUN_DIR": str(tmp_path / "run")}
     (tmp_path / "run").mkdir()
@@ -155,6 +157,7 @@ def test_lost_checkpoints_directory_is_an_error_where_the_run_knows_of_it(tmp_pa
         assert nodes.until("restored") == [["restored 2"]]
 
 
+@pytest.mark.long
 def test_older_durable_checkpoint_is_used_where_newer_memory_is_lost(tmp_path: Path) -> None:
     with Nodes(tmp_path / "c", "none", ["a", "b"]) as nodes:
         nodes.start(steps=2, launch=0)

@@ -34,6 +34,7 @@ def test_lost_nodes_are_made_good_from_the_others_memory(tmp_path: Path, protect
         assert "parity in memory" in nodes.said()
 
 
+@pytest.mark.long
 def test_what_all_ranks_hold_alike_brings_no_share_to_another_node(tmp_path: Path) -> None:
     names = ["n0", "n1"]
     with Nodes(tmp_path / "c", "none", names) as nodes:
@@ -44,6 +45,7 @@ def test_what_all_ranks_hold_alike_brings_no_share_to_another_node(tmp_path: Pat
         assert "restored step-2 in memory (own memory; " in nodes.said()
 
 
+@pytest.mark.long
 def test_two_checkpointers_of_a_training_both_reach_the_other_nodes(tmp_path: Path) -> None:
     names = ["n0", "n1"]
     with Nodes(tmp_path / "a", "replica", names, beside=tmp_path / "b") as nodes:
