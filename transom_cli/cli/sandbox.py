@@ -158,9 +158,8 @@ def exec_(
     if user:
         users = running(dir).users()
         if user not in users:
-            raise UsageError(
-                f"No such user: {user!r}", f"there are {', '.join(users) or 'none without --site and root'}"
-            )
+            names = ", ".join(users) or "none: root creates them with a sandbox with --site"
+            raise UsageError(f"No such user of the sandbox: {user!r}", f"there are {names}")
         env |= users[user].env()
         os.setgroups([])
         os.setgid(users[user].gid)
