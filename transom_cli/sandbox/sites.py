@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PURGE_AFTER = "purge-after"  # file in the folder `site`: age in seconds at which files in `scratch` are removed
 CROWD = 400  # waiting jobs of the second user, who gets a new crowd at every `heal`
-CROWD_NICE, CROWD_S = 5000, 20
+CROWD_NICE, CROWD_S = 5000, (5, 35)  # seconds that such a job takes
 _JOINED = {"JobSubmitPlugins", "PrivateData", "SchedulerParameters", "TaskPlugin"}  # settings that are lists
 _CGROUPS = Path("/sys/fs/cgroup")
 _CONTROLLERS = ("freezer", "cpuset")
@@ -283,10 +283,11 @@ def crowd(sb: Sandbox) -> None:
         return
     words = ["sbatch", "--parsable", "--output=/dev/null", f"--array=1-{CROWD}", "--exclusive", "--nodes=1"]
     words += ["--time=1", f"--nice={CROWD_NICE}", "--job-name=crowd", "--no-requeue", "--chdir=/tmp"]
+    least, most = CROWD_S
+    words += [f"--wrap=bash -c 'sleep $((RANDOM % {most - least} + {least}))'"]
     other = sb.users().get("bob")
-    env = {"PATH": callers_path(""), **sb.env()}
     done = subprocess.run(
-        [*words, f"--wrap=sleep {CROWD_S}"], env=env, cwd="/tmp", capture_output=True, text=True, check=False,
+        words, env={"PATH": callers_path(""), **sb.env()}, cwd="/tmp", capture_output=True, text=True, check=False,
         **(other.identity() if other else {}),
     )  # fmt: skip
     if done.returncode:
