@@ -6,7 +6,7 @@ PY := .venv/bin/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock test test-long test-neighbour test-slurm bench-slurm check lint types docs docs-reference demo clean
+.PHONY: help setup lock test test-long test-neighbour test-slurm test-sites bench-contended bench-slurm check lint types docs docs-reference demo clean
 .PHONY: .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
 
 help: ## list the targets
@@ -65,8 +65,20 @@ SEED ?= 1
 N ?= 20
 PARALLEL ?= 1
 
-chaos: setup ## N runs with random faults from SEED, several each: do all invariants hold? (about a minute per run)
-	$(PY) bench/chaos.py --seed $(SEED) --runs $(N) --parallel $(PARALLEL)
+SITE ?=
+FIRST ?= 1
+LOG ?=
+
+chaos: setup ## N runs with random faults from SEED: do all invariants hold? (SITE=a,b FIRST=n LOG=file; a minute per run)
+	$(PY) bench/chaos.py --seed $(SEED) --first $(FIRST) --runs $(N) --parallel $(PARALLEL) --site "$(SITE)" $(if $(LOG),--log $(LOG))
+
+SITES ?= all
+
+test-sites: setup ## a node's death on each site profile, with a bit-identical result, as a table (SITES="a,b+c"; 20 min)
+	$(PY) bench/sites.py --sites "$(SITES)"
+
+bench-contended: setup ## who gets a run's nodes during a requeue, by the way of asking Slurm (2 hours)
+	$(PY) bench/contended.py
 
 # NVIDIA's ft_launcher, for comparison: not a dependency of transom; the bench reports if it is missing.
 .nvrx: setup
