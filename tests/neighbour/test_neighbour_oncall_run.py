@@ -78,7 +78,8 @@ def test_a_user_on_call_reads_requeues_and_stops_a_run(
 
 
 def _only_secrets_are_private(run: RunDir, gid: int) -> None:
-    private = {run.secret, run.script, run.submission}
+    private = {run.secret, run.script, run.submission, *run.attempts.glob("*/beats.suffix")}
+    assert len(private) == 5, "two attempts"
     for path in (run.path, *_below(run.path)):
         mode = path.lstat().st_mode
         if not stat.S_ISLNK(mode):
