@@ -60,7 +60,7 @@ def test_time_zones_winter_time_and_clocks_that_jump_are_no_incident(person: Per
     change = time.time() + 30.0  # while the run trains
     person.env["TZ"] = zone_that_leaves_summer_time(change)
     assert [offset_of(person.env["TZ"], change + late) for late in (-2.0, 2.0)] == ["+0100", "+0000"]
-    words = ("-N", "2", "-t", "30", "--set", "job.env.TZ=NODES+9:30", "--", *COMMAND)
+    words = ("-N", "2", "-t", "30", "--set", 'job.env={TZ="NODES+9:30"}', "--", *COMMAND)
     run = person.start(*words, "--steps", "700", "--delay", "0.1")
     person.wait(run, at_step(5))
     for host, seconds in (("node2", 3600.0), ("login", -3600.0), ("node1", -90.0), ("login", 7200.0), ("", 45.0)):

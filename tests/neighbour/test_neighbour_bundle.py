@@ -135,8 +135,9 @@ def test_a_bundle_has_what_explains_the_run(run: RunDir, tmp_path: Path) -> None
 
 
 def test_the_same_run_gives_the_same_bytes_and_no_file_is_overwritten(run: RunDir, tmp_path: Path) -> None:
-    first, second = tmp_path / "1.tar.gz", tmp_path / "2.tar.gz"
-    for target in (first, second):
+    first, second = tmp_path / "1.tar.gz", tmp_path / "folder" / f"transom-{run.run_id}.tar.gz"
+    second.parent.mkdir()
+    for target in (first, second.parent):
         assert transom("bundle", run.path, "-o", target).returncode == 0
     assert gzip.decompress(first.read_bytes()) == gzip.decompress(second.read_bytes())
     assert first.read_bytes() == second.read_bytes()

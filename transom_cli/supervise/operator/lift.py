@@ -51,8 +51,8 @@ def to_lift(history: NodeHistory, nodes: tuple[str, ...], run: str) -> None:
         whose = f"run `{run}`" if run else "a run of yours"
         raise UsageError(
             f"not isolated by {whose}: {', '.join(f'`{n}`' for n in unknown)}",
-            f"isolated are: {', '.join(stand) or 'none'}",
-            "`transom nodes --all` lists all that were; what others drained, `scontrol` resumes",
+            f"isolated nodes: {', '.join(stand) or 'none'}",
+            "`transom nodes --all` also lists past isolations; use `scontrol` for nodes that somebody else drained",
         )
 
 
