@@ -54,7 +54,7 @@ told {SECRETS["a notification token"]}
 -----END RSA PRIVATE KEY-----
 RuntimeError: CUDA error on gpu017.example.org (10.3.1.17), mail ann@example.org, tokens: 4096, step 18000
 """
-NAMES = ("gpu017", "gpu018", "frontdoor", "example.org", "10.3.1.17", "/home/", "/root")
+NAMES = ("gpu017", "gpu018", "zeus", "example.org", "10.3.1.17", "/home/", "/root")
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def run(tmp_path: Path) -> RunDir:
         ev.Submitted(2.0, "submit", 7),
         ev.JobSeen(3.0, 7, 0, "RUNNING", nodes=("gpu017", "gpu018"), batch_host="gpu017"),
         ev.OutcomeSeen(4.0, "7.0", "failed", LINES, nodes=("gpu017", "gpu018")),
-        ev.RequeueRequested(5.0, "ann on frontdoor.example.org", "requeue-1"),
+        ev.RequeueRequested(5.0, "ann on zeus.example.org", "requeue-1"),
     ):
         journal.append(event)
     journal.close()
