@@ -275,7 +275,7 @@ def test_cpus_per_task_is_not_given_to_srun_twice() -> None:
 
 def test_our_own_interpreter_does_not_search_the_jobs_folder() -> None:
     text = render_script(made(), Path("/r"), ["true"])
-    assert f"exec {sys.executable} -I {start.__file__} transom_cli launch" in text
+    assert f"exec {sys.executable} -I {start.__file__} transom_cli attempt-launcher" in text
 
 
 def test_a_template_that_forgets_to_quote_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def operate(
 
     `transom run` and `transom attach` start this in the background. One process operates all of your runs on a host.
     """
-    from transom_cli.bootstrap.operator import operator_for, services
+    from transom_cli.bootstrap.operator import import_ahead, operator_for, services
     from transom_cli.cli.common import require_own_run
     from transom_cli.cli.operate import operate_all_runs
     from transom_cli.submit.rundir import find_run
@@ -98,6 +98,7 @@ def operate(
         return
     run = find_run(run_dir, str(run_dir.absolute()))
     require_own_run(run)
+    import_ahead()
     state = fold(run.journal).state
     if state.phase.over:
         print(f"run {run.run_id} has already ended: {state.phase.value}", file=sys.stderr)

@@ -14,7 +14,7 @@ from transom_cli.submit.unsupported import program_of
 
 LAUNCH = "transom launch"
 TRAP = "trap 'exit 143' TERM  # if Slurm ends the job, wait until transom launch has saved and ended the ranks\n"
-_SHELL = re.compile(r"#!\s*\S*?/?(?:env\s+(?:-\S+\s+)*)?(?:\S*/)?(?:bash|sh|dash|ksh|zsh)\b")
+_SHELL = re.compile(r"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*(?:\S*/)?)?(?:ba|da|k|z)?sh(?:\s|$)")
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[[@*]\])?\}?")
 _NO_TRAINING = re.compile(
     "hostname|echo|printf|true|false|sleep|mkdir|cp|mv|rm|ln|ls|cat|touch|rsync|scp|tar|unzip|date|df|du|free|id|whoami|"

@@ -112,6 +112,30 @@ def leave_outer_launch(words: tuple[str, ...]) -> None:
         print(f"note: {names} {be} set in this shell and {be} not passed to the job", file=sys.stderr)
 
 
+_OF_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")
+_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
+_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
+
+
+def leave_outer_job() -> None:
+    """Drop the variables of a Slurm job that this process is in: its sizes and its GPUs are not those of the run."""
+    job, node = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURMD_NODENAME")
+    if not job:
+        return
+    for name in tuple(os.environ):
+        if (name.startswith(_OF_JOB) and name not in _KEPT) or name in _DEVICES:
+            del os.environ[name]
+    print(
+        f"note: this shell is in job {job}: the run gets a job of its own, and none of its variables", file=sys.stderr
+    )
+    if node:
+        print(
+            f"warning: an operator that starts here ends with job {job}, and the run continues without one: run this "
+            "on a login node, or use --operator job; `transom attach` starts another operator",
+            file=sys.stderr,
+        )
+
+
 def _given_options() -> tuple[str, ...]:
     """Return the options of this `transom run`, for the command that an error suggests."""
     words = sys.argv[1:]

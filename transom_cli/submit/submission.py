@@ -47,9 +47,9 @@ def script_environment(
         "TRANSOM_CHECKPOINT_DIR": str(checkpoints or RunDir(run_dir).checkpoints),
         TUNABLES: with_streaming_copies(environ),
     }
-    if shutil.which("transom", path=environ.get("PATH")) is None:  # for `transom launch` in the script
-        path = f"{environ.get('PATH', os.defpath)}{os.pathsep}{Path(sys.executable).parent}"
-        added["PATH"] = path
+    path = environ.get("PATH")
+    if path and shutil.which("transom", path=path) is None:  # for `transom launch` in the script
+        added["PATH"] = f"{path}{os.pathsep}{Path(sys.executable).parent}"
     if auto_beat:
         package = package or Path(transom_cli.__file__).resolve().parent
         hook = package / "heartbeat" / "auto"
