@@ -19,6 +19,7 @@ from transom_cli.layout import RunDir
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox
 
+SLOW = 300.0  # seconds: four times torch is imported, each time on all nodes at once
 pytestmark = [pytest.mark.sandbox, pytest.mark.long]
 
 SCRIPT = """\
@@ -57,7 +58,7 @@ def until(ready: Callable[[], bool], patience: float = 60.0) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(3 * SLOW)
 def test_adopted_script_survives_a_node_in_its_second_step(
     person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
 ) -> None:
@@ -68,13 +69,13 @@ def test_adopted_script_survives_a_node_in_its_second_step(
     (person.cwd / "train.sbatch").write_text(text)
     adopted = person.transom("adopt", "train.sbatch")
     assert adopted.returncode == 0, adopted.stderr
-    assert "line 15 is left as it is: hostname is no training" in adopted.stderr
+    assert "line 14 is left as it is: hostname is no training" in adopted.stderr
     assert "+transom launch -n 2" in adopted.stdout and "-srun -n 2" in adopted.stdout
 
     run = person.start("train.transom.sbatch")
-    person.wait(run, lambda v: v["step"] >= STEPS // 2 + 20)
+    person.wait(run, lambda v: v["step"] >= STEPS // 2 + 20, patience=SLOW)
     faults.kill_node(sandbox, "node2")
-    view = person.wait(run, over, patience=200)
+    view = person.wait(run, over, patience=SLOW)
 
     assert (view["phase"], view["step"], view["starts"]) == ("done", STEPS, 1)
     assert [x[0] for x in view["excluded"]] == ["node2"]
@@ -132,3 +133,31 @@ def test_plain_sbatch_gets_a_launcher_without_an_operator(person: Person, sandbo
     person.transom("attach", "--detach", run.run_id)
     view = person.wait(run, over)
     assert view["phase"] == "done", view
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("tagged", [True, False], ids=["by-its-comment", "by-its-script"])
+def test_requeued_job_of_plain_sbatch_finds_its_run(person: Person, sandbox: Sandbox, tagged: bool) -> None:
+    """The requeue lets the launcher end its ranks; the next start continues in the same run directory."""
+    train = shlex.join((*COMMAND, "--steps", "60", "--delay", "0.2"))
+    (person.cwd / "again.sbatch").write_text(
+        f"#!/bin/bash\n#SBATCH --nodes=2 --requeue --output=again.out --open-mode=append\n"
+        f"trap 'exit 143' TERM\ntransom launch -- {train}\necho over >> over\n"
+    )
+    env = {**os.environ, **person.env, "TRANSOM_ROOT": str(person.root), "TRANSOM_AUTO_BEAT": "false"}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    words = ["sbatch", "--parsable", *([] if tagged else ["--comment=ours"]), "again.sbatch"]
+    job_id = subprocess.run(words, env=env, cwd=person.cwd, capture_output=True, text=True, check=True).stdout.strip()
+    until(lambda: any(person.root.glob("*/checkpoints/step-10")) if person.root.exists() else False)
+    sandbox.slurm("scontrol", "requeue", job_id)
+    until(lambda: "JobState=PENDING" in sandbox.slurm("scontrol", "show", "job", job_id))
+    sandbox.slurm("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+    until(lambda: (person.cwd / "over").exists(), patience=120)
+    (path,) = (p for p in person.root.iterdir() if p.is_dir())
+    assert sorted(p.name for p in (path / "attempts").iterdir()) == [f"{job_id}.0", f"{job_id}.1"]
+    log = (path / "attempts" / f"{job_id}.1" / "logs" / "0" / "rank-0.log").read_text()
+    assert int(log.split("from step ")[1].split()[0]) >= 10
+    said = [
+        json.loads(line) for line in (path / "attempts" / f"{job_id}.0" / "launcher.jsonl").read_text().splitlines()
+    ]
+    assert said[-1]["type"] == "outcome" and said[-1]["status"] == "stopped", "it outlived the shell's TERM"

@@ -250,6 +250,7 @@ class Follower:
         self._run = run
         self._launcher_within = launcher_within
         self._checkpoints = self._set = checkpoints  # of the present job step; of the settings
+        self._job_step = ""
         self._limits = limits
         self._attempt: AttemptFollower | None = None
         self._known = ""  # the attempt that the state knew at the last poll
@@ -283,7 +284,7 @@ class Follower:
                 if isinstance(event, ev.RecoverySeen) and event.durable is not None:
                     self._durable = event.durable  # set back: what comes now counts from there
                 if isinstance(event, ev.LaunchSeen):
-                    self._watch_folder(Path(event.checkpoints) if event.checkpoints else self._set)
+                    self._in_job_step(event)
                 if isinstance(event, ev.LaunchSeen) and parse_attempt(event.attempt)[0] != state.job.id:
                     event = replace(event, succeeds=state.job.id)
                 yield event
@@ -292,9 +293,11 @@ class Follower:
                 if lost is not None:
                     yield lost
 
-    def _watch_folder(self, checkpoints: Path) -> None:
-        if checkpoints != self._checkpoints:
-            self._checkpoints, self._durable = checkpoints, -1
+    def _in_job_step(self, launch: ev.LaunchSeen) -> None:
+        """Follow the checkpoints of another job step, and report its newest one."""
+        if launch.job_step != self._job_step:
+            self._job_step, self._durable = launch.job_step, -1
+            self._checkpoints = Path(launch.checkpoints) if launch.checkpoints else self._set
 
     def _newest_attempt(self, state: State) -> str:
         """The attempt that the state knows, or a newer start of the same job that Slurm has not reported yet; or of
