@@ -23,6 +23,7 @@ from transom_cli.core.operator.state import Phase
 from transom_cli.errors import OperatorAlive, TransomError
 from transom_cli.layout import RunDir
 from transom_cli.ownership import is_own
+from transom_cli.start import upgraded
 from transom_cli.submit.rundir import list_runs
 from transom_cli.submit.submission import SubmissionRecord, replace_sbatch_variables
 from transom_cli.supervise.journal import fold
@@ -147,6 +148,8 @@ class OperatorProcess:
             work.again_at = time.monotonic() + pause
             explained = isinstance(error, TransomError)
             words = str(error) if explained else repr(error)
+            if isinstance(error, (ImportError, AttributeError)) and (upgrade := upgraded()):
+                explained, words = True, f"{upgrade}; end process {os.getpid()}, then `transom operate --all` ({words})"
             log.error("cannot operate %s; next try in %.0f s: %s", run.run_id, pause, words, exc_info=not explained)
             current.set(None)
             log.error("cannot operate %s: %s", run.path, words)
