@@ -193,7 +193,7 @@ class Folding:
         kind = type(event)
         if (known := self._row.get(kind)) is None or event.step > known.step:
             self._row[kind] = event
-        if kind is StepSeen:
+        if isinstance(event, StepSeen):
             self._times.stepped(event)
         else:
             self._times.saved(event.at, event.step)
