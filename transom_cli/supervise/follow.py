@@ -1,7 +1,7 @@
-"""Reads the run directory for the operator: launcher's journal, outcome, beats, checkpoints, requests. By polling.
+"""Polls the run directory for the operator: launcher's journal, outcome, heartbeats, checkpoints, requests.
 
-Only the present attempt is read, and any newer one of the same job. Whatever is not there yet is simply not there yet:
-on a network file system a file may show seconds late.
+It reads the present attempt, and newer ones of the same job. A missing file is no error: on a network file system it
+may appear seconds late.
 """
 
 from __future__ import annotations
@@ -83,9 +83,11 @@ class AttemptFollower:
         return self._watch.seen
 
     def poll(self, now: float, batch_host: str = "", suspended: tuple[bool, str] = (False, "")) -> Iterator[ev.Event]:
-        """`suspended`: whether Slurm has stopped the job, and when it last stopped or resumed it.
+        """Yield what is new.
 
-        The silence of a job that is stopped is not judged, and after it the watch starts again.
+        Args:
+            suspended: Whether Slurm has stopped the job, and when it last stopped or resumed it. The silence of a
+                stopped job is not judged, and afterwards the time limits start again.
         """
         if suspended != self._suspended:
             self._suspended = suspended
@@ -163,9 +165,10 @@ class AttemptFollower:
         return end.outcome(now, since, launcher_seen=bool(self._sign), batch_host=batch_host)
 
     def lost_before_launch(self, now: float, first_step: float | None) -> ev.OutcomeSeen | None:
-        """The outcome of a running job whose launcher is silent and has started no launch; each poll counts up to 2 s.
+        """Return the outcome of a running job whose launcher is silent without a launch. Each poll counts up to 2 s.
 
-        first_step: the time allowed for the launcher's first sign of life; None: the job may have no launcher.
+        Args:
+            first_step: Seconds allowed for the launcher's first sign of life; None if the job may have no launcher.
         """
         if self._outcome or self._launch is not None or self._suspended[0] or self._launcher_lives(now):
             self._waited = 0.0, now
@@ -300,11 +303,13 @@ class Follower:
             self._checkpoints = Path(launch.checkpoints) if launch.checkpoints else self._set
 
     def _newest_attempt(self, state: State) -> str:
-        """The attempt that the state knows, or a newer start of the same job that Slurm has not reported yet; or of
-        the job that the launcher says it submitted in its place.
+        """Return the attempt that the state knows, or a newer start that Slurm has not reported yet.
 
-        A newer one counts once its launcher writes, since only a launch reports it to the core; and not during a
-        restart, whose own answer does. An event that comes too early would be lost: each event is sent once.
+        That start is one of the same job, or of the job that the launcher says it submitted as its successor.
+
+        A newer attempt counts once its launcher writes, because only a launch reports it to the core; and not during a
+        restart, whose own answer reports it. An event that comes too early would be lost, because each event is sent
+        once.
         """
         if not state.job.id or (state.incident is not None and state.incident.stage is Stage.RESTARTING):
             return state.attempt
@@ -339,7 +344,7 @@ class Follower:
 
 
 def _from_journal(now: float, attempt: str, record: dict[str, object]) -> ev.Event | None:
-    """A line of the launcher's journal that the core should know of."""
+    """Return the event of a line of the launcher's journal; None if the core need not know it."""
     known = {"launch": 0, "nodes": [], "idle": [], "world_size": 0, **record, "at": now, "attempt": attempt}
     try:
         if record.get("type") == "launch":

@@ -284,7 +284,7 @@ def _requeue_requested(state: State, e: ev.RequeueRequested) -> Step:
     if state.heard(e.request):
         return state, ()
     refused = inc.requeue_refused(state)
-    state = state.requested(e.at, "requeue", e.who, e.request, refused or "the job is requeued")
+    state = state.requested(e.at, "requeue", e.who, e.request, refused or "the job is being requeued")
     return (state, ()) if refused else inc.requeue(state, e.at, e.who)
 
 
@@ -292,7 +292,7 @@ def _resume_requested(state: State, e: ev.ResumeRequested) -> Step:
     if state.heard(e.request):
         return state, ()
     held = state.phase is Phase.HELD
-    result = "the job is released" if held else f"nothing to resume: the run is {state.phase.value}"
+    result = "the job is being released" if held else f"nothing to resume: the run is {state.phase.value}"
     state = state.requested(e.at, "resume", e.who, e.request, result)
     return order(state, Release(f"release/{state.attempt}/{e.request}", state.job.id)) if held else (state, ())
 

@@ -214,7 +214,7 @@ class Launcher:
                 make_private(path)
             with contextlib.suppress(OSError):  # without it, others could take the names of heartbeat directories
                 if not self._attempt.beats_suffix.exists():
-                    publish_text(self._attempt.beats_suffix, secrets.token_hex(8))
+                    publish_text(self._attempt.beats_suffix, secrets.token_hex(8), private=True)
             with contextlib.suppress(OSError):  # the save reports why it cannot be created
                 make_private(self._options.checkpoints)
         except OSError as error:

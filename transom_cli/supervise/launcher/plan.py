@@ -70,6 +70,8 @@ class LaunchOptions:
         return 1 if self.kind == "torchrun" else self.tasks_per_node
 
 
+# Explicit, because in a job of `sbatch --export=NONE` (some sites' default) srun passes nothing on.
+EXPORT_ALL = "--export=ALL"
 _IN_USE = re.compile(r"address already in use|EADDRINUSE|failed to listen on any local", re.IGNORECASE)
 _PORT = re.compile(r"(?:\bport\W{1,3}|[\]\d]:)(\d{2,5})\b", re.IGNORECASE)
 
@@ -100,6 +102,7 @@ def agent_argv(
     count = "1" if node else str(len(allocation.nodes))
     return [
         "srun",
+        EXPORT_ALL,
         "--overlap",
         "--no-kill",
         "--kill-on-bad-exit=0",
@@ -152,6 +155,7 @@ def training_argv(
     name = "node-%t.log" if options.kind == "torchrun" else "rank-%t.log"
     argv = [
         "srun",
+        EXPORT_ALL,
         "--kill-on-bad-exit=1",
         f"--nodes={count}",
         f"--ntasks={count * tasks}",
