@@ -36,7 +36,7 @@ _SWITCHES = re.compile(r".* Switches=(\d+@[\d:-]+)", re.DOTALL)
 _REQUIREMENTS = (("reservation", "Reservation"), ("constraint", "Features"), ("nodelist", "ReqNodeList"))
 # No free text follows it.
 _OUTPUT = re.compile(r".* StdOut=(.*?)(?: Switches=\d+@\S+)?(?: Power=.*)?$", re.DOTALL)
-_NODE_REASON = re.compile(r" Reason=(.*?)(?: \[(\S+)@[^\]\s]+\])?(?: Comment=.*)?$", re.DOTALL)
+_NODE_REASON = re.compile(r" Reason=(.*?)(?: \[(\S+)@([^\]\s]+)\])?(?: Comment=.*)?$", re.DOTALL)
 _SHORT_STATES = {
     "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CD": "COMPLETED", "CA": "CANCELLED", "F": "FAILED",
     "TO": "TIMEOUT", "NF": "NODE_FAIL", "PR": "PREEMPTED", "BF": "BOOT_FAIL", "DL": "DEADLINE",
@@ -261,10 +261,10 @@ def _parse_node(line: str) -> Node:
     if not {"NodeName", "State"} <= body.keys():
         raise unexpected_output(line, "scontrol show node -o")
     reason = _NODE_REASON.search(line)
-    return make_node(body, _value(reason[1]) if reason else "", (reason[2] or "") if reason else "")
+    return make_node(body, _value(reason[1]), reason[2] or "", reason[3] or "") if reason else make_node(body)
 
 
-def make_node(body: Mapping[str, str], reason: str, reason_user: str) -> Node:
+def make_node(body: Mapping[str, str], reason: str = "", reason_user: str = "", reason_at: str = "") -> Node:
     """Build a node from Slurm's fields: NodeName, State with flags and marks, optionally NodeAddr and Port."""
     base, *flags = body["State"].upper().split("+")
     marks = "".join(mark for part in (base, *flags) for mark in part[len(part.rstrip("*~#!%$@^-")) :])
@@ -276,6 +276,7 @@ def make_node(body: Mapping[str, str], reason: str, reason_user: str) -> Node:
         not_responding="*" in marks or "NOT_RESPONDING" in flags,
         reason=reason,
         reason_user=reason_user,
+        reason_at=reason_at,
         address=body.get("NodeAddr", ""),
         port=int(body.get("Port", "6818")) if body.get("Port", "6818").isdigit() else 6818,
     )
