@@ -95,10 +95,11 @@ def _preemption(config: Mapping[str, str], partition: Mapping[str, str]) -> Symp
 
 
 def _cgroups(config: Mapping[str, str]) -> Symptom:
-    tasks, tracks = config.get("TaskPlugin", ""), config.get("ProctrackType", "")
+    plugins = (config.get(name, "") for name in ("TaskPlugin", "ProctrackType"))
+    tasks, tracks = (plugin if _set(plugin) else "none" for plugin in plugins)
     on = [name for name in ("Cores", "Devices", "RAMSpace") if config.get(f"Constrain{name}", "").lower() == "yes"]
     if "cgroup" not in tasks or not on:
-        return Symptom("cgroups", Grade.OK, f"TaskPlugin={tasks or 'none'}, {tracks}: steps are not confined")
+        return Symptom("cgroups", Grade.OK, f"TaskPlugin={tasks}, {tracks}: steps are not confined")
     words = f"TaskPlugin={tasks} confines steps: {', '.join(on)}"
     if "RAMSpace" not in on:
         return Symptom("cgroups", Grade.OK, words)

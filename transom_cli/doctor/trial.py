@@ -36,8 +36,8 @@ now() {{ date +%s.%N; }}
     echo "began $(now)"
     {connections}
     echo "step $(now)"
-    got=$(TRANSOM_DOCTOR=yes srun --overlap --export=ALL -N1 -n1 printenv TRANSOM_DOCTOR 2>&1); echo "stepped $? $(now)"
-    kept=$(TRANSOM_DOCTOR=yes srun --overlap -N1 -n1 printenv TRANSOM_DOCTOR 2>/dev/null)
+    got=$(DOCTOR_SAID=yes srun --overlap --export=ALL -N1 -n1 printenv DOCTOR_SAID 2>&1); echo "stepped $? $(now)"
+    kept=$(DOCTOR_SAID=yes srun --overlap -N1 -n1 printenv DOCTOR_SAID 2>/dev/null)
     echo "passed ${{got##*$'\\n'}} ${{kept:-no}}"
     echo "done $(now)"
 }} >{out}
