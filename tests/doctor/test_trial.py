@@ -20,7 +20,16 @@ from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmDenied, Submission
 
-FACTS = ("began 10.0", "reach 0 n1", "reach 1 n2", "step 10.5", "stepped 0 11.0", "passed yes no", "done 11.5")
+FACTS = (
+    "began 10.0",
+    "reach 0 n1",
+    "reach 1 n2",
+    "step 10.5",
+    "stepped 0 11.0",
+    "got hello yes",
+    "kept hello",
+    "done 11.5",
+)
 GOOD = Trial(
     given="transom:doctor-x", comment="transom:doctor-x", waited=2.0, seen=0.5, facts=FACTS, requeued=3.0,
 )  # fmt: skip
@@ -57,8 +66,8 @@ def test_each_line_of_a_job_without_trouble() -> None:
         (replace(GOOD, waited=None, reason="Resources"), "start", Grade.NOTE, "repeat"),
         (replace(GOOD, seen=None, facts=()), "shared root", Grade.FAIL, "set `root`"),
         (replace(GOOD, facts=("began 1", "step 1", "stepped 1 2")), "step", Grade.FAIL, "salloc"),
-        (replace(GOOD, facts=("step 1", "stepped 0 31", "passed yes yes")), "step", Grade.NOTE, ""),
-        (replace(GOOD, facts=("step 1", "stepped 0 2", "passed no no")), "step environment", Grade.FAIL, "TaskProlog"),
+        (replace(GOOD, facts=("step 1", "stepped 0 31", "got yes", "kept yes")), "step", Grade.NOTE, ""),
+        (replace(GOOD, facts=("step 1", "stepped 0 2", "got", "kept")), "step environment", Grade.FAIL, "TaskProlog"),
         (replace(GOOD, requeued=None, requeue=False), "requeue job", Grade.WARN, 'restart.how = "resubmit"'),
     ],
 )

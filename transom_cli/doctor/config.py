@@ -58,7 +58,7 @@ def of_site(config: Mapping[str, str], partition: Mapping[str, str]) -> Iterator
 def _wait_time(config: Mapping[str, str]) -> Symptom:
     seconds = _seconds(config.get("WaitTime", "")) or 0
     if not seconds:
-        return Symptom("wait time", Grade.OK, "WaitTime=0: a step goes on when one of its tasks has ended")
+        return Symptom("wait time", Grade.OK, "WaitTime=0: a step continues when one of its tasks has ended")
     words = f"WaitTime={seconds}: Slurm ends a step {seconds} s after its first task; transom's own steps use --wait=0"
     return Symptom("wait time", Grade.NOTE, words, "in your own scripts: srun --wait=0")
 

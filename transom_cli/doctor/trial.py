@@ -35,10 +35,12 @@ now() {{ date +%s.%N; }}
 {{
     echo "began $(now)"
     {connections}
+    say='echo "$DOCTOR_SAID"'
     echo "step $(now)"
-    got=$(DOCTOR_SAID=yes srun --overlap --export=ALL -N1 -n1 printenv DOCTOR_SAID 2>&1); echo "stepped $? $(now)"
-    kept=$(DOCTOR_SAID=yes srun --overlap -N1 -n1 printenv DOCTOR_SAID 2>/dev/null)
-    echo "passed ${{got##*$'\\n'}} ${{kept:-no}}"
+    got=$(DOCTOR_SAID=yes srun --overlap --export=ALL -N1 -n1 /bin/sh -c "$say" 2>&1); echo "stepped $? $(now)"
+    kept=$(DOCTOR_SAID=yes srun --overlap -N1 -n1 /bin/sh -c "$say" 2>/dev/null)
+    echo "got" $got  # unquoted: on one line
+    echo "kept" $kept
     echo "done $(now)"
 }} >{out}
 sleep 60
@@ -67,7 +69,7 @@ class Trial:
     probed: str | None = None
     requeued: float | None = None
 
-    def numbers(self, name: str) -> tuple[str, ...]:
+    def words(self, name: str) -> tuple[str, ...]:
         """Return the words behind the name of a line of the output."""
         return next((tuple(line.split()[1:]) for line in self.facts if line.split()[:1] == [name]), ())
 
@@ -241,9 +243,9 @@ def _rights(trial: Trial) -> Iterator[Symptom]:
 
 def _step(trial: Trial) -> Iterator[Symptom]:
     """Judge the first step: how long it took (Prolog, TaskProlog), and what it inherited."""
-    began, ended = trial.numbers("step"), trial.numbers("stepped")
+    began, ended = trial.words("step"), trial.words("stepped")
     if not began or len(ended) < 2 or ended[0] != "0":
-        words = f"a step inside the job did not run: {' '.join(trial.numbers('passed')) or 'no answer from srun'}"
+        words = f"a step inside the job did not run: {' '.join(trial.words('got')) or 'no answer from srun'}"
         yield Symptom("step", Grade.FAIL, words, "try it by hand: salloc -N1 srun hostname")
         return
     seconds = float(ended[1]) - float(began[0])
@@ -251,11 +253,11 @@ def _step(trial: Trial) -> Iterator[Symptom]:
     slow = seconds > STEP
     more = "; each relaunch takes at least that long, and transom's probes wait longer accordingly" if slow else ""
     yield Symptom("step", Grade.NOTE if slow else Grade.OK, words + more)
-    got, kept = (*trial.numbers("passed"), "no", "no")[:2]
-    if got != "yes":
+    got, kept = (trial.words(name)[-1:] == ("yes",) for name in ("got", "kept"))  # a TaskProlog may print, too
+    if not got:
         words = "a step does not get the variables of the batch script, even with srun --export=ALL"
         yield Symptom("step environment", Grade.FAIL, words, "ask the site which TaskProlog or plugin removes them")
-    elif kept != "yes":
+    elif not kept:
         words = "srun passes no variables of the batch script unless it gets --export=ALL, which transom gives"
         yield Symptom("step environment", Grade.NOTE, words, "in your own scripts: srun --export=ALL")
 
