@@ -195,8 +195,15 @@ class Isolate(Section):
         le=1,
         description="share of the job's maximum of nodes isolated per window (the larger cap counts)",
     )
+    max_cluster_nodes: int = Field(
+        default=5, ge=0, description="maximum of nodes drained per window by transom for all users of the cluster"
+    )
     window: float = Field(default=3600.0, gt=0, description="window of the caps in seconds")
     expiry: float = Field(default=3600.0, gt=0, description="seconds after which an exclusion on suspicion ends")
+    shared_history: OptionalPath = Field(
+        default=None,
+        description="root's folder in which users report the nodes that they exclude (docs/sites.md); unset: none",
+    )
 
 
 class Health(Section):

@@ -49,6 +49,7 @@ class Policy:
     cap_nodes: int = 2
     cap_fraction: float = 0.10
     cap_window: float = 3600.0
+    cap_cluster: int | None = None  # nodes drained for all users of the cluster together; None: no limit
     expiry: float = 3600.0
     rules: tuple[Rule, ...] = ()  # the first that matches decides; without rules, the evidence does
 
