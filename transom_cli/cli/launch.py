@@ -80,6 +80,7 @@ def launch(
         health=health_options(settings),
         rules=rules_of(settings),
         within=within,
+        agent_cpus=settings.launch.agent_cpus,
     )
     raise typer.Exit(main(options, launcher_slurm))
 

@@ -60,6 +60,7 @@ class LaunchOptions:
     rules: tuple[Rule, ...] = ()  # the policy's table
     warn_before: int = 0  # seconds before the time limit at which Slurm warns; 0: never
     within: tuple[str, ...] = ()  # the command prefix that puts a rank into a container
+    agent_cpus: str = ""  # CPUs of agents and snapshot daemons, such as 0-1,64; "": not bound
 
     @property
     def tasks_on_node(self) -> int:
@@ -87,9 +88,10 @@ def pattern(path: Path) -> str:
 def agent_argv(
     allocation: Allocation, options: LaunchOptions, attempt: AttemptDir, node: str | None = None
 ) -> list[str]:
-    """One agent per node, beside the training (`--overlap`), which survives the loss of another node.
+    """One agent per node, beside the training (`--overlap`), which survives the loss of another node or agent.
 
-    Agents share the job's GPUs to check them.
+    Agents share the job's GPUs to check them. They are bound to no CPU, or they would take the training's first one,
+    and so would the snapshot daemons, their children. Without `--wait=0` a site's WaitTime ends all agents after one.
 
     Args:
         node: start an agent on this node only.
@@ -100,11 +102,13 @@ def agent_argv(
         "--overlap",
         "--no-kill",
         "--kill-on-bad-exit=0",
+        "--wait=0",
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
         *([f"--nodelist={node}"] if node else []),
-        "--cpus-per-task=1",
+        "--cpu-bind=none",
+        "--quiet",  # about clusters that bind no task
         "--mem=0",
         *([] if options.health.watch and allocation.gpus else ["--gres=none"]),  # shared: `--overlap`
         "--job-name=transom-agent",
@@ -115,6 +119,7 @@ def agent_argv(
             "--attempt-dir",
             str(attempt.path),
             *(["--watch", watch_words(allocation, options)] if options.health.watch else []),
+            *(["--cpus", options.agent_cpus] if options.agent_cpus else []),
             python=options.python,
         ),
     ]
@@ -150,6 +155,7 @@ def training_argv(
     argv = [
         "srun",
         "--kill-on-bad-exit=1",
+        "--wait=0",  # a site's WaitTime would kill ranks that still save when the first one has ended
         f"--nodes={count}",
         f"--ntasks={count * tasks}",
         f"--ntasks-per-node={tasks}",
