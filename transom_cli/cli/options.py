@@ -101,6 +101,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "sandbox": (
         "transom sandbox up --nodes 4",
         "transom sandbox up --release forky",
+        "transom sandbox up --site strict,contended",
         "transom sandbox exec -- sinfo",
         'eval "$(transom sandbox env)"',
         "transom sandbox fault kill-node node2",

@@ -68,6 +68,8 @@ class LaunchOptions:
         return 1 if self.kind == "torchrun" else self.tasks_per_node
 
 
+# Explicit, because in a job of `sbatch --export=NONE` (some sites' default) srun passes nothing on.
+EXPORT_ALL = "--export=ALL"
 _IN_USE = re.compile(r"address already in use|EADDRINUSE|failed to listen on any local", re.IGNORECASE)
 _PORT = re.compile(r"(?:\bport\W{1,3}|[\]\d]:)(\d{2,5})\b", re.IGNORECASE)
 
@@ -99,6 +101,7 @@ def agent_argv(
     count = "1" if node else str(len(allocation.nodes))
     return [
         "srun",
+        EXPORT_ALL,
         "--overlap",
         "--no-kill",
         "--kill-on-bad-exit=0",
@@ -154,6 +157,7 @@ def training_argv(
     name = "node-%t.log" if options.kind == "torchrun" else "rank-%t.log"
     argv = [
         "srun",
+        EXPORT_ALL,
         "--kill-on-bad-exit=1",
         "--wait=0",  # a site's WaitTime would kill ranks that still save when the first one has ended
         f"--nodes={count}",

@@ -27,6 +27,7 @@ from transom_cli.slurm.port import (
     Node,
     NoSuchJob,
     Slurm,
+    SlurmDenied,
     SlurmRefused,
     SlurmUnknown,
     Submission,
@@ -373,8 +374,10 @@ class Executor:
                 return False
             if not job.completing:
                 self._sleep(SETTLE)
-                self._slurm.start_now(job_id)
-                return True
+                with contextlib.suppress(SlurmRefused, SlurmDenied):  # it starts without, after Slurm's own delay
+                    self._slurm.start_now(job_id)
+                    return True
+                return False
             self._sleep(1.0)
         return False
 
