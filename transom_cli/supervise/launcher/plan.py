@@ -35,6 +35,8 @@ class Allocation:
     cpus_per_task: str = ""
     host: str = ""  # the batch script's node, which stays in the job until it ends
     gpus: int = 0  # per node
+    all_gpus: tuple[str, ...] = ()  # srun's options by which a step of one task per node has all of them
+    unwatched: str = ""  # GPUs that such a step does not have, for a person
     since: float = 0.0  # wall-clock time at which this start of the job began; 0: unknown
 
 
@@ -113,7 +115,7 @@ def agent_argv(
         "--cpu-bind=none",
         "--quiet",  # about clusters that bind no task
         "--mem=0",
-        *([] if options.health.watch and allocation.gpus else ["--gres=none"]),  # shared: `--overlap`
+        *(allocation.all_gpus if options.health.watch and allocation.gpus else ["--gres=none"]),  # shared: `--overlap`
         "--job-name=transom-agent",
         f"--output={pattern(attempt.agents_log)}",
         "--open-mode=append",
