@@ -38,6 +38,7 @@ class Allocation:
     all_gpus: tuple[str, ...] = ()  # srun's options by which a step of one task per node has all of them
     unwatched: str = ""  # GPUs that such a step does not have, for a person
     since: float = 0.0  # wall-clock time at which this start of the job began; 0: unknown
+    left_out: tuple[str, ...] = ()  # nodes of the job that earlier job steps gave up; not in `nodes`
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class LaunchOptions:
     tasks_per_node: int = 1
     srun_args: tuple[str, ...] = ()
     torchrun_args: tuple[str, ...] = ()
+    torchrun: tuple[str, ...] = ()  # the program; (): that of `python`
     auto_beat: bool = True
     checkpoints: Path = Path("checkpoints")
     limits: StallLimits = field(default_factory=StallLimits)
@@ -63,6 +65,7 @@ class LaunchOptions:
     warn_before: int = 0  # seconds before the time limit at which Slurm warns; 0: never
     within: tuple[str, ...] = ()  # the command prefix that puts a rank into a container
     agent_cpus: str = ""  # CPUs of agents and snapshot daemons, such as 0-1,64; "": not bound
+    job_step: str = ""  # its name in the user's own script; "": the batch script is transom's
 
     @property
     def tasks_on_node(self) -> int:
@@ -111,7 +114,7 @@ def agent_argv(
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
-        *([f"--nodelist={node}"] if node else []),
+        *([f"--nodelist={node or ','.join(allocation.nodes)}"] if node or allocation.left_out else []),
         "--cpu-bind=none",
         "--quiet",  # about clusters that bind no task
         "--mem=0",
@@ -169,7 +172,7 @@ def training_argv(
         f"--output={pattern(attempt.logs(launch))}/{name}",
         "--open-mode=append",
     ]
-    if nodes != allocation.nodes:
+    if nodes != allocation.nodes or allocation.left_out:
         listed = hosts_file(allocation, options, nodes)
         argv += [f"--nodelist={attempt.hosts(launch) if listed else ','.join(nodes)}"]
         argv += ["--overlap", "--mem=0"] if launch else []
@@ -204,7 +207,7 @@ def command(nodes: tuple[str, ...], options: LaunchOptions, master: str, rendezv
     named = any(word.replace("_", "-").startswith("--rdzv-id") for word in options.torchrun_args)
     python = "python3" if options.within else options.python[0]  # in a container its own
     runs_here = any(word.startswith("--run") for word in options.torchrun_args)  # --run-path: then it is the trainer's
-    torchrun = (
+    torchrun = list(options.torchrun) or (
         [python, "-m", "torch.distributed.run"]
         if runs_here
         else own("torch.distributed.run", python=(python,), all_paths=True)
