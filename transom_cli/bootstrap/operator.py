@@ -125,7 +125,7 @@ def operator_for(
         return follower, watch, Executor(orders, slurm, reach, clock, inbox)
 
     try:
-        lease = Lease.take(run)
+        lease = Lease.take(run, past.state.epoch)
     except OSError as error:
         raise path_error(error, run.lease, doing="write the lease", instead=cancel_by_hand(run)) from error
     try:

@@ -130,6 +130,11 @@ class Launch(Section):
         min_length=1,
         description="interpreter on the nodes that has transom; unset: the interpreter of transom run",
     )
+    agent_cpus: str = Field(
+        default="",
+        pattern=r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?$",
+        description="CPUs of each node's agent and snapshot daemon, such as 0-1,64; empty: not bound",
+    )
     container: Container = Field(default_factory=Container, description="container of the training step")
 
 

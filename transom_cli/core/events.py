@@ -441,3 +441,10 @@ class ResumeRequested(Event):
 
     who: str
     request: str
+
+
+@dataclass(frozen=True)
+class FilesRestored(Event):
+    """Files of the run directory were gone, and the operator has written them again from its memory."""
+
+    files: tuple[str, ...]

@@ -17,6 +17,8 @@ from transom_cli.plural import several, was
 
 LONGEST = 86400.0  # seconds: an exclusion on suspicion ends then, whatever other users report
 
+WHOLE = "all of the job's nodes are down at once"
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -38,9 +40,15 @@ class Choice:
 
 
 def choose(state: State, diagnosis: Diagnosis, at: float) -> Choice:
-    """Beyond the cap all nodes that are only suspected stay in: nothing tells which ones are bad."""
+    """Beyond the cap all nodes that are only suspected stay in: nothing tells which ones are bad.
+
+    If all nodes of the job are lost at once, a switch is, or the network of slurmctld: then no node is isolated for it.
+    """
     known = {x.node: x for x in state.isolation.exclusions}
     blamed = [n for n in diagnosis.nodes if diagnosis.isolates(n) != "none" and n in state.job.nodes]
+    lost = [n for n in blamed if not diagnosis.faults_of(n)] if diagnosis.cause in ("node_lost", "node_silent") else []
+    if len(lost) > 1 and len(lost) == len(state.job.nodes):
+        return Choice(capped=f"{', '.join(lost)} not isolated: {WHOLE}")
     again = tuple(n for n in blamed if n in known and known[n].until is not None and diagnosis.sure_of(n))
     new = tuple(n for n in blamed if n not in known)
     sure = tuple(n for n in new if diagnosis.sure_of(n))

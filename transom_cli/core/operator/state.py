@@ -141,10 +141,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class UserRequest:
-    """What a person asked of the run. name: of the request, "" if it has none. result: what it led to."""
+    """What a person asked of the run, or its operator did to its files. name: of the request, "" if it has none.
+    result: what it led to."""
 
     at: float
-    what: str  # stop, lift, requeue or resume
+    what: str  # stop, lift, requeue, resume or restored
     who: str
     name: str = ""
     result: str = ""
