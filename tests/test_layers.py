@@ -30,6 +30,7 @@ PURE = (
     "view.report.*",
     *(f"ckpt.{name}" for name in ("failures", "manifest", "names", "progress")),
     *(f"ckpt.snapshot.{name}" for name in ("account", "protection")),
+    "doctor.config",
     "doctor.symptom",
     *("errors", "inherited", "layout", "plural", "redact"),
     *(f"health.{name}" for name in ("check", "exit_codes", "finding", "protocol")),
@@ -64,6 +65,7 @@ READERS = (
     "health.gpu.nvml",
     "health.gpu.watch",
     "health.history.files",
+    "health.history.shared",
     "view.report.page",
 )
 # Values and text only. Not here: os, subprocess, time, socket, random, and all else that looks around.

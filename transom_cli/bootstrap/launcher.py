@@ -79,6 +79,7 @@ def start_launcher(run: RunDir, form: LaunchForm) -> int:
         rules=rules_of(settings),
         within=within,
         job_step=form.job_step,
+        agent_cpus=settings.launch.agent_cpus,
     )
     return main(options, launcher_slurm)
 

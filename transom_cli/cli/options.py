@@ -72,6 +72,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "requeue": ("transom requeue", "transom requeue /scratch/team/runs/llama-20261122-065825-c382"),
     "resume": ("transom resume", "transom resume llama --json"),
     "operate": ("transom operate --all",),
+    "service": ("transom service install", "transom service install --cron --print", "transom service status"),
     "prune": (
         "transom prune --older-than 30d",
         "transom prune --older-than 90d --keep 20 --yes",
@@ -90,7 +91,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "transom check --as prolog --set health.budget=15",
         "transom check --record node.json",
     ),
-    "doctor": ("transom doctor", "transom doctor --root /scratch/me/runs", "transom doctor --json"),
+    "doctor": ("transom doctor", "transom doctor --site", "transom doctor --site --job --json"),
     "diagnose": (
         "transom diagnose slurm-4711.out",
         "transom diagnose logs/ --rules site-rules.toml",

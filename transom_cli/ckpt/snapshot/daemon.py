@@ -243,6 +243,8 @@ def main(argv: list[str]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent decides when it ends
     else:
         signal.signal(signal.SIGTERM, lambda *_: daemon.end())
+        with contextlib.suppress(OSError):  # a rank has started it: it is not to share that rank's own cores only
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
     try:
         listener = daemon.open()
     except BlockingIOError:
