@@ -6,7 +6,7 @@ PY := .venv/bin/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock test test-long test-neighbour test-slurm bench-slurm check lint types docs docs-reference demo clean
+.PHONY: help setup lock test test-drains test-long test-neighbour test-slurm bench-slurm check lint types docs docs-reference demo clean
 .PHONY: .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
 
 help: ## list the targets
@@ -69,6 +69,14 @@ PARALLEL ?= 1
 
 chaos: setup ## N runs with random faults from SEED, several each: do all invariants hold? (about a minute per run)
 	$(PY) bench/chaos.py --seed $(SEED) --runs $(N) --parallel $(PARALLEL)
+
+RUNS ?= 60
+FROM ?= 0
+
+# Results are kept in .test-results/, so that a campaign can be interrupted, continued and split (RUNS=20 FROM=40).
+test-drains: setup ## is no healthy node drained, and each faulty one isolated? RUNS=60 situations of each kind, FROM=0 (50 min)
+	$(PY) bench/drains.py --from $(FROM) --runs $(RUNS)
+	$(PY) bench/drains.py --faulty --from $(FROM) --runs $(RUNS)
 
 # NVIDIA's ft_launcher, for comparison: not a dependency of transom; the bench reports if it is missing.
 .nvrx: setup
