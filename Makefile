@@ -6,7 +6,7 @@ PY := .venv/bin/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock test test-long test-neighbour test-slurm test-sites bench-contended bench-slurm check lint types docs docs-reference demo clean
+.PHONY: help setup lock test test-drains test-long test-neighbour test-slurm test-sites bench-contended bench-slurm check lint types docs docs-reference demo clean
 .PHONY: .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
 
 help: ## list the targets
@@ -81,6 +81,14 @@ test-sites: setup ## a node's death on each site profile, with a bit-identical r
 
 bench-contended: setup ## who gets a run's nodes during a requeue, by the way of asking Slurm (2 hours)
 	$(PY) bench/contended.py
+
+RUNS ?= 60
+FROM ?= 0
+
+# Results are kept in .test-results/, so that a campaign can be interrupted, continued and split (RUNS=20 FROM=40).
+test-drains: setup ## is no healthy node drained, and each faulty one isolated? RUNS=60 situations of each kind, FROM=0 (50 min)
+	$(PY) bench/drains.py --from $(FROM) --runs $(RUNS)
+	$(PY) bench/drains.py --faulty --from $(FROM) --runs $(RUNS)
 
 # NVIDIA's ft_launcher, for comparison: not a dependency of transom; the bench reports if it is missing.
 .nvrx: setup

@@ -155,7 +155,7 @@ def _reached(what: Situation, run: LiveRun, state: State, first: float) -> bool:
         "starting": running,
         "step": running and _step(run) >= 8,
         "recovery": first < float("inf") and (state.incident is not None or time.monotonic() - first > 8.0),
-        "ending": running and _step(run) >= STEPS - 6,
+        "ending": running and _step(run) >= STEPS - 15,
     }[what.moment]
 
 
