@@ -50,13 +50,14 @@ def measure(path: Path, on_bytes: OnBytes = ignore_bytes) -> FileEntry:
     return FileEntry(path.name, size, digest)
 
 
-def seal(path: Path, on_bytes: OnBytes = ignore_bytes) -> FileEntry:
-    """Make a finished file durable, then measure it.
+def seal(path: Path, on_bytes: OnBytes = ignore_bytes, *, private: bool = True) -> FileEntry:
+    """Make a finished file durable, then measure it. private: take other users' permissions from it.
 
     DCP's own `sync_files` is not enough: it fsyncs `.metadata` before Python's buffer of it is flushed.
     """
     with _opened(path, os.O_RDONLY) as fd:
-        os.fchmod(fd, 0o600)  # torch creates its files as the umask allows
+        if private:
+            os.fchmod(fd, 0o600)  # torch creates its files as the umask allows
         os.fsync(fd)
         size, digest = _digest(fd, on_bytes)
     return FileEntry(path.name, size, digest)

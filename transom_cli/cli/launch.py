@@ -79,6 +79,7 @@ def launch(
         warn_before=settings.job.warn_before,
         health=health_options(settings),
         rules=rules_of(settings),
+        foreign=settings.checkpoint.foreign.pattern or "",
         within=within,
     )
     raise typer.Exit(main(options, launcher_slurm))
