@@ -6,11 +6,13 @@
     trainer.fit(model, data, ckpt_path=latest("out"))
 
 Every checkpoint that the Trainer saves is sealed: a `.ckpt` file, or the folder of a sharded strategy. Lightning's own
-requeueing saves inside a signal handler, where the ranks do not agree on the step; this callback turns it off.
+requeueing saves inside a signal handler, where the ranks do not agree on the step; this callback turns it off. It also
+undoes Lightning's handler of SIGTERM, which calls a collective inside the handler, and may hang there.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ class TransomCallback(Callback):  # type: ignore[misc]
 
     def __init__(self, folder: str | Path) -> None:
         self._rank = Rank()
+        self._on_term = signal.getsignal(signal.SIGTERM)
         self._folder = Path(folder)
         self._step = -1  # the newest that was reported
 
@@ -51,6 +54,7 @@ class TransomCallback(Callback):  # type: ignore[misc]
         trainer.save_checkpoint = save_and_seal
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        signal.signal(signal.SIGTERM, self._on_term)
         self._step = trainer.global_step
         self._rank.begin(self._step)
 
@@ -60,12 +64,8 @@ class TransomCallback(Callback):  # type: ignore[misc]
             return
         self._step = step
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        self._rank.step(step, loss)
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Save between two batches, when the loops' counters of the last one are final."""
-        if self._rank.due:
-            trainer.save_checkpoint(self._folder / f"final-step={trainer.global_step}.ckpt")
+        if self._rank.step(step, loss):  # here, where Lightning's ModelCheckpoint saves: its counters are right
+            trainer.save_checkpoint(self._folder / f"final-step={step}.ckpt")
             trainer.should_stop = trainer.should_stop or self._rank.stop
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
