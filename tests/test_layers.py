@@ -42,7 +42,7 @@ PURE = (
     "sandbox.release.known",
     *(f"slurm.{name}" for name in ("accounting", "parse", "port", "tags")),
     *(f"submit.{name}" for name in ("adopt", "directives", "render", "script")),
-    *(f"submit.{name}" for name in ("shell_commands", "srun_options", "unsupported")),
+    *(f"submit.{name}" for name in ("shell_commands", "srun_options", "starters", "unsupported")),
     "supervise.launcher.plan",
     "supervise.run_record",
     *(

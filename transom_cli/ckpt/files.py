@@ -45,6 +45,19 @@ def measure(path: Path, on_bytes: OnBytes = ignore_bytes) -> FileEntry:
     return FileEntry(path.name, size, hasher.hexdigest())
 
 
+def seal(path: Path, *, private: bool = True) -> FileEntry:
+    """Make a finished file durable, then measure it.
+
+    Args:
+        private: take other users' permissions from it.
+    """
+    with _opened(path, os.O_RDONLY) as fd:
+        if private:
+            os.fchmod(fd, 0o600)  # torch creates its files as the umask allows
+        os.fsync(fd)
+    return measure(path)
+
+
 def sync_directory(path: Path) -> None:
     with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
         os.fsync(fd)

@@ -102,6 +102,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "ckpt": (
         "transom ckpt ls llama",
         "transom ckpt verify llama --step 18000",
+        "transom ckpt seal ./out/checkpoint-300",
         "transom ckpt diff ./checkpoints/step-100 ./checkpoints/step-200",
         "transom ckpt export llama --only model -o model.safetensors",
         "transom ckpt import gpt2.safetensors ./start --step 0 --as model --afresh optim",

@@ -278,10 +278,20 @@ class OperatorSection(Section):
     )
 
 
+class Foreign(Section):
+    """Checkpoints that the trainer makes by itself (docs/frameworks.md)."""
+
+    pattern: OptionalText = Field(
+        default=None,
+        description='their names in the job\'s directory, such as "out/ckpt-*.pt", to be sealed; unset: none',
+    )
+
+
 class Checkpoint(Section):
     """Where checkpoints are stored."""
 
     directory: OptionalPath = Field(default=None, description="directory of the checkpoints; unset: <run>/checkpoints")
+    foreign: Foreign = Field(default_factory=Foreign, description="checkpoints that the trainer makes by itself")
 
 
 class PolicySection(Section):
