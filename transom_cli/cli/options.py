@@ -110,6 +110,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "sandbox": (
         "transom sandbox up --nodes 4",
+        "transom sandbox up --site strict,no-export",
         "transom sandbox up --release forky",
         "transom sandbox up --site strict,contended",
         "transom sandbox exec -- sinfo",
