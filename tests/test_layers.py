@@ -82,6 +82,7 @@ PURE_OTHERS = {
     "diagnose.logs.grammar": {"datetime"},
     "diagnose.logs.rulebook": {"re2", "typing"},
     "notify.messages": {"datetime", "email"},
+    "rpc.verbs": {"inspect"},  # the signature of a handler
     "slurm.parse": {"ClusterShell", "datetime"},
     "submit.render": {"jinja2", "sys"},
     "view.report.charts": {"datetime"},

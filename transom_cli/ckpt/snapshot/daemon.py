@@ -24,9 +24,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from transom_cli.ckpt.snapshot.account import Account, StatusWriter
+from transom_cli.ckpt.snapshot.account import Account
 from transom_cli.ckpt.snapshot.peers import identity, make_hash
 from transom_cli.ckpt.snapshot.session import Session
+from transom_cli.ckpt.snapshot.status_file import StatusWriter
 from transom_cli.ckpt.snapshot.training import Training
 from transom_cli.heartbeat import paths
 from transom_cli.heartbeat.attempt_end import AttemptEnd, End
