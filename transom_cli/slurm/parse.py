@@ -41,7 +41,7 @@ _REQUIREMENTS = (("reservation", "Reservation"), ("constraint", "Features"), ("n
 _OUTPUT = re.compile(r".* StdOut=(.*?)(?: Switches=\d+@\S+)?(?: Power=.*)?$", re.DOTALL)
 # A node's free text comes last. Only the first field can be trusted to be one.
 _NODE_TEXT = re.compile(r" (Reason|Comment|Extra|InstanceId|InstanceType|ReservationName)=")
-_NODE_REASON = re.compile(r"(.*?) \[([^\]]+)@(?:\d{4}-[^\]\s]+|Unknown)\](?: |$)")
+_NODE_REASON = re.compile(r"(.*?) \[([^\]]+)@(\d{4}-[^\]\s]+|Unknown)\](?: |$)")
 _SHORT_STATES = {
     "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CD": "COMPLETED", "CA": "CANCELLED", "F": "FAILED",
     "TO": "TIMEOUT", "NF": "NODE_FAIL", "PR": "PREEMPTED", "BF": "BOOT_FAIL", "DL": "DEADLINE",
@@ -283,12 +283,14 @@ def _parse_node(line: str) -> Node:
     if not {"NodeName", "State"} <= body.keys():
         raise unexpected_output(line, "scontrol show node -o")
     if key != "Reason":
-        return make_node(body, "", "")
+        return make_node(body)
     by = _NODE_REASON.match(text)
-    return make_node(body, _value(by[1] if by else _NODE_TEXT.split(text, 1)[0].strip()), by[2] if by else "")
+    if by is None:
+        return make_node(body, _value(_NODE_TEXT.split(text, 1)[0].strip()))
+    return make_node(body, _value(by[1]), by[2], by[3])
 
 
-def make_node(body: Mapping[str, str], reason: str, reason_user: str) -> Node:
+def make_node(body: Mapping[str, str], reason: str = "", reason_user: str = "", reason_at: str = "") -> Node:
     """Build a node from Slurm's fields: NodeName, State with flags and marks, optionally NodeAddr and Port."""
     base, *flags = body["State"].upper().split("+")
     marks = "".join(mark for part in (base, *flags) for mark in part[len(part.rstrip("*~#!%$@^-")) :])
@@ -300,6 +302,7 @@ def make_node(body: Mapping[str, str], reason: str, reason_user: str) -> Node:
         not_responding="*" in marks or "NOT_RESPONDING" in flags,
         reason=reason,
         reason_user=reason_user,
+        reason_at=reason_at,
         address=body.get("NodeAddr", ""),
         port=int(body.get("Port", "6818")) if body.get("Port", "6818").isdigit() else 6818,
     )
