@@ -24,6 +24,7 @@ from transom_cli.cli.goodput import goodput
 from transom_cli.cli.launch import agent, launch, operate
 from transom_cli.cli.nodes import nodes
 from transom_cli.cli.notify import notify_app
+from transom_cli.cli.observe import observe
 from transom_cli.cli.options import examples
 from transom_cli.cli.policy import policy
 from transom_cli.cli.prune import prune
@@ -67,6 +68,7 @@ def transom(
 
 app.command(epilog=examples("run"))(run)
 app.command(epilog=examples("attach"))(attach)
+app.command(epilog=examples("observe"))(observe)
 app.command()(status)
 app.command()(explain)
 app.command()(goodput)

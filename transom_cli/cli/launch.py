@@ -29,6 +29,7 @@ def launch(
     import transom_cli
     from transom_cli.bootstrap.slurm import launcher_slurm
     from transom_cli.cli.common import require_own_run
+    from transom_cli.config.model import OBSERVE
     from transom_cli.config.run_settings import (
         checkpoints_of,
         health_options,
@@ -80,6 +81,7 @@ def launch(
         health=health_options(settings),
         rules=rules_of(settings),
         within=within,
+        observe=settings.run.mode == OBSERVE,
     )
     raise typer.Exit(main(options, launcher_slurm))
 

@@ -57,6 +57,7 @@ def policy_of(settings: Settings) -> Policy:
         cap_window=settings.isolate.window,
         expiry=settings.isolate.expiry,
         rules=rules_of(settings),
+        observe=settings.run.mode == "observe",
     )
 
 

@@ -22,6 +22,7 @@ class Stage(enum.Enum):
     WAITING = "waiting"  # back-off
     RESTARTING = "restarting"  # the job is being given back to Slurm
     STARTING = "starting"  # waiting for the first new step
+    WITHHELD = "withheld"  # decided, but not carried out: the run is only observed
     CLOSED = "closed"
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from transom_cli import __version__
 from transom_cli.doctor import symptom
+from transom_cli.doctor.containers import judge_containers, read_containers
 from transom_cli.doctor.symptom import DrainWay, Grade, Symptom
 from transom_cli.errors import TransomError
 from transom_cli.plural import several
@@ -70,6 +71,7 @@ def examine(
     limit = symptom.of_cpu_limit(float("inf") if _cpu() == resource.RLIM_INFINITY else _cpu())
     if limit is not None:
         yield limit
+    yield from judge_containers(read_containers())
     yield from _packages()
 
 

@@ -36,7 +36,8 @@ _SWITCHES = re.compile(r".* Switches=(\d+@[\d:-]+)", re.DOTALL)
 _REQUIREMENTS = (("reservation", "Reservation"), ("constraint", "Features"), ("nodelist", "ReqNodeList"))
 # No free text follows it.
 _OUTPUT = re.compile(r".* StdOut=(.*?)(?: Switches=\d+@\S+)?(?: Power=.*)?$", re.DOTALL)
-_NODE_REASON = re.compile(r" Reason=(.*?)(?: \[(\S+)@[^\]\s]+\])?(?: Comment=.*)?$", re.DOTALL)
+_NODE_REASON = re.compile(r" Reason=(.*?)(?: \[(\S+)@([^\]\s]+)\])?(?: Comment=.*)?$", re.DOTALL)
+_PART = re.compile(r"\b(Array|Het)JobId=")
 _SHORT_STATES = {
     "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CD": "COMPLETED", "CA": "CANCELLED", "F": "FAILED",
     "TO": "TIMEOUT", "NF": "NODE_FAIL", "PR": "PREEMPTED", "BF": "BOOT_FAIL", "DL": "DEADLINE",
@@ -233,6 +234,7 @@ def parse_show_job(text: str) -> Job:
             start=expected_start(job, body["StartTime"]),
             requirements=_requirements(body, found["tail"]),
             suspended_at=_value(body.get("SuspendTime", "")),
+            part_of=part[1].lower() if (part := _PART.search(text, 0, found.start("name"))) else "",
         )
     except (ValueError, KeyError, AttributeError) as error:
         raise unexpected_output(text, reading) from error
@@ -261,7 +263,9 @@ def _parse_node(line: str) -> Node:
     if not {"NodeName", "State"} <= body.keys():
         raise unexpected_output(line, "scontrol show node -o")
     reason = _NODE_REASON.search(line)
-    return make_node(body, _value(reason[1]) if reason else "", (reason[2] or "") if reason else "")
+    if reason is None:
+        return make_node(body, "", "")
+    return replace(make_node(body, _value(reason[1]), reason[2] or ""), reason_at=reason[3] or "")
 
 
 def make_node(body: Mapping[str, str], reason: str, reason_user: str) -> Node:

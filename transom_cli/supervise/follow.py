@@ -100,6 +100,8 @@ class AttemptFollower:
         self._files_looked = now if files else self._files_looked
         for record in self._tail.records() if files and self._journal_changed(now) else ():
             event = _from_journal(now, self.name, record)
+            if isinstance(event, ev.OutcomeSeen):  # what it would have led to; the ranks live on
+                yield from self._report_step(now)
             if isinstance(event, ev.LaunchSeen):
                 if self._launch is not None and event.launch > self._launch.launch:
                     self._begin_launch()
@@ -320,12 +322,14 @@ class Follower:
                 yield event
 
 
-def _from_journal(now: float, attempt: str, record: dict[str, object]) -> ev.LaunchSeen | ev.RecoverySeen | None:
+def _from_journal(now: float, attempt: str, record: dict[str, object]) -> ev.Event | None:
     """A line of the launcher's journal that the core should know of."""
     known = {"launch": 0, "nodes": [], "idle": [], "world_size": 0, **record, "at": now, "attempt": attempt}
     try:
         if record.get("type") == "launch":
             return build(ev.LaunchSeen, known)
+        if record.get("type") == "withheld" and isinstance(outcome := record.get("outcome"), dict):
+            return build(ev.OutcomeSeen, {**outcome, "at": now, "attempt": attempt})
         return build(ev.RecoverySeen, known) if record.get("type") == "recovery" else None
     except BadRecord:
         return None  # another version's launcher

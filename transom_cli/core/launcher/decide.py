@@ -161,7 +161,7 @@ def _settled_at(state: State) -> float | None:
     A launch is over when all its tasks have ended, or a moment after its srun or its first rank has failed.
     """
     launch, policy = state.launch, state.policy
-    failing, over = launch.failing_since, launch.over_since
+    failing, over = None if state.withheld else launch.failing_since, launch.over_since
     if len(launch.exits) >= state.tasks or (failing is not None and over is not None):
         return state.since
     if failing is not None:

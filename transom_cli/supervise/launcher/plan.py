@@ -60,6 +60,7 @@ class LaunchOptions:
     rules: tuple[Rule, ...] = ()  # the policy's table
     warn_before: int = 0  # seconds before the time limit at which Slurm warns; 0: never
     within: tuple[str, ...] = ()  # the command prefix that puts a rank into a container
+    observe: bool = False  # report what the launcher would do, and leave the ranks alone
 
     @property
     def tasks_on_node(self) -> int:
@@ -149,7 +150,7 @@ def training_argv(
     name = "node-%t.log" if options.kind == "torchrun" else "rank-%t.log"
     argv = [
         "srun",
-        "--kill-on-bad-exit=1",
+        *([] if options.observe else ["--kill-on-bad-exit=1"]),
         f"--nodes={count}",
         f"--ntasks={count * tasks}",
         f"--ntasks-per-node={tasks}",
