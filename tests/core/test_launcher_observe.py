@@ -16,6 +16,7 @@ class Observed:
     def __init__(self, state: State, *, begun: bool = True) -> None:
         self.state = self.before = state
         self.begun, self.lives = begun, True
+        self.step = 4
         self.done: list[Action] = []
 
     def feed(self, *received: launcher.Event) -> list[Action]:
@@ -30,7 +31,8 @@ class Observed:
         return new
 
     def _do(self, action: Action, at: float) -> list[Action]:
-        kept = observing.withhold(self.before, self.state, action, at, begun=self.begun, lives=self.lives)
+        newest = launcher.Stepped(at, 0, self.step)
+        kept = observing.withhold(self.before, self.state, action, newest, begun=self.begun, lives=self.lives)
         if kept is None:
             self.begun = self.begun or isinstance(action, launcher.StartLaunch)
             return [action]
@@ -73,6 +75,14 @@ def test_a_dead_rank_ends_the_attempt_only_with_its_launch() -> None:
     left = run.feed(launcher.RanksExited(400.0, 0, exits(-9, 1, 1), True, 137))
     assert isinstance(left[-1], launcher.FinishAttempt) and left[-1].exit_code == 137
     assert run.state.phase is Phase.OVER
+
+
+def test_a_step_that_was_done_just_before_the_fault_is_no_recovery() -> None:
+    run = Observed(training())
+    run.step = 5  # its heartbeat is read after the rank's end
+    hang(run, 9.0)
+    assert run.feed(launcher.Stepped(20.0, 0, 5)) == [] and run.state.withheld
+    assert run.feed(launcher.Stepped(21.0, 0, 6)) != [] and not run.state.withheld
 
 
 def test_a_spare_is_named_and_not_used() -> None:

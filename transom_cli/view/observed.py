@@ -143,7 +143,7 @@ def summary_lines(found: Summary) -> list[str]:
     for one in found.compared:
         if one.what not in _DONE:
             after = f", {span(one.after)} later" if one.after is not None else ""
-            lines.append(f"would have {one.words}" + (f"\n  {one.fate}{after}" if one.fate else ""))
+            lines += [f"would have {one.words}", *([f"  {one.fate}{after}"] if one.fate else [])]
     if found.nodes_error:
         lines.append(f"warning: Slurm's view of the nodes is missing: {found.nodes_error}")
     return lines

@@ -19,6 +19,7 @@ from transom_cli.core.launcher.actions import (
     StartLaunch,
     WithheldOutcome,
 )
+from transom_cli.core.launcher.events import Stepped
 from transom_cli.core.launcher.state import Decision, Memory, Phase, State
 
 
@@ -27,24 +28,25 @@ def undecided(state: State) -> bool:
     return state.phase is Phase.TRAINING and state.open_incident is None
 
 
-def withhold(before: State, state: State, action: Action, at: float, *, begun: bool, lives: bool) -> Decision | None:
+def withhold(before: State, state: State, action: Action, now: Stepped, *, begun: bool, lives: bool) -> Decision | None:
     """Return the state and the actions instead of `action`; None: carry it out.
 
     Args:
         before: The last state that was `undecided`.
+        now: The newest step: only a later one shows that the training recovers by itself.
         begun, lives: Whether the training was started, and still has ranks.
     """
     incident = state.incident.id if state.incident is not None else ""
     if isinstance(action, StartLaunch) and begun:
         out = state.nodes.given_up
         words = f"relaunched the ranks {'without ' + ', '.join(out) if out else 'on the same nodes'}"
-        return _resume(before, state, at), (Journal(incident, "withheld", words, nodes=out),)
+        return _resume(before, state, now), (Journal(incident, "withheld", words, nodes=out),)
     if isinstance(action, FinishAttempt) and not state.stop and action.outcome.status in ("failed", "left"):
         record = WithheldOutcome(action.outcome)
         if not begun:
-            state, actions = _start_anyway(state, at)
+            state, actions = _start_anyway(state, now.at)
             return state, (record, *actions)
-        return (_resume(before, state, at), (record,)) if lives else None
+        return (_resume(before, state, now), (record,)) if lives else None
     if isinstance(action, RollBack):
         words = f"would have set the training back to step {action.to}: {action.why}"
         return state, (Journal(incident, "reported", words),)
@@ -54,8 +56,10 @@ def withhold(before: State, state: State, action: Action, at: float, *, begun: b
     return None
 
 
-def _resume(before: State, now: State, at: float) -> State:
-    incident, history = now.incident, now.history
+def _resume(before: State, state: State, now: Stepped) -> State:
+    incident, history, progress = state.incident, state.history, before.progress
+    if now.launch == before.launch.number and progress.newer(now.step, now.since_start):
+        progress = progress.stepped(now.step, now.since_start, now.step)
     if incident is None and len(history.incidents) > len(before.history.incidents):
         *earlier, incident = history.incidents
         history = replace(history, incidents=tuple(earlier))
@@ -64,14 +68,15 @@ def _resume(before: State, now: State, at: float) -> State:
     launch = replace(before.launch, exits=(), failing_since=None, over_since=None, response=None, anomalies=())
     return replace(
         before,
-        since=at,
+        since=now.at,
         launch=launch,
+        progress=progress,
         incident=incident,
         history=history,
-        budget=now.budget,
-        health=now.health,
-        warned=now.warned,
-        stop=now.stop,
+        budget=state.budget,
+        health=state.health,
+        warned=state.warned,
+        stop=state.stop,
     )
 
 

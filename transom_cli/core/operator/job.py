@@ -207,10 +207,12 @@ def requeued_by_others(state: State, e: ev.JobSeen) -> Step:
     # A slurmctld that forgot a start repeats it beside what still runs of it: that fails, and it holds the job.
     forgotten = e.held and _launch_failed(e) and state.job.rolled_back == state.attempt
     by, whose = ("its launcher", "its launcher") if _by_launcher(e) else ("Slurm", "Slurm, not by transom")
+    seen_words = _requeued_words(e)
     if observing.by_hand(state, e):
         by, whose = "hand", "hand, not by transom"
+        seen_words = f"the job was requeued by hand (restart {e.restarts})"
     state = inc.close(state.mark(e.at, "requeued", f"by {whose}"), e.at, f"requeued by {by}")
-    incident = state.new_incident(e.at, Stage.STARTING).marked(e.at, "seen", _requeued_words(e))
+    incident = state.new_incident(e.at, Stage.STARTING).marked(e.at, "seen", seen_words)
     lost = dict.fromkeys((*known, *e.lost_nodes))
     bad = tuple(n for n in lost if n in state.job.nodes and n not in state.isolation.excluded)
     kept, spared = _kept_away(state, bad if e.state == "PENDING" else (), known, e.at)

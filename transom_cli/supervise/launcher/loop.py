@@ -372,8 +372,10 @@ class Launcher:
         if isinstance(action, launcher.PersistMemory) and lives:
             self._inbox.put(launcher.MemoryPersisted(0.0, action.launch, -1, ""))
             return True
+        launch, watch = self._undecided.launch.number, self._watch
+        newest = launcher.Stepped(now, launch, watch.step(launch), watch.since_start(launch))
         begun = step is not None
-        instead = observing.withhold(self._undecided, self._state, action, now, begun=begun, lives=lives)
+        instead = observing.withhold(self._undecided, self._state, action, newest, begun=begun, lives=lives)
         if instead is None:
             return False
         self._state, actions = instead
