@@ -70,6 +70,7 @@ def test_a_dead_rank_ends_the_attempt_only_with_its_launch() -> None:
     run.feed(launcher.RanksExited(9.0, 0, bad), launcher.Tick(10.0))
     run.feed(launcher.LaunchEnded(11.0, 0), launcher.LogsRead(12.0, 0, "unknown", ""))
     assert words(run.done) == ["relaunched the ranks on the same nodes"]
+    assert run.feed(launcher.Stepped(12.5, 0, 5)) == [], "the others finish the step that they were in"
     assert run.feed(launcher.RanksExited(13.0, 0, bad), launcher.Tick(300.0)) == [], "two ranks live on"
     run.lives = False
     left = run.feed(launcher.RanksExited(400.0, 0, exits(-9, 1, 1), True, 137))

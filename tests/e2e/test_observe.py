@@ -122,11 +122,14 @@ def test_a_plain_job_whose_node_dies_is_followed(person: Person, sandbox: Sandbo
     """Slurm requeues it by itself: transom says what it would have done, and the job shows no trace of transom."""
     job_id = sbatch(person, sandbox, "srun sleep 600", "--nodes=2", "--requeue", "--exclude=node4")
     run = observe(person, job_id)
-    view = person.wait(run, lambda view: view["slurm_state"] == "RUNNING")
+    view = person.wait(run, lambda view: bool(view["nodes"]))
     victim = view["nodes"][-1]
     faults.kill_node(sandbox, victim)
-    view = person.wait(run, lambda view: view["starts"] == 1, 180)
-    assert view["observed"] and view["excluded"] == []
+    sandbox.slurm("scontrol", "update", f"nodename={victim}", "state=down", "reason=dead")  # not after SlurmdTimeout
+    records.begin()
+    view = person.wait(run, withheld("update"))
+    assert view["observed"] and view["starts"] == 1 and view["excluded"] == []
+    assert f"without {victim}" in view["withheld"][-1]["words"]
     records.require_unchanged()
     assert "transom" not in sandbox.slurm("scontrol", "show", "job", str(job_id)).replace(str(person.cwd), "")
 

@@ -192,6 +192,11 @@ class Incident:
         return not (self.outcome or self.ended or self.dead)
 
     @property
+    def lost_rank(self) -> bool:
+        """A rank has ended badly: no step of the others means that the launch recovers."""
+        return self.outcome is not None and any(x.bad for x in self.outcome.exits)
+
+    @property
     def attempt(self) -> str:
         return attempt_name(self.job_id, self.restarts)
 

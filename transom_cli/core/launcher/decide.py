@@ -210,7 +210,7 @@ def _stepped(state: State, e: Stepped) -> Decision:
     progress = before.stepped(e.step, e.since_start, e.step)
     state = replace(state, launch=replace(launch, stepped_at=e.at), progress=progress)
     entries: tuple[Action, ...] = ()
-    if state.incident is not None:
+    if state.incident is not None and not (state.withheld and state.incident.lost_rank):
         words = f"step {e.step} done in launch {launch.number}"
         entries = (Journal(state.incident.id, "recovered", words),)
         state = close(state, e.at, "recovered")

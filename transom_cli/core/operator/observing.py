@@ -125,7 +125,7 @@ def stepped(state: State, at: float, step: int) -> State:
     incident = state.incident
     if incident is None or not state.withholding or incident.launcher_number:
         return state
-    if not (incident.stalled or incident.outcome):
+    if incident.lost_rank or not (incident.stalled or incident.outcome):
         return state
     return recovered(state, at, f"step {step} done, without an action")
 
