@@ -28,8 +28,10 @@ test-long: setup ## the tests that take minutes each
 	$(PY) -m pytest -m long
 
 # Creates users and groups, so it needs root; without it, tests that act as other users are skipped with that reason.
-test-neighbour: setup ## other users, hostile directories, planted files and checkpoints, also the long tests of these
-	$(PY) -m pytest tests/neighbour tests/cli/test_cli_strangers.py tests/e2e/test_planted_code.py tests/ckpt/restore/test_ckpt_restore_safe_unpickle.py
+test-neighbour: setup ## other users, hostile folders, planted files, kernel lines, clocks, load; also the long tests (15 min)
+	$(PY) -m pytest tests/neighbour tests/contrib tests/cli/test_cli_strangers.py tests/e2e/test_planted_code.py tests/e2e/test_taken_port.py \
+		tests/e2e/test_clock_skew.py tests/supervise/agent/test_clocks_of_nodes.py tests/health/checks/test_kernel_forgery.py \
+		tests/ckpt/restore/test_ckpt_restore_safe_unpickle.py
 
 RELEASES ?= native trixie forky
 

@@ -40,7 +40,8 @@ PURE = (
     *(f"rpc.{name}" for name in ("errors", "verbs", "wire")),
     "sandbox.release.known",
     *(f"slurm.{name}" for name in ("accounting", "parse", "port", "tags")),
-    *(f"submit.{name}" for name in ("directives", "render", "script", "unsupported")),
+    *(f"submit.{name}" for name in ("adopt", "directives", "render", "script")),
+    *(f"submit.{name}" for name in ("shell_commands", "srun_options", "unsupported")),
     "supervise.launcher.plan",
     "supervise.run_record",
     *(

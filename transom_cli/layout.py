@@ -252,6 +252,4 @@ def other_format(run: RunDir, header: Mapping[str, object], version: str) -> tup
 
 def resuming(run: RunDir) -> str:
     """Explain how a new run continues the training of this one."""
-    return (
-        f"with checkpoint.directory set to this run's checkpoints ({run.checkpoints} by default) it resumes from them"
-    )
+    return f"with `--set checkpoint.directory={run.checkpoints}` it resumes from the checkpoints, if they are there"

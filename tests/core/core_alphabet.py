@@ -89,7 +89,9 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         some_nodes,
         predecessors,
         st.one_of(no_faults, faults),
+        st.sampled_from(("", "", "1", "2")),
     ),
+    ev.JobStepDone: st.builds(ev.JobStepDone, at, attempts, st.sampled_from(("1", "2"))),
     ev.RecoverySeen: st.builds(
         ev.RecoverySeen,
         at,

@@ -7,6 +7,7 @@ import queue
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from transom_cli.bootstrap.notifications import meter_for, notifier_for
@@ -141,6 +142,25 @@ def operator_for(
         raise
 
 
+_LATER = (
+    *(f"health.{name}" for name in ("history.files", "reach")),
+    *(f"notify.{name}" for name in ("checks", "delivery", "exporter", "messages", "prometheus", "senders")),
+    *(f"slurm.{name}" for name in ("pyslurm.client",)),
+    *(f"submit.{name}" for name in ("render", "script", "submission", "unsupported")),
+    *(f"supervise.{name}" for name in ("answering", "follow", "handoff_record", "journal", "lease")),
+    *(f"supervise.operator.{name}" for name in ("executor", "loop", "node_history", "process", "request_socket")),
+    *(f"supervise.operator.{name}" for name in ("run_dir_watch", "slurm_poller")),
+    *("bootstrap.notifications", "config.load", "config.sources", "core.operator.cadence", "diagnose.logs.rule_files"),
+)
+"""Modules that an operator needs only for some runs or faults."""
+
+
+def import_ahead() -> None:
+    """Import what an operator may need weeks later, when an upgrade may have replaced the files."""
+    for name in _LATER:
+        import_module(f"transom_cli.{name}")
+
+
 def operator_process(
     registry: Registry, check: Callable[[RunDir], None], *, idle_exit: bool = False
 ) -> OperatorProcess:
@@ -148,6 +168,7 @@ def operator_process(
     from transom_cli.supervise.answering import Folders
     from transom_cli.supervise.operator.process import OperatorProcess
 
+    import_ahead()
     clients, folders = SlurmClients(), Folders()
 
     def build(run: RunDir, shell: Shell) -> Operator:

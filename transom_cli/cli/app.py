@@ -21,12 +21,13 @@ from transom_cli.cli.diagnose import diagnose, rules_app
 from transom_cli.cli.doctor import doctor
 from transom_cli.cli.explain import explain
 from transom_cli.cli.goodput import goodput
-from transom_cli.cli.launch import agent, launch, operate
+from transom_cli.cli.launch import SrunLike, adopt, launch
 from transom_cli.cli.nodes import nodes
 from transom_cli.cli.notify import notify_app
 from transom_cli.cli.observe import observe
 from transom_cli.cli.options import examples
 from transom_cli.cli.policy import policy
+from transom_cli.cli.processes import agent, attempt_launcher, operate
 from transom_cli.cli.prune import prune
 from transom_cli.cli.report import report
 from transom_cli.cli.requests import requeue, resume, stop
@@ -36,7 +37,7 @@ from transom_cli.cli.sandbox_fault import fault_app
 from transom_cli.cli.status import list_, status
 from transom_cli.errors import EXIT_CODES, TransomError, UsageError
 
-_INTERNAL_COMMANDS = ("launch", "agent", "operate")
+_INTERNAL_COMMANDS = ("attempt-launcher", "agent", "operate")
 _CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_CODES.items())
 
 
@@ -67,6 +68,8 @@ def transom(
 
 
 app.command(epilog=examples("run"))(run)
+app.command(epilog=examples("launch"), cls=SrunLike)(launch)
+app.command(epilog=examples("adopt"))(adopt)
 app.command(epilog=examples("attach"))(attach)
 app.command(epilog=examples("observe"))(observe)
 app.command()(status)
@@ -91,7 +94,7 @@ app.add_typer(notify_app, name="notify")
 app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")
 sandbox_app.add_typer(fault_app, name="fault")
-app.command(hidden=True)(launch)
+app.command(hidden=True)(attempt_launcher)
 app.command(hidden=True)(agent)
 
 

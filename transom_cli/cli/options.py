@@ -49,6 +49,14 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "transom run -f run.toml --set restart.backoff=10 --dry-run -- python train.py",
         "transom run train.sbatch",
     ),
+    "launch": (
+        "transom launch python train.py",
+        "transom launch --name pretrain --spares 1 -- python train.py",
+        "transom launch --ntasks-per-node 8 --cpu-bind=cores python train.py",
+        "transom launch --torchrun --ntasks-per-node 8 -- train.py --config large.yaml",
+        "transom launch --name tokenize --once python tokenize.py",
+    ),
+    "adopt": ("transom adopt train.sbatch", "transom adopt train.sbatch -o train.new.sbatch --force"),
     "attach": (
         "transom attach",
         "transom attach llama",
@@ -106,6 +114,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "sandbox": (
         "transom sandbox up --nodes 4",
         "transom sandbox up --release forky",
+        "transom sandbox up --site strict,contended",
         "transom sandbox exec -- sinfo",
         'eval "$(transom sandbox env)"',
         "transom sandbox fault kill-node node2",

@@ -87,12 +87,16 @@ def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:
     with waiting(f"asking the operator to {kind} {found.run_id}"):
         recorded = await_request(found, submit_request(found, kind))
     if recorded.result.startswith(("refused", "nothing")):
-        hint = f"check with `transom status {found.run_id}`"
+        hint = f"check with `transom status {_named(found)}`"
         raise TransomError(f"The request to {kind} run `{found.run_id}` had no effect", recorded.result, hint)
     if json_:
         print(json.dumps({"schema": 1, "run_id": found.run_id, "request": kind, "result": recorded.result}))
     else:
         print(printable(f"run {found.run_id}: {recorded.result}"), file=sys.stderr)
+    error = fold(found.journal).state.slurm_error
+    if error:
+        error = " ".join(error.split())
+        print(printable(f"warning: Slurm does not respond; the operator tries again: {error}"), file=sys.stderr)
 
 
 def submit_request(found: RunDir, kind: str, **more: Any) -> str:
@@ -141,8 +145,15 @@ def await_request(found: RunDir, name: str) -> UserRequest:
         if recorded is not None:
             return recorded
         time.sleep(0.2)
-    hint = f"check with `transom status {found.run_id}`"
+    hint = f"check with `transom status {_named(found)}`"
     raise Unknown("The operator has not recorded the request yet", f"waited {PATIENCE:g} s", hint)
+
+
+def _named(run: RunDir) -> str:
+    """Return what names the run on a command line: another user's is in another folder."""
+    from transom_cli.ownership import is_own
+
+    return run.run_id if is_own(run) else str(run.path)
 
 
 def _require_stopped(run: RunDir, state: State) -> None:
@@ -151,7 +162,7 @@ def _require_stopped(run: RunDir, state: State) -> None:
 
     if not state.phase.over:
         why = f"Slurm does not respond: {state.slurm_error}" if state.slurm_error else f"it is {state.phase.value}"
-        hint = f"The operator continues to stop it; check with `transom status {run.run_id}`."
+        hint = f"The operator continues to stop it; check with `transom status {_named(run)}`."
         raise Unknown(f"Run `{run.run_id}` has not stopped yet", why, hint)
     if state.exit_code == Unknown.exit_code:
         scancel = cluster_command(f"scancel {state.job.id}", read_run_settings(run).cluster)

@@ -99,9 +99,10 @@ def run(
     flags |= dict(assignment(text) for text in set_ or ())
     if detach and foreground:
         raise UsageError("`--detach` and `--foreground` cannot be combined")
-    from transom_cli.submit.prepare import create, leave_outer_launch, leave_outer_run, prepare
+    from transom_cli.submit.prepare import create, leave_outer_job, leave_outer_launch, leave_outer_run, prepare
 
     leave_outer_run()
+    leave_outer_job()
     leave_outer_launch(tuple(words))
     given = {k: v for k, v in flags.items() if v is not None}
     prepared = prepare(tuple(words), file, given, nodes_to_avoid)

@@ -334,7 +334,7 @@ class RunSection(Section):
     @model_validator(mode="after")
     def _readable_by_those_on_call(self) -> RunSection:
         if self.on_call and not self.share:
-            raise ValueError("on_call is set, but not share: those on call could not read the run")
+            raise ValueError("on_call is set without share, so the users on call could not read the run")
         return self
 
 

@@ -295,7 +295,8 @@ def read_second(line: str) -> bool | None:
 
 def step_argv(job_id: int, node: str) -> list[str]:
     """Return the command line of an empty step on one node, overlapping with other steps."""
-    return ["srun", "--jobid", str(job_id), "--overlap", "-N1", "-n1", "-w", node, "--mem=0", "--gres=none", "true"]
+    ask = ["--export=ALL", "--overlap", "-N1", "-n1", "-w", node, "--mem=0", "--gres=none"]
+    return ["srun", "--jobid", str(job_id), *ask, "true"]
 
 
 def _connect(address: str, port: int, timeout: float) -> tuple[Link, str]:

@@ -210,6 +210,7 @@ def step_argv(job_id: int, nodes: tuple[str, ...], srun_options: Sequence[str] =
     return [
         "srun",
         f"--jobid={job_id}",
+        "--export=ALL",  # where SLURM_EXPORT_ENV is NONE, nothing would be passed on
         "--overlap",
         "--no-kill",
         "--kill-on-bad-exit=0",

@@ -209,6 +209,13 @@ class Slurm(Protocol):
         these too.
         """
 
+    def keep_nodes(self, job_id: int, nodes: Sequence[str], comment: str) -> int:
+        """Submit a job of one minute that takes these nodes when the given job leaves them. Return its ID.
+
+        If there is one with this comment already, its ID is returned. Nothing is submitted, and 0 returned, without
+        nodes, or if nobody else seems to wait for nodes of the partition.
+        """
+
     def release(self, job_id: int) -> None:
         """Release a user's hold. Succeeds if the job is not held."""
 

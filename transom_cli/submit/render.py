@@ -128,7 +128,7 @@ _UNSUPPORTED = {
 
 
 def render_script(settings: Settings, run_dir: Path, command: Sequence[str]) -> str:
-    """Return the batch script that starts `command` under `transom launch`. run_dir: absolute.
+    """Return the batch script that starts `command` under `transom attempt-launcher`. run_dir: absolute.
 
     Raises:
         UsageError: the command is empty, a value is not possible in an #SBATCH line, or `job.sbatch` contains an

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,6 +47,9 @@ def script_environment(
         "TRANSOM_CHECKPOINT_DIR": str(checkpoints or RunDir(run_dir).checkpoints),
         TUNABLES: with_streaming_copies(environ),
     }
+    path = environ.get("PATH")
+    if path and shutil.which("transom", path=path) is None:  # for `transom launch` in the script
+        added["PATH"] = f"{path}{os.pathsep}{Path(sys.executable).parent}"
     if auto_beat:
         package = package or Path(transom_cli.__file__).resolve().parent
         hook = package / "heartbeat" / "auto"

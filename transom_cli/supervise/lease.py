@@ -1,8 +1,8 @@
-"""Who is the operator of a run: a lease that is renewed while it lives, and an epoch that fences the one before.
+"""Decides who is the operator of a run: a lease, which is renewed, and an epoch, which fences earlier operators.
 
-Epoch n is taken by making the file `epochs/<n>` with O_EXCL, which only one can do, also on NFS. An operator that finds
-a higher epoch than its own has been replaced and must stop at once. The lease shows whether an operator is alive: on
-the same boot of the same host by the process itself, elsewhere by its renewals, timed by the watcher's own clock.
+An operator takes epoch n by creating the file `epochs/<n>` with O_EXCL, which only one process can do, also on NFS. An
+operator that finds a higher epoch has been replaced and must stop at once. The lease shows whether an operator is
+alive: on the same boot of the same host by its process, elsewhere by its renewals, timed by the observer's own clock.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def highest_epoch(run: RunDir) -> int:
 
 
 def operator_alive(run: RunDir, sleep: Callable[[float], None] = time.sleep, patience: float = STALE) -> Holder | None:
-    """The living operator, or None. Takes up to `patience` seconds when the lease is from another host."""
+    """Return the living operator, or None. Takes up to `patience` seconds if the lease is from another host."""
     deadline = time.monotonic() + patience
     seen = read_holder(run)
     while True:
@@ -94,7 +94,7 @@ def operator_alive(run: RunDir, sleep: Callable[[float], None] = time.sleep, pat
 
 
 def _forsaken(run: RunDir, holder: Holder) -> bool:
-    """Return whether this very process held the lease and does not any more."""
+    """Return whether this process held the lease and has given it up."""
     return holder.pid == os.getpid() and (run.path, holder.epoch) not in _held
 
 
@@ -108,7 +108,7 @@ def _overwrite(path: Path, text: str) -> None:
 
 
 class Lease:
-    """Held by the operator of one epoch."""
+    """The lease of the operator of one epoch."""
 
     def __init__(self, run: RunDir, holder: Holder) -> None:
         self._run = run
@@ -123,7 +123,7 @@ class Lease:
 
     @classmethod
     def take(cls, run: RunDir) -> Lease:
-        """Become the operator. OperatorAlive when there is one."""
+        """Become the operator. Raises OperatorAlive if there is one."""
         newest = highest_epoch(run)  # before asking who lives: who comes in between takes the number we would
         alive = operator_alive(run)
         if alive is not None:
@@ -155,7 +155,7 @@ class Lease:
         publish_text(self._run.lease, self._text())
 
     def fenced(self) -> bool:
-        """A newer operator exists: stop, and touch nothing more. Over NFS too one on another host shows in a second."""
+        """Return whether a newer operator exists, so that this one must stop. On NFS, it shows within a second."""
         if time.monotonic() - self._asked >= ANEW:
             self._asked = time.monotonic()
             refresh_directory(self._run.epochs)
@@ -169,7 +169,7 @@ class Lease:
         _overwrite(self._run.lease, self._text())
 
     def give_up(self) -> None:
-        """The run is over, or the operator was asked to leave: the next one need not wait."""
+        """Give the lease up: the run is over or the operator leaves, and the next one need not wait."""
         _held.discard((self._run.path, self.epoch))
         if not self.fenced():
             self._holder = Holder(**{**asdict(self._holder), "released": True})

@@ -201,7 +201,7 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
     """Return (label, command) for what the user can do. Run IDs need no quotes; paths are quoted."""
     run, status, job = view.run_id, view.status, view.job_id
     explain, stop = ("details", f"transom explain {run}"), ("stop", f"transom stop {run}")
-    attach = [("attach", f"transom attach {run}")] if not view.operator and not view.over else []
+    attach = [("attach", f"transom attach {run}")] if not view.operator and not view.over and not view.owner else []
     if view.operator_pending:  # a second operator would only wait for the first
         attach = [("check", cluster_command(f"squeue --start -j {view.operator_job}", view.cluster))]
     if status == "held" and job and view.observed:

@@ -33,7 +33,10 @@ def attempt_of(name: str, journal: Iterable[Record], progress: Iterable[Record],
             attempt = replace(attempt, launcher=True, began=at)
         kind = record.get("type")
         if kind == "launch" and isinstance(number := record.get("launch"), int):
-            launches.setdefault(number, Launch(number, at))
+            launches.setdefault(number, Launch(number, at, job_step=str(record.get("job_step", ""))))
+        elif kind == "job_step" and launches:
+            newest = max(launches)
+            launches[newest] = replace(launches[newest], done=at)
         elif kind == "recovery":
             attempt = _recovery(attempt, at, record, bool(launches))
         elif kind == "outcome":
@@ -95,7 +98,7 @@ def shifted(attempt: Attempt, by: int) -> Attempt:
         return None if at is None else at + by
 
     launches = tuple(
-        replace(one, at=one.at + by, samples=tuple(replace(s, at=s.at + by) for s in one.samples))
+        replace(one, at=one.at + by, done=move(one.done), samples=tuple(replace(s, at=s.at + by) for s in one.samples))
         for one in attempt.launches
     )
     signs = tuple(replace(sign, at=sign.at + by) for sign in attempt.signs)
@@ -228,7 +231,8 @@ def _completed(attempt: Attempt, events: Sequence[ev.Event], progress: Sequence[
         if isinstance(e, ev.JobSeen) and (attempt.began is None or not attempt.launcher):
             attempt = replace(attempt, began=min(attempt.began or ns(e.at), ns(e.at)))
         elif isinstance(e, ev.LaunchSeen) and e.launch not in {one.number for one in attempt.launches}:
-            launches = sorted((*attempt.launches, Launch(e.launch, ns(e.at))), key=lambda one: one.number)
+            one = Launch(e.launch, ns(e.at), job_step=e.job_step)
+            launches = sorted((*attempt.launches, one), key=lambda one: one.number)
             attempt = replace(attempt, launches=tuple(launches), launcher=True)
         elif isinstance(e, ev.OutcomeSeen):
             ended = ns(e.at) if attempt.ended is None else attempt.ended
@@ -269,7 +273,8 @@ def _with_samples(launches: Sequence[Launch], events: Sequence[Progress]) -> tup
     found: list[Launch] = []
     bounds = [*(one.at for one in launches[1:]), None]
     stepping = any(isinstance(e, ev.StepSeen) for e in events)
-    for one, end in zip(launches, bounds, strict=False):
+    for one, bound in zip(launches, bounds, strict=False):
+        end = bound if one.done is None else one.done
         if one.exact:
             found.append(one)
             continue

@@ -47,7 +47,7 @@ from transom_cli.core.launcher.events import (
     TimeLimitNear,
 )
 from transom_cli.core.launcher.outcome import after_attempt
-from transom_cli.core.launcher.state import Launch, Memory, Nodes, Phase, Policy, Reason, State
+from transom_cli.core.launcher.state import History, Launch, Memory, Nodes, Phase, Policy, Reason, State
 
 __all__ = [
     "THIS_LAUNCHER",
@@ -62,6 +62,7 @@ __all__ = [
     "FaultsFound",
     "FinishAttempt",
     "GracePeriodOver",
+    "History",
     "Journal",
     "Launch",
     "LaunchEnded",

@@ -93,7 +93,7 @@ def _phase_deadline(state: State) -> float | None:
     if state.phase is Phase.CHECKING:
         return checks.late_at(state)
     if state.phase is Phase.TRAINING:
-        if launch.number <= 0 or launch.started:
+        if launch.number <= state.first or launch.started:
             return None
         return state.since + max(policy.come_up, 3 * launch.startup) * (_AFTER_AWAY if launch.slurm_away else 1)
     limits = {Phase.PERSISTING: policy.keeping, Phase.ENDING: policy.ending, Phase.READING: policy.reading}
@@ -136,7 +136,7 @@ def _tasks_seen(state: State, e: TasksSeen) -> Decision:
     launch = state.launch
     if not state.trains(e.launch) or launch.tasks_seen:
         return state, ()
-    startup = e.at - state.since if launch.number == 0 else launch.startup
+    startup = e.at - state.since if launch.number == state.first else launch.startup
     return replace(state, launch=replace(launch, tasks_seen=True, startup=startup)), ()
 
 

@@ -35,7 +35,7 @@ def fail(state: State, at: float, sign: Sign) -> Decision:
     if state.withheld:  # only the end of the launch counts
         return finish(state, at, "failed", sign.words) if sign.exits is not None else (state, ())
     state = close(state, at, "failed again")
-    name = f"l{len(state.history.incidents) + 1}"
+    name = state.history.next_name
     launch = replace(state.launch, response=None)
     state = replace(state, incident=sign.incident(state, at, name), launch=launch).enter(Phase.ENDING, at)
     return state, (
@@ -143,7 +143,7 @@ def recover(state: State, at: float, diagnosis: Diagnosis | None, gone: LaunchEn
     if state.costs_nothing:
         entry = Journal(state.incident.id if state.incident else "", "decided", _PORT_TAKEN, diagnosis.cause)
         return after((entry,), relaunch(state, at, diagnosis.cause, state.nodes.training))
-    if state.launch.number > 0 and not state.launch.started:
+    if state.launch.number > state.first and not state.launch.started:
         return finish(state, at, "failed", words)  # another try would end the same way
     spent = 0 if state.progress.further() else state.budget.spent(diagnosis.cause)
     if spent < state.policy.relaunches:

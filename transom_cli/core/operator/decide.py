@@ -90,6 +90,7 @@ def _launch_seen(state: State, e: ev.LaunchSeen) -> Step:
     if state.launch.started and not _mine(state, e.attempt):
         return step
     first = not state.launch.started
+    state = state.in_job_step(e.job_step)
     state = replace(state, idle=replace(state.idle, nodes=e.idle))
     if first:
         state = _first_launch(state, e)
@@ -123,6 +124,15 @@ def _durable(state: State, step: int) -> State:
 
 def _of_ours(state: State, faults: tuple[ev.NodeFault, ...]) -> tuple[ev.NodeFault, ...]:
     return tuple(f for f in faults if f.node in state.job.nodes)
+
+
+def _job_step_done(state: State, e: ev.JobStepDone) -> Step:
+    """A fault that is being examined has not kept the step from its end. The attempt continues."""
+    if not _mine(state, e.attempt) or state.incident is None:
+        return state, ()
+    if state.incident.stage not in (Stage.EXAMINING, Stage.RELAUNCHING):
+        return state, ()
+    return inc.close(state, e.at, "nothing").in_phase(Phase.TRAINING, e.at), ()
 
 
 def _outcome_seen(state: State, e: ev.OutcomeSeen) -> Step:
@@ -273,7 +283,7 @@ def _requeue_requested(state: State, e: ev.RequeueRequested) -> Step:
     if state.heard(e.request):
         return state, ()
     refused = inc.requeue_refused(state)
-    state = state.requested(e.at, "requeue", e.who, e.request, refused or "the job is requeued")
+    state = state.requested(e.at, "requeue", e.who, e.request, refused or "the job is being requeued")
     return (state, ()) if refused else inc.requeue(state, e.at, e.who)
 
 
@@ -281,7 +291,7 @@ def _resume_requested(state: State, e: ev.ResumeRequested) -> Step:
     if state.heard(e.request):
         return state, ()
     held = state.phase is Phase.HELD
-    result = "the job is released" if held else f"nothing to resume: the run is {state.phase.value}"
+    result = "the job is being released" if held else f"nothing to resume: the run is {state.phase.value}"
     state = state.requested(e.at, "resume", e.who, e.request, result)
     return order(state, Release(f"release/{state.attempt}/{e.request}", state.job.id)) if held else (state, ())
 
@@ -297,6 +307,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.SlurmBack: _slurm_back,
     ev.LaunchSeen: _launch_seen,
     ev.RecoverySeen: _recovery_seen,
+    ev.JobStepDone: _job_step_done,
     ev.OutcomeSeen: _outcome_seen,
     ev.NodeSilent: _node_silent,
     ev.NodeBack: observing.node_back,  # else the probes decide; a node that came back answers them

@@ -241,7 +241,9 @@ class State:
     job: Job = field(default_factory=Job)
     launch: Launch = field(default_factory=Launch)
     idle: Idle = field(default_factory=Idle)
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress = field(default_factory=Progress)  # of the present job step
+    job_step: str = ""  # its name in the user's own script; "": the job has only one
+    other_steps: tuple[tuple[str, Progress], ...] = ()  # of the script's other job steps
     budget: Budget = field(default_factory=Budget)
     isolation: Isolation = field(default_factory=Isolation)
     slurm_error: str = ""  # while Slurm does not answer
@@ -291,6 +293,14 @@ class State:
             return self
         job, progress = self.job.started_again(job_id, restarts), self.progress.new_start()
         return replace(self, job=job, progress=progress, launch=Launch(), idle=Idle())
+
+    def in_job_step(self, name: str) -> State:
+        """The state with another job step, whose progress counts by itself: a crash loop in one step is a loop."""
+        if name == self.job_step:
+            return self
+        known = {**dict(self.other_steps), self.job_step: self.progress}
+        progress = known.pop(name, Progress()).new_start()
+        return replace(self, job_step=name, progress=progress, other_steps=tuple(sorted(known.items())))
 
     def mark(self, at: float, what: str, words: str) -> State:
         """Add a line to the open incident's timeline, if there is one."""

@@ -60,7 +60,7 @@ _NOT_FOR_US = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)  # Slurm signals e
 
 
 class Ranks:
-    """Reads the records and the process table. Keeps what a spoilt record said last, and which process it meant."""
+    """Reads the records and the process table. If a record is damaged, its last content and process count."""
 
     def __init__(self, beats_dir: str) -> None:
         self._folder = beats_dir
@@ -70,7 +70,7 @@ class Ranks:
         self._born: dict[tuple[int, int], int] = {}  # rank, pid -> start time, of that launch's ranks
 
     def look(self) -> tuple[RankBeat, ...]:
-        """One row a rank, by rank. A table is of one launch: records of an earlier one are left out."""
+        """Return one row per rank, by rank. A table is of one launch: records of an earlier one are left out."""
         try:
             found_names = os.listdir(self._folder)  # noqa: PTH208 - four times a second: names, not Path objects
         except OSError:
@@ -277,9 +277,9 @@ def _say(line: str) -> None:
 
 
 def end_former(attempt: AttemptDir, node: str) -> None:
-    """An agent that the launcher took for dead, and that only hung, must not write this node's files again.
+    """End a former agent of this node, which must not write this node's files: it may only have seemed dead.
 
-    Known by its endpoint: pid and start time; and by its command line, should the node have been booted since.
+    It is known by its endpoint (PID and start time) and, in case the node has rebooted, by its command line.
     """
     try:
         said = json.loads(attempt.endpoint(node).read_text())

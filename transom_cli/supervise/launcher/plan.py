@@ -36,6 +36,7 @@ class Allocation:
     host: str = ""  # the batch script's node, which stays in the job until it ends
     gpus: int = 0  # per node
     since: float = 0.0  # wall-clock time at which this start of the job began; 0: unknown
+    left_out: tuple[str, ...] = ()  # nodes of the job that earlier job steps gave up; not in `nodes`
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class LaunchOptions:
     tasks_per_node: int = 1
     srun_args: tuple[str, ...] = ()
     torchrun_args: tuple[str, ...] = ()
+    torchrun: tuple[str, ...] = ()  # the program; (): that of `python`
     auto_beat: bool = True
     checkpoints: Path = Path("checkpoints")
     limits: StallLimits = field(default_factory=StallLimits)
@@ -61,6 +63,7 @@ class LaunchOptions:
     warn_before: int = 0  # seconds before the time limit at which Slurm warns; 0: never
     within: tuple[str, ...] = ()  # the command prefix that puts a rank into a container
     observe: bool = False  # report what the launcher would do, and leave the ranks alone
+    job_step: str = ""  # its name in the user's own script; "": the batch script is transom's
 
     @property
     def tasks_on_node(self) -> int:
@@ -68,6 +71,8 @@ class LaunchOptions:
         return 1 if self.kind == "torchrun" else self.tasks_per_node
 
 
+# Explicit, because in a job of `sbatch --export=NONE` (some sites' default) srun passes nothing on.
+EXPORT_ALL = "--export=ALL"
 _IN_USE = re.compile(r"address already in use|EADDRINUSE|failed to listen on any local", re.IGNORECASE)
 _PORT = re.compile(r"(?:\bport\W{1,3}|[\]\d]:)(\d{2,5})\b", re.IGNORECASE)
 
@@ -98,13 +103,14 @@ def agent_argv(
     count = "1" if node else str(len(allocation.nodes))
     return [
         "srun",
+        EXPORT_ALL,
         "--overlap",
         "--no-kill",
         "--kill-on-bad-exit=0",
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
-        *([f"--nodelist={node}"] if node else []),
+        *([f"--nodelist={node or ','.join(allocation.nodes)}"] if node or allocation.left_out else []),
         "--cpus-per-task=1",
         "--mem=0",
         *([] if options.health.watch and allocation.gpus else ["--gres=none"]),  # shared: `--overlap`
@@ -150,6 +156,7 @@ def training_argv(
     name = "node-%t.log" if options.kind == "torchrun" else "rank-%t.log"
     argv = [
         "srun",
+        EXPORT_ALL,
         *([] if options.observe else ["--kill-on-bad-exit=1"]),
         f"--nodes={count}",
         f"--ntasks={count * tasks}",
@@ -158,7 +165,7 @@ def training_argv(
         f"--output={pattern(attempt.logs(launch))}/{name}",
         "--open-mode=append",
     ]
-    if nodes != allocation.nodes:
+    if nodes != allocation.nodes or allocation.left_out:
         listed = hosts_file(allocation, options, nodes)
         argv += [f"--nodelist={attempt.hosts(launch) if listed else ','.join(nodes)}"]
         argv += ["--overlap", "--mem=0"] if launch else []
@@ -193,7 +200,7 @@ def command(nodes: tuple[str, ...], options: LaunchOptions, master: str, rendezv
     named = any(word.replace("_", "-").startswith("--rdzv-id") for word in options.torchrun_args)
     python = "python3" if options.within else options.python[0]  # in a container its own
     runs_here = any(word.startswith("--run") for word in options.torchrun_args)  # --run-path: then it is the trainer's
-    torchrun = (
+    torchrun = list(options.torchrun) or (
         [python, "-m", "torch.distributed.run"]
         if runs_here
         else own("torch.distributed.run", python=(python,), all_paths=True)

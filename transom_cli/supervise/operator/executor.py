@@ -27,6 +27,7 @@ from transom_cli.slurm.port import (
     Node,
     NoSuchJob,
     Slurm,
+    SlurmDenied,
     SlurmRefused,
     SlurmUnknown,
     Submission,
@@ -51,9 +52,11 @@ PEERS = 8  # other nodes of the job that Slurm is asked about
 
 @dataclass(frozen=True)
 class Around:
-    """What a probe of a node is held against. slurm, launcher: their own word that it is gone, or "".
+    """What a probe of a node is compared with.
 
-    peers: other nodes that Slurm calls good.
+    Attributes:
+        slurm, launcher: What they say if the node is gone, or "".
+        peers: Other nodes that Slurm calls good.
     """
 
     peers: Callable[[], Sequence[Peer]]
@@ -82,12 +85,12 @@ class Orders:
 
     @property
     def tag(self) -> str:
-        """The comment by which our jobs are found again when an answer of sbatch was lost."""
+        """The comment that identifies our jobs if an answer of sbatch was lost."""
         return run_tag(self.run.run_id)
 
 
 class _Stopped(Exception):
-    """The operator leaves in the middle of an action."""
+    """The operator is asked to leave during an action."""
 
 
 class Executor:
@@ -108,7 +111,7 @@ class Executor:
         self._withdrawn = False  # the run is to end: no first job is submitted any more
 
     def remember(self, submissions: Sequence[tuple[str, int]]) -> None:
-        """What sbatch has answered to this run's operators so far, by the journal."""
+        """Set what sbatch has answered to this run's operators so far, from the journal."""
         self._answers = list(submissions)
 
     def do(self, action: act.Action) -> None:
@@ -119,11 +122,11 @@ class Executor:
 
     @property
     def in_restart(self) -> bool:
-        """A requeue is under way: cut off now, it would leave the job held until somebody attaches."""
+        """Whether a requeue is in progress. If it is interrupted, the job stays held until an operator continues."""
         return any("/restart" in key for key in tuple(self._busy))
 
     def stop(self) -> None:
-        """Begin no new try; what is under way may end by itself."""
+        """Start no further attempts. Actions in progress may finish."""
         self._end.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -179,9 +182,9 @@ class Executor:
         raise TypeError(f"no hand for {type(action).__name__}")
 
     def _submit(self, action: act.Submit) -> ev.Event:
-        """A lost answer of sbatch, or a crash before it was remembered, must not make a second job.
+        """Submit the job, so that no lost answer of sbatch and no crash before it is recorded creates a second job.
 
-        It is submitted held, and one is released: a submission that we gave up waiting for may be taken after all.
+        The job is submitted held, and one job is released: a submission that timed out may still be accepted later.
         """
         with self._submitting:
             if self._withdrawn:
@@ -208,7 +211,7 @@ class Executor:
         return ev.Submitted(self._clock.now(), action.key, self._orders.observed, released=True)
 
     def _show_output(self, job_id: int) -> None:
-        """A script's own output is found in the run directory as well. Not worth a try more, nor a failed action."""
+        """Link the script's own output into the run directory. A failure is ignored."""
         if self._orders.output_elsewhere:
             with contextlib.suppress(TransomError, OSError):
                 self._outputs.link(self._slurm.job(job_id), self._orders.submission.options)
@@ -220,7 +223,7 @@ class Executor:
         submit_recorded(lambda: self._slurm.submit(held), lambda job_id: self._note(key, job_id), self._unanswered(key))
 
     def _note(self, key: str, job_id: int) -> None:
-        """What sbatch answered counts from here on; the journal keeps it for the next operator."""
+        """Record sbatch's answer, also in the journal for the next operator."""
         self._answers.append((key, job_id))
         number = sum(answer[0] == key for answer in self._answers)
         self._out.put(ev.SubmissionAnswered(self._clock.now(), key, job_id, number))
@@ -233,12 +236,12 @@ class Executor:
         return sum(answer == (key, 0) for answer in self._answers)
 
     def _submitted(self) -> list[Job]:
-        """The jobs of the first submission: one that was released already before those still held."""
+        """Return the jobs of the first submission: a released one before those that are still held."""
         found = (job for job in self._ours() if not is_successor(job.comment, self._orders.tag))
         return sorted(found, key=lambda job: (job.state is JobState.CANCELLED, job.held, job.job_id))
 
     def _ours(self) -> list[Job]:
-        """This run's jobs: by their comment, by their batch script, or by an id that sbatch returned."""
+        """Return this run's jobs, known by their comment, their batch script, or an ID that sbatch returned."""
         orders, returned = self._orders, self._returned
         jobs = {job.job_id: job for job in self._slurm.jobs()}
         for job_id in returned:
@@ -253,7 +256,7 @@ class Executor:
         return [job for job in jobs.values() if ours(job)]
 
     def _cancel(self, job_id: int) -> None:
-        """The run is to end, and with it a successor that its launcher submitted meanwhile."""
+        """Cancel the job, and a successor that its launcher may have submitted."""
         self._withdrawn = True
         with self._submitting:  # an sbatch under way is waited for
             pass
@@ -272,14 +275,14 @@ class Executor:
             self._sleep(LATE)
 
     def _job(self, job_id: int) -> Job:
-        """NoSuchJob also of one that is not of this run, though it has the number of one that was."""
+        """Return the job. Raises NoSuchJob also if the ID now belongs to a job of another run."""
         job = self._slurm.job(job_id)
         if is_other_runs(job.comment, self._orders.tag):
             raise NoSuchJob("Slurm does not know this job (any more)", "its number is another job's now")
         return job
 
     def _probe(self, action: act.Probe) -> ev.Event:
-        """What the node is found to be. What interrupts a step in our job is no finding about the node."""
+        """Probe the node. An interrupted step in our job says nothing about the node."""
         self._sleep(action.delay)
         node = next(iter(self._slurm.nodes([action.node])))
         job = self._job_or_none(action.job_id)
@@ -312,7 +315,7 @@ class Executor:
         return None
 
     def _peers(self, node: str, job: Job | None) -> list[Peer]:
-        """Nodes that Slurm calls good: others of the job, else any of the cluster."""
+        """Return nodes that Slurm calls good: others of the job, else any of the cluster."""
         inside = tuple(n for n in (job.nodes if job is not None else ()) if n != node)[:PEERS]
         found = [n for n in self._slurm.nodes(inside) if n.name != node and _good(n)]
         return [Peer(n.name, n.address, n.port, in_job=n.name in inside) for n in found]
@@ -353,12 +356,12 @@ class Executor:
         return ev.Restarted(self._clock.now(), action.key, result.job_id, result.restarts, result.how)
 
     def _sleep(self, seconds: float) -> None:
-        """A pause that must not be cut short: if the executor is to stop, the action stops instead."""
+        """Pause. If the executor is to stop, end the action instead of shortening the pause."""
         if self._end.wait(seconds):
             raise _Stopped
 
     def _patch(self, action: act.Patch) -> ev.Event:
-        """Only while the job is pending: once it runs, the exclusions are for the next time."""
+        """Change the job's exclusions while it is pending; once it runs, they count for the next start."""
         try:
             job = self._job(action.job_id)
             keep = [n for n in job.excluded if n not in action.drop]
@@ -375,7 +378,7 @@ class Executor:
         return ev.Acted(self._clock.now(), action.key, detail)
 
     def _start(self, job_id: int) -> bool:
-        """Spare a job that Slurm requeued the wait for its old start's credentials; never one that somebody holds."""
+        """Let a requeued job start without Slurm's wait of two minutes, unless somebody holds it."""
         deadline = self._clock.now() + _LAST
         while self._clock.now() < deadline:
             job = self._job(job_id)
@@ -383,12 +386,14 @@ class Executor:
                 return False
             if not job.completing:
                 self._sleep(SETTLE)
-                self._slurm.start_now(job_id)
-                return True
+                with contextlib.suppress(SlurmRefused, SlurmDenied):  # it starts without, after Slurm's own delay
+                    self._slurm.start_now(job_id)
+                    return True
+                return False
             self._sleep(1.0)
         return False
 
 
 def _good(node: Node) -> bool:
-    """Whether Slurm speaks to its slurmd. A drain says nothing about that."""
+    """Return whether Slurm can reach the node's slurmd. A drained node may be reachable."""
     return not node.not_responding and node.state in ("idle", "mixed", "allocated", "completing")

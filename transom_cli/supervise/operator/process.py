@@ -1,7 +1,8 @@
-"""One process operates all runs of a user on a host: a thread for each run, and nothing else in common but Slurm.
+"""One process operates all runs of a user on a host. Each run has its own thread; the runs share only Slurm's answers.
 
-A run whose files are damaged, whose file system hangs or whose operator fails holds up no other. Each run keeps its own
-journal and lease, so the process may be killed at any moment; another one continues all runs of the registry.
+A run whose files are damaged, whose file system hangs or whose operator fails does not affect the others. Each run
+keeps its own journal and lease, so the process may be killed at any moment; the next one continues all runs of the
+registry.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from transom_cli.core.operator.state import Phase
 from transom_cli.errors import OperatorAlive, TransomError
 from transom_cli.layout import RunDir
 from transom_cli.ownership import is_own
+from transom_cli.start import upgraded
 from transom_cli.submit.rundir import list_runs
 from transom_cli.submit.submission import SubmissionRecord, replace_sbatch_variables
 from transom_cli.supervise.journal import fold
@@ -42,9 +44,9 @@ Build = Callable[[RunDir, Shell], Operator]
 
 
 class Service(Protocol):
-    """Something that an operator process offers for its runs, such as a socket for requests.
+    """A service of an operator process for its runs, such as a socket for requests.
 
-    Each method is called from the run's own thread. An error is logged and ends nothing.
+    Each method is called from the run's own thread. Errors are logged and ignored.
     """
 
     def add(self, operator: Operator) -> None: ...
@@ -53,7 +55,7 @@ class Service(Protocol):
 
 
 class _Work:
-    """One run of the process. `over`: nothing remains to be done."""
+    """One run of the process. over: nothing remains to be done."""
 
     def __init__(self, entry: Entry, body: Callable[[_Work], None], failures: int) -> None:
         self.entry, self.failures = entry, failures
@@ -109,7 +111,7 @@ class OperatorProcess:
             _safely(service.close)
 
     def _look(self) -> None:
-        """Take up what is registered, and forget what is over."""
+        """Start operating newly registered runs, and remove runs that are over."""
         now = time.monotonic()
         ended = [work for work in self._works.values() if not work.thread.is_alive()]
         for work in [work for work in ended if work.over]:
@@ -146,6 +148,8 @@ class OperatorProcess:
             work.again_at = time.monotonic() + pause
             explained = isinstance(error, TransomError)
             words = str(error) if explained else repr(error)
+            if isinstance(error, (ImportError, AttributeError)) and (upgrade := upgraded()):
+                explained, words = True, f"{upgrade}; end process {os.getpid()}, then `transom operate --all` ({words})"
             log.error("cannot operate %s; next try in %.0f s: %s", run.run_id, pause, words, exc_info=not explained)
             current.set(None)
             log.error("cannot operate %s: %s", run.path, words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transom_cli.supervise.launcher.allocation import missed_warning
+from transom_cli.supervise.launcher.allocation import warning_due
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,9 @@ from transom_cli.supervise.launcher.allocation import missed_warning
     ],
 )
 def test_the_warning_that_was_missed(environ: dict[str, str], before: int, now: float, seconds: float | None) -> None:
-    assert missed_warning(environ, before, now) == seconds
+    assert warning_due(environ, before, now) == seconds
+
+
+@pytest.mark.parametrize(("now", "seconds"), [(100.0, 780.0), (900.0, 0.0), (1001.0, None)])
+def test_launcher_in_a_users_own_script_always_warns_itself(now: float, seconds: float | None) -> None:
+    assert warning_due({"SLURM_JOB_END_TIME": "1000"}, 120, now, by_slurm=False) == seconds
