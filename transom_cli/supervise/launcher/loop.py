@@ -150,8 +150,8 @@ class Launcher:
             self._watch.attach(self._stream)
         self._reporter.start()
         if not options.observe:
-            about = (self._slurm(), options.run, self._allocation)
-            threading.Thread(target=clear_hold, args=about, daemon=True).start()
+            job = (self._slurm(), options.run, self._allocation)
+            threading.Thread(target=clear_hold, args=job, daemon=True).start()
         try:
             begun = history.begun(options, self._attempt, self._earlier.taken)
             self._handle(replace(begun, at=self._now(), memory=with_agents))
