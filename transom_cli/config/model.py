@@ -321,7 +321,7 @@ class RunSection(Section):
 
     mode: Literal["act", "observe"] = Field(
         default="act",
-        description="observe: report what transom would do, and do nothing; no weaker layer can undo it",
+        description="observe: report what transom would do, and do nothing; no other layer can undo it",
     )
 
     share: Share = Field(default=None, description='"group:NAME" lets this Unix group read the run; unset: nobody else')

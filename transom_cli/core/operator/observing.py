@@ -116,7 +116,7 @@ def reported(state: State, e: ev.RecoverySeen) -> State:
 
 
 def recovered(state: State, at: float, what: str) -> State:
-    """The run goes on by itself."""
+    """The run recovers by itself."""
     return inc.close(state.mark(at, "seen", what), at, "recovered").in_phase(Phase.TRAINING, at)
 
 
