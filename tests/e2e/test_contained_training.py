@@ -78,7 +78,7 @@ def _require_namespaces(run: RunDir, job_id: int) -> None:
     pid = int(_trainer_pids(job_id, "node1")[0])
     assert Path(f"/proc/{pid}/ns/pid").readlink() != Path("/proc/self/ns/pid").readlink()
     assert Path(f"/proc/{pid}/ns/user").readlink() != Path("/proc/self/ns/user").readlink()
-    assert Path(f"/proc/{pid}/root").readlink() != Path("/")
+    assert Path(f"/proc/{pid}/ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink()
 
 
 def _trainer_pids(job_id: int, node: str) -> list[str]:
