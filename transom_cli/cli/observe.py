@@ -71,11 +71,13 @@ def _summary(root: Path | None, since: str, *, json_: bool) -> None:
     import json
     import time
 
+    from transom_cli.bootstrap.slurm import run_slurm
     from transom_cli.cli.common import bounded
     from transom_cli.cli.units import duration
     from transom_cli.config.sources import runs_root
     from transom_cli.view.observed import read_summary, summary_document, summary_lines
 
     now = time.time()
-    found = read_summary(bounded(runs_root(root, os.environ)), now - duration(since, "--since"), now)
+    where, begin = bounded(runs_root(root, os.environ)), now - duration(since, "--since")
+    found = read_summary(where, begin, now, lambda run: run_slurm(run, 10.0))
     print(json.dumps(summary_document(found)) if json_ else "\n".join(summary_lines(found)))

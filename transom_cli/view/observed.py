@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,9 +11,11 @@ from typing import Any
 from transom_cli.core.incident import Incident
 from transom_cli.core.operator.state import State, WouldHave
 from transom_cli.errors import TransomError
+from transom_cli.layout import RunDir
 from transom_cli.ownership import is_own
 from transom_cli.plural import several, times
-from transom_cli.slurm.port import Node
+from transom_cli.slurm.port import Node, Slurm
+from transom_cli.slurm.successor import known_nodes
 from transom_cli.submit.rundir import list_runs
 from transom_cli.supervise.journal import fold
 from transom_cli.view.text import span, utc
@@ -59,7 +61,7 @@ class Summary:
     nodes_error: str = ""
 
 
-def read_summary(root: Path, since: float, now: float) -> Summary:
+def read_summary(root: Path, since: float, now: float, connect: Callable[[RunDir], Slurm]) -> Summary:
     """Read the user's runs in `root`, and what became of the nodes in Slurm."""
     runs, compared, error = 0, [], ""
     for run in list_runs(root):
@@ -76,11 +78,8 @@ def read_summary(root: Path, since: float, now: float) -> Summary:
         named = tuple(dict.fromkeys(n for one in wanted if one.what in ("drain", "exclude") for n in one.nodes))
         nodes: dict[str, Node] = {}
         if named:
-            from transom_cli.bootstrap.slurm import run_slurm
-            from transom_cli.slurm.successor import known_nodes
-
             try:
-                nodes = {node.name: node for node in known_nodes(run_slurm(run, 10.0), named)}
+                nodes = {node.name: node for node in known_nodes(connect(run), named)}
             except TransomError as failed:
                 error = failed.why or failed.what
         compared += list(compare(run.run_id, state, wanted, nodes))
