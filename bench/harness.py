@@ -110,15 +110,16 @@ class Bench:
 
     def __init__(
         self, nodes: int = NODES + 1, keep: bool = False, slurm_conf: Mapping[str, str] | None = None,
-        profiles: Sequence[str] = (),
+        profiles: Sequence[str] = (), as_root: bool = False,
     ) -> None:  # fmt: skip
-        """slurm_conf: settings beside the sandbox's own. profiles: of sites; alice then owns the runs."""
+        """slurm_conf: settings beside the sandbox's own. profiles: of sites, whose user alice owns the runs."""
         self.dir = Path(tempfile.mkdtemp(prefix="tbench-", dir=SHORT))
         self.runs = self.dir / "runs"
         self.results = self.dir / "results"
         self.keep = keep
         self._made: list[LiveRun] = []
         self.user: User | None = None
+        self._as_root = as_root
         self.python = sys.executable
         # job ids of its own: scripts make rendezvous ports of them, and two benches may run on one machine
         settings = {"FirstJobId": str(random.SystemRandom().randrange(1_000, 1_000_000)), **(slurm_conf or {})}
@@ -133,7 +134,7 @@ class Bench:
         except BaseException:
             shutil.rmtree(self.dir, ignore_errors=True)
             raise
-        self.user = self.sandbox.users().get("alice")
+        self.user = None if self._as_root else self.sandbox.users().get("alice")
         if self.user is not None:
             self.python = shared_python(self.dir / "python")
             self.runs.mkdir()
@@ -266,10 +267,10 @@ class LiveRun:
         return True
 
 
-def reference(bench: Bench, training: Training) -> Result:
+def reference(bench: Bench, training: Training, options: tuple[str, ...] = ()) -> Result:
     """The result of one uninterrupted run."""
     progress("one uninterrupted run, for its result")
-    run = bench.train("reference", training)
+    run = bench.train("reference", training, options=options)
     result = run.wait_done()
     if run.view.incidents:
         raise BenchError("The uninterrupted run had an incident", run.view.incidents[0].message)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
 
-from transom_cli.ckpt.exchange import decode, encode
 from transom_cli.ckpt.manifest import FileEntry, Manifest
+from transom_cli.ckpt.ranks import decode, encode
 from transom_cli.ckpt.save.commit import Share
 
 

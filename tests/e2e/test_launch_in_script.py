@@ -161,3 +161,20 @@ def test_requeued_job_of_plain_sbatch_finds_its_run(person: Person, sandbox: San
         json.loads(line) for line in (path / "attempts" / f"{job_id}.0" / "launcher.jsonl").read_text().splitlines()
     ]
     assert said[-1]["type"] == "outcome" and said[-1]["status"] == "stopped", "it outlived the shell's TERM"
+
+
+@pytest.mark.timeout(SLOW + 100)
+def test_script_saves_before_its_time_limit_and_continues(person: Person, tmp_path: Path) -> None:
+    """Nothing in the script requests a warning of Slurm; the launcher knows when the time is up."""
+    train = shlex.join(remembering(tmp_path / "final", "--delay", "0.5"))
+    (person.cwd / "limit.sbatch").write_text(
+        f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --time=1\ntrap 'exit 143' TERM\ntransom launch {train}\n"
+    )
+    run = person.start("limit.sbatch")
+    view = person.wait(run, lambda v: v["starts"] == 1 and v["step"] > 0, patience=SLOW)
+    (left,) = (r for r in written(run) if r["type"] == "outcome")
+    assert left["status"] == "left" and "the time limit is near; step" in left["why"], left
+    assert left["exit_code"] == 75
+    log = (run.attempt(view["job_id"], 1).logs(0) / "rank-0.log").read_text()
+    assert int(log.split("from step ")[1].split()[0]) > 0
+    assert person.transom("stop", run.run_id).returncode == 0

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from cli_support import transom
+from cli.cli_support import transom
 
 from transom_cli.config.load import load
 from transom_cli.core import events as ev

@@ -117,3 +117,18 @@ def test_notes_name_the_line_and_the_word() -> None:
 def test_half_a_script_is_read_to_its_end(text: str) -> None:
     find_steps("#!/bin/bash\n" + text)
     find_steps('#!/bin/bash\nX="$X"\n' + text)
+
+
+@pytest.mark.parametrize(
+    ("body", "redirected"),
+    [
+        ("srun python t.py > t.log 2>&1", True),
+        ("srun python t.py | tee t.log", True),
+        ("srun python t.py &> t.log", True),
+        ("srun python t.py 2>&1 || exit 3", False),
+        ("srun python t.py < input", False),
+    ],
+)
+def test_redirected_output_is_known(body: str, redirected: bool) -> None:
+    (step,) = find_steps("#!/bin/bash\n" + body)
+    assert step.redirected is redirected

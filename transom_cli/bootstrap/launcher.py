@@ -77,9 +77,11 @@ def start_launcher(run: RunDir, form: LaunchForm) -> int:
         warn_before=_warn_before(settings) if form.job_step else settings.job.warn_before,
         health=health_options(settings),
         rules=rules_of(settings),
+        foreign=settings.checkpoint.foreign.pattern or "",
         within=within,
         job_step=form.job_step,
         observe=settings.run.mode == "observe",
+        agent_cpus=settings.launch.agent_cpus,
     )
     return main(options, launcher_slurm)
 

@@ -52,6 +52,7 @@ def operator_for(
         clients, folders: what the runs of a process share; None: this run is alone.
     """
     from transom_cli.health.history.files import history_dir
+    from transom_cli.health.history.shared import read_others
     from transom_cli.health.reach import StepTimes, judge_reach, read_reach
     from transom_cli.notify.delivery import DeliveryLog
     from transom_cli.submit.render import output_pattern
@@ -79,7 +80,7 @@ def operator_for(
     past = fold(run.journal)
     tasks = (script.ntasks_per_node or 1) if past.state.request.spares else 0
     since = past.times.begun or time.time()
-    resubmit = settings.restart.how == "resubmit"
+    resubmit, shared_history = settings.restart.how == "resubmit", settings.isolate.shared_history
     orders = Orders(
         run,
         submission,
@@ -92,6 +93,7 @@ def operator_for(
         since=since,
         observe=past.state.policy.observe,
         observed=record.observed,
+        others=partial(read_others, shared_history, record.cluster) if shared_history is not None else lambda node: (),
     )
     limits = stall_limits(settings)
     times = StepTimes()
@@ -126,13 +128,13 @@ def operator_for(
         return follower, watch, Executor(orders, slurm, reach, clock, inbox)
 
     try:
-        lease = Lease.take(run)
+        lease = Lease.take(run, past.state.epoch)
     except OSError as error:
         raise path_error(error, run.lease, doing="write the lease", instead=cancel_by_hand(run)) from error
     try:
         ledger = DeliveryLog(run.notified, lease.epoch)
         meter = meter_for(run, settings, ledger)
-        node_history = NodeHistory(run, history_dir(os.environ), record.cluster)
+        node_history = NodeHistory(run, history_dir(os.environ), record.cluster, shared_history)
         notifier = notifier_for(run, settings, ledger)
         watch = RunDirWatch(run, notifier.submit, folders=folders)
         observers: list[Observer] = [node_history, notifier, watch, *([meter] if meter is not None else [])]
@@ -162,9 +164,13 @@ def import_ahead() -> None:
 
 
 def operator_process(
-    registry: Registry, check: Callable[[RunDir], None], *, idle_exit: bool = False
+    registry: Registry,
+    check: Callable[[RunDir], None],
+    find_lost: Callable[[], None] | None = None,
+    *,
+    idle_exit: bool = False,
 ) -> OperatorProcess:
-    """Build the process that operates all runs of a registry. check, idle_exit: as in `OperatorProcess`."""
+    """Build the process that operates all runs of a registry. The other arguments: as in `OperatorProcess`."""
     from transom_cli.supervise.answering import Folders
     from transom_cli.supervise.operator.process import OperatorProcess
 
@@ -174,7 +180,7 @@ def operator_process(
     def build(run: RunDir, shell: Shell) -> Operator:
         return operator_for(run, shell, clients, folders)
 
-    return OperatorProcess(registry, build, check, services(), idle_exit=idle_exit)
+    return OperatorProcess(registry, build, check, services(), find_lost, idle_exit=idle_exit)
 
 
 def services() -> list[Service]:

@@ -34,6 +34,7 @@ from transom_cli.cli.requests import requeue, resume, stop
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
 from transom_cli.cli.sandbox_fault import fault_app
+from transom_cli.cli.service import service_app
 from transom_cli.cli.status import list_, status
 from transom_cli.errors import EXIT_CODES, TransomError, UsageError
 
@@ -90,6 +91,7 @@ app.command(epilog=examples("doctor"))(doctor)
 app.command(epilog=examples("diagnose"))(diagnose)
 app.add_typer(rules_app, name="rules")
 app.command(epilog=examples("policy"))(policy)
+app.add_typer(service_app, name="service")
 app.add_typer(notify_app, name="notify")
 app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")
@@ -101,7 +103,7 @@ app.command(hidden=True)(agent)
 ClickException: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
 """Click's own class, or that of the copy in newer releases of typer."""
 
-_GROUPS = ("ckpt", "fault", "notify", "rules", "sandbox")
+_GROUPS = ("ckpt", "fault", "notify", "rules", "sandbox", "service")
 
 
 def usage_error(error: Any) -> TransomError:

@@ -130,6 +130,9 @@ def adopt(
     for step in steps:
         if step.kind in (Kind.HELPER, Kind.UNSUPPORTED):
             print(printable(f"line {step.line} is left as it is: {step.why}: {step.text}"), file=sys.stderr)
+        elif step.redirected:
+            words = "sends its output elsewhere: the output of the ranks will be in the run directory instead"
+            print(f"line {step.line} {words}", file=sys.stderr)
     if changed == text:
         known = any(step.kind is Kind.LAUNCHED for step in steps)
         raise UsageError(

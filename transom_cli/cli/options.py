@@ -77,6 +77,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "requeue": ("transom requeue", "transom requeue /scratch/team/runs/llama-20261122-065825-c382"),
     "resume": ("transom resume", "transom resume llama --json"),
     "operate": ("transom operate --all",),
+    "service": ("transom service install", "transom service install --cron --print", "transom service status"),
     "prune": (
         "transom prune --older-than 30d",
         "transom prune --older-than 90d --keep 20 --yes",
@@ -95,7 +96,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "transom check --as prolog --set health.budget=15",
         "transom check --record node.json",
     ),
-    "doctor": ("transom doctor", "transom doctor --root /scratch/me/runs", "transom doctor --json"),
+    "doctor": ("transom doctor", "transom doctor --site", "transom doctor --site --job --json"),
     "diagnose": (
         "transom diagnose slurm-4711.out",
         "transom diagnose logs/ --rules site-rules.toml",
@@ -106,6 +107,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "ckpt": (
         "transom ckpt ls llama",
         "transom ckpt verify llama --step 18000",
+        "transom ckpt seal ./out/checkpoint-300",
         "transom ckpt diff ./checkpoints/step-100 ./checkpoints/step-200",
         "transom ckpt export llama --only model -o model.safetensors",
         "transom ckpt import gpt2.safetensors ./start --step 0 --as model --afresh optim",
@@ -113,6 +115,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "sandbox": (
         "transom sandbox up --nodes 4",
+        "transom sandbox up --site strict,no-export",
         "transom sandbox up --release forky",
         "transom sandbox up --site strict,contended",
         "transom sandbox exec -- sinfo",

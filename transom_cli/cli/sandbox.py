@@ -13,7 +13,6 @@ import typer
 
 from transom_cli.cli.options import examples
 from transom_cli.errors import SlurmUnreachable, UsageError
-from transom_cli.sandbox.sites import SITES
 
 if TYPE_CHECKING:
     from transom_cli.sandbox.cluster import Sandbox
@@ -79,20 +78,15 @@ sandbox_app = typer.Typer(
 )
 
 
-def _site_profiles() -> str:
-    """Return the list of site profiles as an epilog. The \\b prevents wrapping."""
-    width = max(map(len, SITES))
-    return "\n".join(("\b", "Site profiles:", *(f"  {name:<{width}}  {site.about}" for name, site in SITES.items())))
-
-
-@sandbox_app.command(epilog=_site_profiles())
+@sandbox_app.command()
 def up(
     nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 4,
     gpus_per_node: Annotated[int, typer.Option(help="GPUs that Slurm counts on each node.")] = 2,
     switches: Annotated[int, typer.Option(help="Leaf switches in Slurm's topology (topology/tree); 0 for none.")] = 0,
     accounting: Annotated[bool, typer.Option("--accounting", help="Add accounting: slurmdbd on MariaDB.")] = False,
     site: Annotated[
-        str, typer.Option(help="Site profiles, joined with commas: what is normal at real sites (list below).")
+        str,
+        typer.Option(help="Site profiles, joined with commas: what is normal at real sites (`transom sandbox sites`)."),
     ] = "",
     release: Annotated[str, typer.Option(help="Slurm release: native, or that of Debian trixie or forky.")] = "native",
     release_dir: ReleaseDir = None,
@@ -115,6 +109,17 @@ def up(
         print(f"  {key}: user {user.name!r}, {user.admin_level.lower() or 'ordinary'}")
     where = "" if dir is None else f" --dir {sandbox.dir}"
     print(f"hint: transom sandbox exec{where} -- sinfo", file=sys.stderr)
+
+
+@sandbox_app.command()
+def sites() -> None:
+    """List the site profiles, and what this machine lacks for one."""
+    from transom_cli.sandbox.sites import SITES
+
+    width = max(map(len, SITES))
+    for name, site in SITES.items():
+        missing = site.why_not()
+        print(f"{name:<{width}}  {site.about}{f' (not on this machine: {missing})' if missing else ''}")
 
 
 @sandbox_app.command()

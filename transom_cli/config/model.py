@@ -130,6 +130,11 @@ class Launch(Section):
         min_length=1,
         description="interpreter on the nodes that has transom; unset: the interpreter of transom run",
     )
+    agent_cpus: str = Field(
+        default="",
+        pattern=r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?$",
+        description="CPUs of each node's agent and snapshot daemon, such as 0-1,64; empty: not bound",
+    )
     container: Container = Field(default_factory=Container, description="container of the training step")
 
 
@@ -195,8 +200,15 @@ class Isolate(Section):
         le=1,
         description="share of the job's maximum of nodes isolated per window (the larger cap counts)",
     )
+    max_cluster_nodes: int = Field(
+        default=5, ge=0, description="maximum of nodes drained per window by transom for all users of the cluster"
+    )
     window: float = Field(default=3600.0, gt=0, description="window of the caps in seconds")
     expiry: float = Field(default=3600.0, gt=0, description="seconds after which an exclusion on suspicion ends")
+    shared_history: OptionalPath = Field(
+        default=None,
+        description="root's folder in which users report the nodes that they exclude (docs/sites.md); unset: none",
+    )
 
 
 class Health(Section):
@@ -266,10 +278,20 @@ class OperatorSection(Section):
     )
 
 
+class Foreign(Section):
+    """Checkpoints that the trainer makes by itself (docs/frameworks.md)."""
+
+    pattern: OptionalText = Field(
+        default=None,
+        description='their names in the job\'s directory, such as "out/ckpt-*.pt", to be sealed; unset: none',
+    )
+
+
 class Checkpoint(Section):
     """Where checkpoints are stored."""
 
     directory: OptionalPath = Field(default=None, description="directory of the checkpoints; unset: <run>/checkpoints")
+    foreign: Foreign = Field(default_factory=Foreign, description="checkpoints that the trainer makes by itself")
 
 
 class PolicySection(Section):

@@ -368,13 +368,22 @@ class Probed(Event):
 
 
 @dataclass(frozen=True)
+class OtherExclusion:
+    """Another user's run excludes the same node, for so many more seconds; None: until a person ends that."""
+
+    user: str
+    seconds: float | None
+
+
+@dataclass(frozen=True)
 class Isolated(Event):
-    """A node is kept away from the run: `how` is drained or excluded."""
+    """A node is kept away from the run: `how` is drained or excluded. others: as the shared history has them."""
 
     key: str
     node: str
     how: str
     detail: str
+    others: tuple[OtherExclusion, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -439,3 +448,10 @@ class ResumeRequested(Event):
 
     who: str
     request: str
+
+
+@dataclass(frozen=True)
+class FilesRestored(Event):
+    """Files of the run directory were gone, and the operator has written them again from its memory."""
+
+    files: tuple[str, ...]

@@ -285,14 +285,14 @@ def _parse_node(line: str) -> Node:
     if not {"NodeName", "State"} <= body.keys():
         raise unexpected_output(line, "scontrol show node -o")
     if key != "Reason":
-        return make_node(body, "", "")
+        return make_node(body)
     by = _NODE_REASON.match(text)
     if by is None:
-        return make_node(body, _value(_NODE_TEXT.split(text, 1)[0].strip()), "")
-    return replace(make_node(body, _value(by[1]), by[2]), reason_at=by[3])
+        return make_node(body, _value(_NODE_TEXT.split(text, 1)[0].strip()))
+    return make_node(body, _value(by[1]), by[2], by[3])
 
 
-def make_node(body: Mapping[str, str], reason: str, reason_user: str) -> Node:
+def make_node(body: Mapping[str, str], reason: str = "", reason_user: str = "", reason_at: str = "") -> Node:
     """Build a node from Slurm's fields: NodeName, State with flags and marks, optionally NodeAddr and Port."""
     base, *flags = body["State"].upper().split("+")
     marks = "".join(mark for part in (base, *flags) for mark in part[len(part.rstrip("*~#!%$@^-")) :])
@@ -304,6 +304,7 @@ def make_node(body: Mapping[str, str], reason: str, reason_user: str) -> Node:
         not_responding="*" in marks or "NOT_RESPONDING" in flags,
         reason=reason,
         reason_user=reason_user,
+        reason_at=reason_at,
         address=body.get("NodeAddr", ""),
         port=int(body.get("Port", "6818")) if body.get("Port", "6818").isdigit() else 6818,
     )

@@ -120,7 +120,7 @@ class Node:
     not_responding: bool = False
     reason: str = ""
     reason_user: str = ""
-    reason_at: str = ""  # as Slurm prints it, in local time; "" if unknown
+    reason_at: str = ""  # when the reason was set, on the controller's clock, as Slurm prints it
     address: str = ""  # NodeAddr
     port: int = 6818  # the port of its slurmd
 

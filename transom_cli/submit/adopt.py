@@ -43,6 +43,7 @@ class ScriptStep:
     why: str = ""  # why it is left as it is
     spares: bool = False
     background: bool = False
+    redirected: bool = False
 
 
 def find_steps(script: str) -> tuple[ScriptStep, ...]:
@@ -74,7 +75,9 @@ def _step(script: str, command: Command, assigned: dict[str, Word]) -> Iterator[
     if not words:
         return
     name, text = PurePath(words[0]).name, " ".join(words)
-    about = ScriptStep(Kind.TRAINING, command.line, text, at, background=command.background)
+    about = ScriptStep(
+        Kind.TRAINING, command.line, text, at, background=command.background, redirected=command.redirected
+    )
     if name == "transom" and words[1:2] == ["launch"]:
         yield replace(about, kind=Kind.LAUNCHED, spares=any(word.startswith("--spares") for word in words))
     elif name in _OTHER_LAUNCHERS:

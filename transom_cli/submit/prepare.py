@@ -222,6 +222,7 @@ def _prepare_command(
 ) -> Prepared:
     from transom_cli.config.load import load
     from transom_cli.submit.inputs import missing_program
+    from transom_cli.submit.starters import apply, refuse_python_within_torchrun
     from transom_cli.submit.unsupported import refuse_nested
 
     if "/" in words[0] and Path(words[0]).is_dir():
@@ -229,7 +230,10 @@ def _prepare_command(
             f"`{words[0]}` is a folder, neither a script nor a command",
             hint="transom run train.sbatch, or transom run [options] -- COMMAND",
         )
-    settings = _on_cluster(load(run_file, flags, os.environ))
+    words, settings, note = apply(words, _on_cluster(load(run_file, flags, os.environ)))
+    if note:
+        print(f"note: {note}", file=sys.stderr)
+    refuse_python_within_torchrun(words, settings)
     refuse_nested(words, settings, _given_options())
     _check_auto_resume(settings, "", words)
     exclude = tuple(dict.fromkeys((*settings.job.exclude, *nodes_to_avoid(settings.job.cluster or ""))))

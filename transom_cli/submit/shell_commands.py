@@ -28,11 +28,15 @@ class Word:
 
 @dataclass(frozen=True)
 class Command:
-    """words: without redirections. line: of the first word, from 1. background: it ends with `&`."""
+    """words: without redirections. line: of the first word, from 1. background: it ends with `&`.
+
+    redirected: its output goes to a file or a pipe.
+    """
 
     words: tuple[Word, ...]
     line: int
     background: bool = False
+    redirected: bool = False
 
     @property
     def assignments(self) -> dict[str, Word]:
@@ -67,6 +71,7 @@ class _Scanner:
     def commands(self) -> Iterator[Command]:
         words: list[Word] = []
         target = False  # the next word is the target of a redirection
+        redirected = False
         while self._at < len(self._text):
             c = self._text[self._at]
             redirection = _REDIRECTION.match(self._text, self._at)
@@ -81,10 +86,13 @@ class _Scanner:
                 self._at = heredoc.end()
             elif redirection and not self._text.startswith(("<(", ">("), self._at):
                 self._at, target = redirection.end(), True
+                redirected = redirected or (">" in redirection[0] and not redirection[0].endswith("&"))
             elif c in ";&|\n()":
-                yield from self._command(words, background=c == "&" and self._text[self._at : self._at + 2] != "&&")
-                words, target = [], False
-                self._at += 2 if self._text[self._at : self._at + 2] in ("&&", "||", "|&", ";;") else 1
+                both = self._text[self._at : self._at + 2]
+                piped = c == "|" and both != "||"
+                yield from self._command(words, background=c == "&" and both != "&&", redirected=redirected or piped)
+                words, target, redirected = [], False, False
+                self._at += 2 if both in ("&&", "||", "|&", ";;") else 1
                 if c == "\n":
                     self._skip_heredocs()
             else:
@@ -93,11 +101,11 @@ class _Scanner:
                 if not target and not number:
                     words.append(word)
                 target = False
-        yield from self._command(words)
+        yield from self._command(words, redirected=redirected)
 
-    def _command(self, words: list[Word], *, background: bool = False) -> Iterator[Command]:
+    def _command(self, words: list[Word], *, background: bool = False, redirected: bool) -> Iterator[Command]:
         if words:
-            yield Command(tuple(words), self._text.count("\n", 0, words[0].start) + 1, background)
+            yield Command(tuple(words), self._text.count("\n", 0, words[0].start) + 1, background, redirected)
 
     def _line_end(self) -> int:
         end = self._text.find("\n", self._at)

@@ -55,6 +55,13 @@ def refuse_nested(words: tuple[str, ...], settings: Settings, given: tuple[str, 
     raise UsageError(f"`{name}` cannot be the command of this run", why, _instead(name, arguments, given))
 
 
+def direct_launcher(words: list[str]) -> tuple[str, list[str]] | None:
+    """Return the launcher that the first word is, with its arguments; None if a shell or another program starts it."""
+    if not words or PurePath(words[0]).name in (*_SHELLS, *_PREFIXES):
+        return None
+    return _launcher(words)
+
+
 def refuse_nested_in_step(words: tuple[str, ...], nodes: int, per_node: int) -> None:
     """Raise UsageError if the command of a job step would start several trainings."""
     found = _launcher(list(words))
@@ -103,6 +110,9 @@ def _launcher(words: list[str], depth: int = 0) -> tuple[str, list[str]] | None:
         return ("accelerate launch", rest) if module in _ACCELERATE else None
     if name == "accelerate":
         return ("accelerate launch", rest[1:]) if rest[:1] == ["launch"] else None
+    if name in ("fabric", "lightning"):
+        words = rest[2:] if rest[:2] == ["run", "model"] else rest[1:]
+        return (f"{name} run", words) if rest[:1] == ["run"] else None
     if name in ("torchrun", "torchrun-script") or name in _OTHERS:
         return name, rest
     return None

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transom_cli.ckpt.names import SEALED
 from transom_cli.ckpt.save.status import SaveStatus, worst
 from transom_cli.core import events as ev
 from transom_cli.core.codec import BadRecord, build
@@ -122,15 +123,25 @@ class Tail:
 
 
 def newest_checkpoint(directory: Path, up_to: float = float("inf")) -> int:
-    """Return the step of the newest published checkpoint (its manifest exists), or -1. Its data is not read.
+    """Return the step of the newest published or sealed checkpoint (its manifest exists), or -1. Its data is not read.
 
     Args:
-        up_to: Ignore later steps.
+        up_to: Ignore later steps, and sealed checkpoints, since only the Checkpointer's are rolled back.
     """
-    there = (p for p in listed(directory) if p.name.startswith("step-") and p.name[5:].isdecimal())
-    steps = sorted(((int(p.name[5:]), p) for p in there), reverse=True)
+    there = listed(directory)
+    named = (p for p in there if p.name.startswith("step-") and p.name[5:].isdecimal())
+    steps = sorted(((int(p.name[5:]), p) for p in named), reverse=True)
     # os.path and not pathlib: an EIO or EACCES there is "not seen now", and no exception
-    return next((n for n, p in steps if n <= up_to and os.path.exists(p / "manifest.json")), -1)  # noqa: PTH110
+    own = next((n for n, p in steps if n <= up_to and os.path.exists(p / "manifest.json")), -1)  # noqa: PTH110
+    sealed = directory / SEALED
+    return max(own, _sealed_step(read_json(sealed))) if sealed in there and up_to == float("inf") else own
+
+
+def _sealed_step(told: dict[str, object]) -> int:
+    """The step of the newest checkpoint that the trainer's framework made, if its seal exists (ckpt.seal); or -1."""
+    step, seal = told.get("step"), told.get("seal")
+    exists = isinstance(seal, str) and os.path.exists(seal)  # noqa: PTH110
+    return step if isinstance(step, int) and exists else -1
 
 
 def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:

@@ -67,10 +67,13 @@ def read_holder(run: RunDir) -> Holder | None:
 
 
 def highest_epoch(run: RunDir) -> int:
+    """Return the newest epoch. The lease counts too: a purge of old files may have deleted the epoch's own file."""
+    holder = read_holder(run)
+    known = holder.epoch if holder is not None else 0
     try:
-        return max((int(p.name) for p in run.epochs.iterdir() if p.name.isdigit()), default=0)
+        return max((int(p.name) for p in run.epochs.iterdir() if p.name.isdigit()), default=known)
     except OSError:
-        return 0
+        return known
 
 
 def operator_alive(run: RunDir, sleep: Callable[[float], None] = time.sleep, patience: float = STALE) -> Holder | None:
@@ -122,8 +125,8 @@ class Lease:
         return self._holder.epoch
 
     @classmethod
-    def take(cls, run: RunDir) -> Lease:
-        """Become the operator. Raises OperatorAlive if there is one."""
+    def take(cls, run: RunDir, journal_epoch: int = 0) -> Lease:
+        """Become the operator. journal_epoch: the newest in the journal. Raises OperatorAlive if there is one."""
         newest = highest_epoch(run)  # before asking who lives: who comes in between takes the number we would
         alive = operator_alive(run)
         if alive is not None:
@@ -133,7 +136,7 @@ class Lease:
                 f"Watch it with `transom attach {run.run_id}`.",
             )
         run.epochs.mkdir(mode=0o700, exist_ok=True)
-        epoch = newest + 1
+        epoch = max(newest, journal_epoch) + 1
         try:
             os.close(os.open(run.epochs / str(epoch), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError as error:

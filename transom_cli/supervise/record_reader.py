@@ -13,9 +13,10 @@ from transom_cli.core.events import Event, StepSeen
 from transom_cli.core.goodput import JournalHistory, account, attempt_of
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
+from transom_cli.files import json_lines
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.handoff_record import attempt_numbers, newest_handoff
-from transom_cli.supervise.journal import fold
+from transom_cli.supervise.journal import BLOCK, fold
 from transom_cli.supervise.lease import operator_alive
 from transom_cli.supervise.run_record import Launcher, RunRecord
 
@@ -48,7 +49,7 @@ def _read(run: RunDir, now: float | None, patience: float, gpus: int) -> RunReco
 
     def hear(_before: State, event: Event, after: State) -> None:
         journal.hear(event, after)
-        if not isinstance(event, StepSeen):
+        if type(event) is not StepSeen:
             events.append(event)
 
     folded = fold(run.journal, hear, each_step=False)
@@ -92,13 +93,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a journal; none if it cannot be read. It may be long and is not kept in memory."""
     try:
         with path.open("rb") as file:
-            for line in file:
-                try:
-                    record = json.loads(line.decode())
-                except ValueError:  # cut off by a crash
-                    continue
-                if isinstance(record, dict):
-                    yield record
+            while lines := file.readlines(BLOCK):
+                yield from json_lines(b"".join(lines))
     except OSError:
         return
 

@@ -225,7 +225,9 @@ class _Seen:
 
 def _summary(one: goodput.Attempt, records: Iterable[Mapping[str, Any]], seen: _Seen) -> AttemptSummary:
     """Summarize an attempt. The launcher's nodes come first: Slurm drops those of a completing job one by one."""
-    outcome, written = _newest(records, "outcome"), _newest(records, "attempt").get("nodes")
+    records = tuple(records)
+    last = records[-1] if records and records[-1].get("type") == "job_step" else {}  # the script ended after it
+    outcome, written = _newest(records, "outcome") or last, _newest(records, "attempt").get("nodes")
     code, (incident, why) = outcome.get("exit_code"), seen.given_up.get(one.name, ("", ""))
     return AttemptSummary(
         name=one.name,
@@ -233,7 +235,7 @@ def _summary(one: goodput.Attempt, records: Iterable[Mapping[str, Any]], seen: _
         ended=one.ended / NS if one.ended is not None else seen.ended(parse_attempt(one.name)),
         nodes=tuple(map(str, written)) if isinstance(written, list) else seen.nodes.get(one.name, ()),
         launches=tuple((launch.number, launch.at / NS) for launch in one.launches if one.launcher),
-        status=one.status,
+        status=one.status or str(last.get("status", "")),
         words=str(outcome.get("why", "")) or seen.why.get(one.name, NO_OUTCOME),
         exit_code=code if isinstance(code, int) else None,
         incident=incident,

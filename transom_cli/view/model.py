@@ -161,6 +161,7 @@ class RunView:
     step_time: float | None = None  # seconds per step, recently
     durable_age: float | None = None  # since the newest checkpoint on disk was seen
     node_views: tuple[NodeView, ...] = ()  # of the current attempt; () until a node has reported
+    job_step: str = ""  # of the user's own script: its name, or its number
     steps_since_start: bool = False  # `step` counts from the start of the processes, not of the training
     excluded_until: tuple[tuple[str, float | None], ...] = ()  # node, end of its exclusion (None: until lifted)
     next_steps: tuple[NextStep, ...] = ()
@@ -271,6 +272,7 @@ def build_view(run_id: str, state: State, tables: Mapping[str, NodeTable], now: 
         restarts=state.job.restarts,
         starts=state.job.starts,
         step=step,
+        job_step=state.job_step,
         steps_since_start=since_start and step >= 0,
         durable=state.progress.durable,
         loss=loss,

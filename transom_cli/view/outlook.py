@@ -163,6 +163,8 @@ def next_steps(
         found.append(first if state.launch.started else NextStep(ranks))
     if limit_at is not None:
         then = "all ranks save, and the run continues in its next attempt" if warned else "Slurm ends the attempt"
+        if warned and state.progress.since_start:  # it has no Checkpointer and no callback, which would know the step
+            then = "the ranks get SIGUSR2; the next attempt continues from what the trainer has saved"
         found.append(NextStep("time limit", limit_at, then))
     return tuple(found)
 

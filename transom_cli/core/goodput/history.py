@@ -7,6 +7,7 @@ Slurm's states are interpreted in one place.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -129,7 +130,7 @@ class JournalHistory:
         self._state, self._attempt = State(), ""
         self._steps_seen = False
         self._about: dict[str, list[ev.Event]] = {}  # by attempt, without what is in `_progress`
-        self._progress: dict[str, list[Progress]] = {}
+        self._progress = defaultdict[str, list[Progress]](list)
         self._observations: list[Observation] = []
 
     def hear(self, event: ev.Event, state: State) -> None:
@@ -139,17 +140,21 @@ class JournalHistory:
             self._begin = self._latest = at
         elif at > self._latest:
             self._latest = at
+        same = state is self._state  # as for most events of a long journal
         if isinstance(event, ev.StepSeen):
             self._steps_seen = True
-        if state is self._state and isinstance(event, (ev.StepSeen, ev.CheckpointSeen)):
-            if name := event.attempt if isinstance(event, ev.StepSeen) else self._attempt:
-                self._progress.setdefault(name, []).append(event)
-            return  # as most events of a long journal: the state is the one after the last event
+            if same:
+                self._progress[event.attempt].append(event)
+                return
+        elif same and isinstance(event, ev.CheckpointSeen):
+            if self._attempt:
+                self._progress[self._attempt].append(event)
+            return
         if self._end is None and state.phase.over:
             self._end = at
         if name := _about(event, state):
             if isinstance(event, (ev.StepSeen, ev.CheckpointSeen)):
-                self._progress.setdefault(name, []).append(event)
+                self._progress[name].append(event)
             else:
                 self._about.setdefault(name, []).append(event)
         _add_observation(self._observations, _observation(event, state))

@@ -69,7 +69,7 @@ def isolated(state: State, e: ev.Isolated) -> Step:
         return state, ()
     if e.key.startswith(idle.PREFIX):
         return idle.isolated(answered(state, e.key), e.at, e)
-    return inc.isolated(answered(state, e.key), e.at, e.node, e.how, e.detail)
+    return inc.isolated(answered(state, e.key), e)
 
 
 def restarted(state: State, e: ev.Restarted) -> Step:

@@ -296,6 +296,11 @@ def _resume_requested(state: State, e: ev.ResumeRequested) -> Step:
     return order(state, Release(f"release/{state.attempt}/{e.request}", state.job.id)) if held else (state, ())
 
 
+def _files_restored(state: State, e: ev.FilesRestored) -> Step:
+    words = f"{', '.join(e.files)} deleted by somebody else (a purge of old files?), and written again"
+    return state.requested(e.at, "restored", "the operator", result=words), ()
+
+
 _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.Started: _started,
     ev.Tick: _tick,
@@ -327,4 +332,5 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.LiftRequested: _lift_requested,
     ev.RequeueRequested: _requeue_requested,
     ev.ResumeRequested: _resume_requested,
+    ev.FilesRestored: _files_restored,
 }

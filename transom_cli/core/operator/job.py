@@ -243,7 +243,7 @@ def _kept_away(state: State, bad: tuple[str, ...], known: tuple[str, ...], at: f
         return bad, ""
     kept = tuple(n for n in bad if n in known)[:room]
     left = ", ".join(n for n in bad if n not in kept)
-    why = "all of the job's nodes are down at once" if whole else "the cap is reached"
+    why = isolation.WHOLE if whole else "the cap is reached"
     return kept, f"{left} not excluded: {why}" if left else ""
 
 

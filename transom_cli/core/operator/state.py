@@ -49,6 +49,7 @@ class Policy:
     cap_nodes: int = 2
     cap_fraction: float = 0.10
     cap_window: float = 3600.0
+    cap_cluster: int | None = None  # nodes drained for all users of the cluster together; None: no limit
     expiry: float = 3600.0
     rules: tuple[Rule, ...] = ()  # the first that matches decides; without rules, the evidence does
     observe: bool = False  # for readers: the executor carries nothing out, and the decisions are the same
@@ -141,10 +142,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class UserRequest:
-    """What a person asked of the run. name: of the request, "" if it has none. result: what it led to."""
+    """What a person asked of the run, or its operator did to its files. name: of the request, "" if it has none.
+    result: what it led to."""
 
     at: float
-    what: str  # stop, lift, requeue or resume
+    what: str  # stop, lift, requeue, resume or restored
     who: str
     name: str = ""
     result: str = ""

@@ -277,7 +277,7 @@ def _one_job(row: Any) -> Job:
 
 def _nodes(rows: Any) -> list[Node]:
     try:
-        return [parse.make_node(row, row["Reason"], row["ReasonUser"]) for row in rows]
+        return [parse.make_node(row, row["Reason"], row["ReasonUser"], row.get("ReasonAt", "")) for row in rows]
     except (KeyError, TypeError, AttributeError) as error:
         raise parse.unexpected_output(str(rows), "pyslurm Node.load") from error
 

@@ -205,7 +205,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--beats-dir", default="", help="default: where the ranks' wrappers put their records")
     parser.add_argument("--node", default=paths.node_name())
     parser.add_argument("--watch", default="", help="what to look at while ranks train, as JSON; default: the host")
+    parser.add_argument("--cpus", default="", help="CPUs that it may use, such as 0-1,64; default: as it is started")
     options = parser.parse_args(argv)
+    bind(options.cpus)
     signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
     for number in _NOT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
@@ -270,6 +272,16 @@ def main(argv: list[str]) -> int:
         os.close(held)
     paths.discard(beats_dir)  # stays while a rank's wrapper holds it; then the next agent on this node sweeps it
     return 0
+
+
+def bind(cpus: str) -> None:
+    """Bind this process, and those that it starts, to a list of CPUs such as 0-1,64."""
+    ends = [part.partition("-") for part in cpus.split(",") if part]
+    try:
+        if ends:
+            os.sched_setaffinity(0, {n for first, _, last in ends for n in range(int(first), int(last or first) + 1)})
+    except OSError as error:
+        _say(f"the agent is not bound to the CPUs {cpus} (launch.agent_cpus): {error.strerror}")
 
 
 def _say(line: str) -> None:

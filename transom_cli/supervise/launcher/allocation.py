@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from transom_cli.errors import BadNodes, TransomError, UsageError
 from transom_cli.layout import RunDir
+from transom_cli.slurm import gpus
 from transom_cli.slurm.port import slurm_seconds
 from transom_cli.slurm.runner import Runner
 from transom_cli.supervise.launcher.plan import Allocation
@@ -34,6 +35,8 @@ def allocation_from(environ: Mapping[str, str]) -> Allocation:
         environ.get("SLURM_CPUS_PER_TASK", ""),
         environ.get("SLURMD_NODENAME", ""),
         gpus=gpus_on_node(environ),
+        all_gpus=tuple(gpus.all_of_them(environ)),
+        unwatched=gpus.unwatched(environ),
         since=start_time(environ),
     )
 

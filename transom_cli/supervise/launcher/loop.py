@@ -233,6 +233,9 @@ class Launcher:
             self._journal("agents", error=str(error))
             say(f"transom: no agents: {error}")
             return False
+        if self._allocation.unwatched and self._options.health.watch:
+            self._journal("agents", words=self._allocation.unwatched)
+            say(f"transom: {self._allocation.unwatched}")
         return True
 
     def _watch_nodes(self) -> None:

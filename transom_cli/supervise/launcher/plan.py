@@ -35,6 +35,8 @@ class Allocation:
     cpus_per_task: str = ""
     host: str = ""  # the batch script's node, which stays in the job until it ends
     gpus: int = 0  # per node
+    all_gpus: tuple[str, ...] = ()  # srun's options by which a step of one task per node has all of them
+    unwatched: str = ""  # GPUs that such a step does not have, for a person
     since: float = 0.0  # wall-clock time at which this start of the job began; 0: unknown
     left_out: tuple[str, ...] = ()  # nodes of the job that earlier job steps gave up; not in `nodes`
 
@@ -61,8 +63,10 @@ class LaunchOptions:
     health: HealthOptions = field(default_factory=HealthOptions)
     rules: tuple[Rule, ...] = ()  # the policy's table
     warn_before: int = 0  # seconds before the time limit at which Slurm warns; 0: never
+    foreign: str = ""  # pattern of the checkpoints that the trainer makes by itself
     within: tuple[str, ...] = ()  # the command prefix that puts a rank into a container
     observe: bool = False  # report what the launcher would do, and leave the ranks alone
+    agent_cpus: str = ""  # CPUs of agents and snapshot daemons, such as 0-1,64; "": not bound
     job_step: str = ""  # its name in the user's own script; "": the batch script is transom's
 
     @property
@@ -93,9 +97,10 @@ def pattern(path: Path) -> str:
 def agent_argv(
     allocation: Allocation, options: LaunchOptions, attempt: AttemptDir, node: str | None = None
 ) -> list[str]:
-    """One agent per node, beside the training (`--overlap`), which survives the loss of another node.
+    """One agent per node, beside the training (`--overlap`), which survives the loss of another node or agent.
 
-    Agents share the job's GPUs to check them.
+    Agents share the job's GPUs to check them. They are bound to no CPU, or they would take the training's first one,
+    and so would the snapshot daemons, their children. Without `--wait=0` a site's WaitTime ends all agents after one.
 
     Args:
         node: start an agent on this node only.
@@ -107,13 +112,15 @@ def agent_argv(
         "--overlap",
         "--no-kill",
         "--kill-on-bad-exit=0",
+        "--wait=0",
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
         *([f"--nodelist={node or ','.join(allocation.nodes)}"] if node or allocation.left_out else []),
-        "--cpus-per-task=1",
+        "--cpu-bind=none",
+        "--quiet",  # about clusters that bind no task
         "--mem=0",
-        *([] if options.health.watch and allocation.gpus else ["--gres=none"]),  # shared: `--overlap`
+        *(allocation.all_gpus if options.health.watch and allocation.gpus else ["--gres=none"]),  # shared: `--overlap`
         "--job-name=transom-agent",
         f"--output={pattern(attempt.agents_log)}",
         "--open-mode=append",
@@ -122,6 +129,7 @@ def agent_argv(
             "--attempt-dir",
             str(attempt.path),
             *(["--watch", watch_words(allocation, options)] if options.health.watch else []),
+            *(["--cpus", options.agent_cpus] if options.agent_cpus else []),
             python=options.python,
         ),
     ]
@@ -158,6 +166,7 @@ def training_argv(
         "srun",
         EXPORT_ALL,
         *([] if options.observe else ["--kill-on-bad-exit=1"]),
+        "--wait=0",  # a site's WaitTime would kill ranks that still save when the first one has ended
         f"--nodes={count}",
         f"--ntasks={count * tasks}",
         f"--ntasks-per-node={tasks}",

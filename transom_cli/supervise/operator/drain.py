@@ -13,8 +13,9 @@ import secrets
 import signal
 import stat
 import subprocess
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from transom_cli.errors import printable
@@ -39,18 +40,58 @@ def is_ours(node: Node, run_id: str = "") -> bool:
     return node.reason.startswith(OURS) and node.reason.endswith(f"({run_id})" if run_id else ")")
 
 
-def drain(slurm: Slurm, command: tuple[str, ...], node: str, reason: str, spool: Path | None = None) -> tuple[str, str]:
+def drain(
+    slurm: Slurm,
+    command: tuple[str, ...],
+    node: str,
+    reason: str,
+    spool: Path | None = None,
+    capped: Callable[[Sequence[float | None]], str] | None = None,
+) -> tuple[str, str]:
     """Drain a node by scontrol, the site's command, or a request in the administrators' spool; otherwise exclude it.
 
     A way that refuses, is late or gives an invalid answer is reported, and the next one is tried. A node that somebody
     else has drained, with their own reason, is not changed.
 
+    Args:
+        capped: given the ages of the cluster's other drains by transom, in seconds (None: unknown), it returns why
+            there must not be one more, or "".
+
     Returns:
         "drained" or "excluded", and the details.
     """
-    owner = next((owner_of(x) for x in slurm.nodes([node]) if x.name == node), "")
-    if owner:
-        return "drained", owner
+    with _in_turn(node) as ahead:
+        nodes = slurm.nodes([node] if capped is None else [])
+        known = next((x for x in nodes if x.name == node), None)
+        owner = owner_of(known) if known is not None else ""
+        if owner:
+            return "drained", owner
+        if capped is not None and known is not None and not known.drain:
+            ages = {x.name: _age(x.reason_at, time.time()) for x in nodes if x.drain and x.reason.startswith(OURS)}
+            why = capped(list({**dict.fromkeys(ahead, 0.0), **ages}.values()))
+            if why:
+                return "excluded", why
+        return _drain(slurm, command, node, reason, spool)
+
+
+_turns: list[str] = []  # the nodes that threads of this process are draining, in their order
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _in_turn(node: str) -> Iterator[list[str]]:
+    """Give the nodes that other threads began to drain before."""
+    with _lock:
+        ahead = list(_turns)
+        _turns.append(node)
+    try:
+        yield ahead
+    finally:
+        with _lock:
+            _turns.remove(node)
+
+
+def _drain(slurm: Slurm, command: tuple[str, ...], node: str, reason: str, spool: Path | None) -> tuple[str, str]:
     try:
         slurm.drain(node, reason)
         return "drained", ""
@@ -68,6 +109,14 @@ def drain(slurm: Slurm, command: tuple[str, ...], node: str, reason: str, spool:
         except OSError as error:
             refused.append(f"the spool cannot be written: {error}")
     return "excluded", "; ".join(refused)
+
+
+def _age(printed: str, now: float) -> float | None:
+    """Return the seconds since a time that Slurm printed, or None if it cannot be read."""
+    try:
+        return now - time.mktime(time.strptime(printed, "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
 
 
 def _drained(slurm: Slurm, node: str) -> bool:

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator import actions as act
+from transom_cli.core.operator.isolation import drain_refused
 from transom_cli.errors import TransomError
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.health.reach import Peer
@@ -82,6 +84,7 @@ class Orders:
     since: float | None = None  # when the run began, in seconds since the epoch, where accounting may be asked of it
     observe: bool = False  # carry out nothing that changes a job or a node
     observed: int = 0  # the job to observe, where transom did not submit it
+    others: Callable[[str], tuple[ev.OtherExclusion, ...]] = lambda node: ()  # as users of the cluster report them
 
     @property
     def tag(self) -> str:
@@ -324,8 +327,10 @@ class Executor:
         how, detail = "excluded", ""
         if action.drain:
             why = reason(action.reason, self._orders.run.run_id)
-            how, detail = drain(self._slurm, self._orders.drain_command, action.node, why, self._orders.drain_spool)
-        return ev.Isolated(self._clock.now(), action.key, action.node, how, detail)
+            orders, capped = self._orders, None if action.most is None else partial(drain_refused, action)
+            how, detail = drain(self._slurm, orders.drain_command, action.node, why, orders.drain_spool, capped)
+        others = self._orders.others(action.node)
+        return ev.Isolated(self._clock.now(), action.key, action.node, how, detail, others)
 
     def _restart(self, action: act.Restart) -> ev.Event:
         handed = newest_handoff(self._orders.run)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from transom_cli.core import events as ev
 from transom_cli.core.codec import event_to_json, plain
-from transom_cli.core.operator.actions import Action
+from transom_cli.core.operator.actions import Action, Restart, Submit
 from transom_cli.core.operator.cadence import FAST, Cadence, Pause, changes
 from transom_cli.core.operator.decide import next_deadline
 from transom_cli.core.operator.state import State
@@ -27,6 +27,7 @@ from transom_cli.supervise.journal_snapshot import SnapshotWriter
 from transom_cli.supervise.lease import Lease
 from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.executor import Executor
+from transom_cli.supervise.operator.run_files import RunFiles
 from transom_cli.supervise.operator.slurm_poller import SlurmPoller
 from transom_cli.supervise.run_summary import SummaryWriter
 
@@ -116,6 +117,7 @@ class Operator:
         self._run = run
         self._lease = lease
         self._journal = Journal(run.journal, lease.epoch)
+        self._files = RunFiles(run, lease.epoch)
         self._clock = clock_from(folded.last_at)
         self._inbox: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
         self._pace = pace
@@ -160,6 +162,7 @@ class Operator:
                     log.warning("a newer operator has taken this run; leaving")
                     return self.state
                 self._renew()
+                self._keep_files()
                 self._observe()
                 now, due = self._clock.now(), next_deadline(self.state)
                 if now - ticked >= (SLOW_TICK if self._turn >= WAITING else TICK) or (due is not None and due <= now):
@@ -205,6 +208,14 @@ class Operator:
         except OSError as error:
             log.error("cannot renew the lease: %s", error)
 
+    def _keep_files(self, *, at_once: bool = False) -> None:
+        job = self.state.job
+        attempt = self._run.attempt(job.id, job.restarts) if job.state == "RUNNING" else None
+        restored = self._files.look(attempt, at_once=at_once)
+        if restored:
+            log.warning("files of the run were deleted, and are restored: %s", ", ".join(restored))
+            self._apply(ev.FilesRestored(self._clock.now(), restored))
+
     def _observe(self) -> None:
         for event in self._follower.poll(self.state, self._clock.now()):
             self._apply(event)
@@ -237,6 +248,8 @@ class Operator:
     def _order(self, action: Action) -> None:
         facts = {"action": type(action).__name__, **plain(action)}
         log.info("order %s", action, extra={"event": "order", "facts": facts})
+        if isinstance(action, (Submit, Restart)):
+            self._keep_files(at_once=True)  # the next attempt reads them
         self._executor.do(action)
 
     def _remember(self, event: ev.Event) -> tuple[State, tuple[Action, ...]] | None:

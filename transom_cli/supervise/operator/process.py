@@ -27,7 +27,7 @@ from transom_cli.start import upgraded
 from transom_cli.submit.rundir import list_runs
 from transom_cli.submit.submission import SubmissionRecord, replace_sbatch_variables
 from transom_cli.supervise.journal import fold
-from transom_cli.supervise.lease import read_holder
+from transom_cli.supervise.lease import Holder, read_holder
 from transom_cli.supervise.operator.loop import FINISH, Operator
 from transom_cli.supervise.operator.registry import Entry, Registry, Shell
 from transom_cli.supervise.operator.run_logs import RunLog, RunLogs, current
@@ -36,6 +36,7 @@ from transom_cli.supervise.past_runs import remember
 log = logging.getLogger("transom.operator")
 
 TURN = 0.25  # seconds between two looks at the registry
+LOST = 600.0  # seconds between two looks for runs whose operator died elsewhere
 AGAIN, LONGEST = 60.0, 3600.0  # seconds from a failed operator to the next one of the same run
 LAST = 15.0  # seconds for the last notifications
 STACK = 1 << 20  # bytes for each thread: a larger stack may be backed by huge pages
@@ -72,6 +73,7 @@ class OperatorProcess:
         build: makes a run's operator, which submits its jobs as from the given shell.
         check: raises if acting on a run could run what other users wrote.
         services: start with the process, and are shared by its runs.
+        find_lost: registers runs whose operator died elsewhere; called now and then, from a thread of its own.
         idle_exit: end when no run remains.
     """
 
@@ -81,9 +83,11 @@ class OperatorProcess:
         build: Build,
         check: Callable[[RunDir], None] = lambda run: None,
         services: Sequence[Service] = (),
+        find_lost: Callable[[], None] | None = None,
         *,
         idle_exit: bool = False,
     ) -> None:
+        self._find_lost = find_lost
         self._registry, self._build, self._check = registry, build, check
         self._services, self._idle_exit = tuple(services), idle_exit
         self._works: dict[str, _Work] = {}
@@ -95,6 +99,8 @@ class OperatorProcess:
         self._leaving.set()
 
     def run(self) -> None:
+        if self._find_lost is not None:
+            threading.Thread(target=self._keep_finding, args=(self._find_lost,), name="lost-runs", daemon=True).start()
         while not self._leaving.is_set():
             self._look()
             if self._idle_exit and not self._works and not self._registry.names():
@@ -109,6 +115,10 @@ class OperatorProcess:
             work.thread.join(max(0.0, until - time.monotonic()))
         for service in self._services:
             _safely(service.close)
+
+    def _keep_finding(self, find_lost: Callable[[], None]) -> None:
+        while not self._leaving.wait(LOST):
+            _safely(find_lost)
 
     def _look(self) -> None:
         """Start operating newly registered runs, and remove runs that are over."""
@@ -141,6 +151,7 @@ class OperatorProcess:
             work.over = fold(run.journal).state.phase.over or self._until_over(work)
         except OperatorAlive as error:
             log.info("%s: %s", error.what, error.why)
+            work.again_at = time.monotonic() + LOST
             self._refuse(name, "")
         except Exception as error:
             work.failures += 1
@@ -196,12 +207,20 @@ def shell_of(run: RunDir, shell: Shell) -> Shell:
     return replace(shell, environ=environ)
 
 
-def register_live(registry: Registry, root: Path) -> None:
-    """Register the user's runs in `root` whose operator may have died: no operator has given up their leases."""
+def register_live(registry: Registry, root: Path, seen: dict[Path, Holder] | None = None) -> None:
+    """Register the user's runs in `root` whose operator may have died: no operator has given up their leases.
+
+    Args:
+        seen: the leases of operators on other hosts at the last call; one that was renewed since is alive.
+    """
     for run in list_runs(root):
         holder = read_holder(run)
         if holder is None or holder.released or (holder.here() and holder.alive_here()):
             continue
+        if seen is not None and not holder.here():
+            before, seen[run.path] = seen.get(run.path), holder
+            if before != holder:
+                continue
         if is_own(run) and not run.operator_job.exists():
             registry.add(run, Shell.here(), again=False)
 

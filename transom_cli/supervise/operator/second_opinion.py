@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from transom_cli.files import json_lines
+from transom_cli.health.reach import CALLED_DOWN
 from transom_cli.layout import AttemptDir
 from transom_cli.slurm.port import Node
 
@@ -14,7 +15,7 @@ RECENT = 120.0  # seconds for which the launcher's word counts
 def slurm_says(node: Node) -> str:
     """Return what Slurm says if the node is gone; "" if Slurm does not say so."""
     if node.state.startswith("down"):
-        return "Slurm calls it down"
+        return CALLED_DOWN
     return "Slurm gets no answer from it either" if node.not_responding else ""
 
 
