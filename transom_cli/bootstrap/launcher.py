@@ -80,6 +80,7 @@ def start_launcher(run: RunDir, form: LaunchForm) -> int:
         foreign=settings.checkpoint.foreign.pattern or "",
         within=within,
         job_step=form.job_step,
+        observe=settings.run.mode == "observe",
         agent_cpus=settings.launch.agent_cpus,
     )
     return main(options, launcher_slurm)

@@ -89,8 +89,10 @@ def operator_for(
         stay_held="hold" in script.lines,
         resubmit=resubmit,
         drain_spool=settings.isolate.drain_spool,
-        output_elsewhere=script.output != output_pattern(str(run.path), JOB_LOG),
+        output_elsewhere=bool(record.observed) or script.output != output_pattern(str(run.path), JOB_LOG),
         since=since,
+        observe=past.state.policy.observe,
+        observed=record.observed,
         others=partial(read_others, shared_history, record.cluster) if shared_history is not None else lambda node: (),
     )
     limits = stall_limits(settings)
@@ -114,7 +116,8 @@ def operator_for(
         )
 
     def parts(clock: Clock, inbox: queue.SimpleQueue[Event], pace: Pace) -> tuple[Follower, SlurmPoller, Executor]:
-        launcher_within = None if record.env else limits.first_step  # a user's own script may start no launcher
+        # a user's own script, or job, may start no launcher
+        launcher_within = None if record.env or record.observed else limits.first_step
         follower = Follower(run, checkpoints_of(run, settings), limits, launcher_within)
         if meter is not None:
             meter.watch(lambda: tuple(follower.tables.values()))

@@ -24,6 +24,7 @@ from transom_cli.cli.goodput import goodput
 from transom_cli.cli.launch import SrunLike, adopt, launch
 from transom_cli.cli.nodes import nodes
 from transom_cli.cli.notify import notify_app
+from transom_cli.cli.observe import observe
 from transom_cli.cli.options import examples
 from transom_cli.cli.policy import policy
 from transom_cli.cli.processes import agent, attempt_launcher, operate
@@ -71,6 +72,7 @@ app.command(epilog=examples("run"))(run)
 app.command(epilog=examples("launch"), cls=SrunLike)(launch)
 app.command(epilog=examples("adopt"))(adopt)
 app.command(epilog=examples("attach"))(attach)
+app.command(epilog=examples("observe"))(observe)
 app.command()(status)
 app.command()(explain)
 app.command()(goodput)

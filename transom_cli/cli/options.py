@@ -62,6 +62,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "transom attach llama",
         "transom attach --detach llama-20261122-065825-c382",
     ),
+    "observe": (
+        "transom observe 4711",
+        "transom observe 4711 --log train.log --detach",
+        "transom observe --summary --since 30d",
+    ),
     "report": (
         "transom report",
         "transom report llama -o llama.html",

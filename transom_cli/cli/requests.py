@@ -18,7 +18,10 @@ PATIENCE = 15.0  # seconds until the operator has recorded a request
 
 
 def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
-    """Cancel the run's job and end the run. Exit code 22: it has not ended within a minute."""
+    """Cancel the run's job and end the run. Exit code 22: it has not ended within a minute.
+
+    The job of a run that is only observed is left alone: the observation ends.
+    """
     import json
 
     from transom_cli.cli.run import cancel_pending_operator
@@ -41,7 +44,9 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
     if json_:
         print(json.dumps({"schema": 1, "run_id": found.run_id, "phase": state.phase.value, "was_over": already}))
     else:
-        print(f"run {found.run_id} {'has already ended: ' if already else 'is '}{state.phase.value}", file=sys.stderr)
+        why = f" ({state.verdict})" if state.policy.observe and state.verdict else ""
+        how = "has already ended: " if already else "is "
+        print(printable(f"run {found.run_id} {how}{state.phase.value}{why}"), file=sys.stderr)
 
 
 def requeue(run: Run = None, root: Root = None, json_: Json = False) -> None:
@@ -64,7 +69,9 @@ def _found(run: str | None, root: Any) -> RunDir:
 def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:
     import json
 
+    from transom_cli.slurm.port import cluster_command
     from transom_cli.supervise.journal import fold
+    from transom_cli.view.read import read_run_settings
     from transom_cli.view.terminal import waiting
 
     found = _found(run, root)
@@ -73,6 +80,10 @@ def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:
         _require_stopped(found, state)
         hint = "start a new run with `transom run`; it resumes from the checkpoints"
         raise TransomError(f"Run `{found.run_id}` is over", f"its state is `{state.phase.value}`", hint)
+    if state.policy.observe:
+        command = cluster_command(f"{_BY_HAND[kind]} {state.job.id}", read_run_settings(found).cluster)
+        why = f"transom changes nothing about its job {state.job.id}"
+        raise TransomError(f"Run `{found.run_id}` is only observed", why, f"do it without transom: `{command}`")
     with waiting(f"asking the operator to {kind} {found.run_id}"):
         recorded = await_request(found, submit_request(found, kind))
     if recorded.result.startswith(("refused", "nothing")):

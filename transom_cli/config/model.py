@@ -335,8 +335,16 @@ class Metrics(Section):
         return self.textfile is not None or self.port is not None
 
 
+OBSERVE = "observe"
+
+
 class RunSection(Section):
-    """Who else may read the run, and act on it (docs/sharing.md)."""
+    """Whether transom acts on the run (docs/observe.md), and who else may read it and act on it (docs/sharing.md)."""
+
+    mode: Literal["act", "observe"] = Field(
+        default="act",
+        description="observe: report what transom would do, and do nothing; no other layer can undo it",
+    )
 
     share: Share = Field(default=None, description='"group:NAME" lets this Unix group read the run; unset: nobody else')
     on_call: Lines = Field(default=(), description="users of that group whose requests the operator carries out")

@@ -58,6 +58,7 @@ def policy_of(settings: Settings) -> Policy:
         cap_cluster=settings.isolate.max_cluster_nodes,
         expiry=settings.isolate.expiry,
         rules=rules_of(settings),
+        observe=settings.run.mode == "observe",
     )
 
 

@@ -405,6 +405,13 @@ class Acted(Event):
 
 
 @dataclass(frozen=True)
+class Withheld(Event):
+    """The run is only observed: the executor did not carry out the action."""
+
+    key: str
+
+
+@dataclass(frozen=True)
 class ActionFailed(Event):
     """An action was refused for good; if its result is unknown, the executor tries again and reports nothing."""
 

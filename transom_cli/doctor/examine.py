@@ -19,6 +19,7 @@ from pathlib import Path
 from transom_cli import __version__
 from transom_cli.doctor import config as judges
 from transom_cli.doctor import service, symptom, trial
+from transom_cli.doctor.containers import judge_containers, read_containers
 from transom_cli.doctor.host import examine_host, sample
 from transom_cli.doctor.symptom import DrainWay, Grade, Symptom
 from transom_cli.errors import TransomError
@@ -90,6 +91,7 @@ def examine(
     limit = symptom.of_cpu_limit(float("inf") if _cpu() == resource.RLIM_INFINITY else _cpu())
     if limit is not None:
         yield limit
+    yield from judge_containers(read_containers())
     yield from _packages()
     if site is not None and config and runs is not None:
         yield from _site(slurm, runner, runs, config, site())

@@ -42,6 +42,7 @@ _OUTPUT = re.compile(r".* StdOut=(.*?)(?: Switches=\d+@\S+)?(?: Power=.*)?$", re
 # A node's free text comes last. Only the first field can be trusted to be one.
 _NODE_TEXT = re.compile(r" (Reason|Comment|Extra|InstanceId|InstanceType|ReservationName)=")
 _NODE_REASON = re.compile(r"(.*?) \[([^\]]+)@(\d{4}-[^\]\s]+|Unknown)\](?: |$)")
+_PART = re.compile(r"\b(Array|Het)JobId=")
 _SHORT_STATES = {
     "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CD": "COMPLETED", "CA": "CANCELLED", "F": "FAILED",
     "TO": "TIMEOUT", "NF": "NODE_FAIL", "PR": "PREEMPTED", "BF": "BOOT_FAIL", "DL": "DEADLINE",
@@ -254,6 +255,7 @@ def parse_show_job(text: str) -> Job:
             start=expected_start(job, body["StartTime"]),
             requirements=_requirements(body, found["tail"]),
             suspended_at=_value(body.get("SuspendTime", "")),
+            part_of=part[1].lower() if (part := _PART.search(text, 0, found.start("name"))) else "",
         )
     except (ValueError, KeyError, AttributeError) as error:
         raise unexpected_output(text, reading) from error

@@ -109,6 +109,7 @@ class Job:
     start: str = ""  # expected start of a pending job, as Slurm prints it; only from `job`
     requirements: tuple[tuple[str, str], ...] = ()  # node requirements: sbatch flag and value; only from `job`
     suspended_at: str = ""  # last suspended or resumed, as Slurm prints it; only from `job`
+    part_of: str = ""  # array or het, if the job is one part of that; only from `job`
 
 
 @dataclass(frozen=True)

@@ -156,12 +156,18 @@ def prepare(
         flags: settings from the command line.
         nodes_to_avoid: returns the nodes to exclude, given `job.cluster`.
     """
+    from transom_cli.config.model import OBSERVE
     from transom_cli.submit.sharing import check_sharing
     from transom_cli.submit.submission import refuse_caller
 
     refuse_caller(os.environ)
     kind = _prepare_script if is_script(words) else _prepare_command
     prepared = kind(words, run_file, flags, nodes_to_avoid)
+    if prepared.settings.run.mode == OBSERVE:
+        print(
+            "note: run.mode is observe: transom reports what it would do about faults, and does nothing",
+            file=sys.stderr,
+        )
     check_sharing(prepared.settings)
     return prepared
 

@@ -103,6 +103,8 @@ class AttemptFollower:
         self._files_looked = now if files else self._files_looked
         for record in self._tail.records() if files and self._journal_changed(now) else ():
             event = _from_journal(now, self.name, record)
+            if isinstance(event, ev.OutcomeSeen):  # what it would have led to; the ranks live on
+                yield from self._report_step(now)
             if isinstance(event, ev.JobStepDone):
                 yield from self._report_step(now)
                 self._between, self._held = True, None
@@ -349,6 +351,8 @@ def _from_journal(now: float, attempt: str, record: dict[str, object]) -> ev.Eve
     try:
         if record.get("type") == "launch":
             return build(ev.LaunchSeen, known)
+        if record.get("type") == "withheld" and isinstance(outcome := record.get("outcome"), dict):
+            return build(ev.OutcomeSeen, {**outcome, "at": now, "attempt": attempt})
         if record.get("type") == "job_step":
             return build(ev.JobStepDone, known)
         return build(ev.RecoverySeen, known) if record.get("type") == "recovery" else None

@@ -170,6 +170,8 @@ def next_steps(
 
 
 def _incident_step(state: State, incident: Incident) -> NextStep:
+    if incident.stage is Stage.WITHHELD:
+        return NextStep(f"{incident.id}: nothing, since the run is only observed; Slurm or you decide")
     stage, pending = incident.stage, [a for a in state.pending if a.key.startswith(f"{incident.id}/")]
     if stage is Stage.RELAUNCHING:
         return NextStep(f"{incident.id}: the launcher relaunches the ranks or swaps a node within this allocation")
@@ -204,6 +206,8 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
     attach = [("attach", f"transom attach {run}")] if not view.operator and not view.over and not view.owner else []
     if view.operator_pending:  # a second operator would only wait for the first
         attach = [("check", cluster_command(f"squeue --start -j {view.operator_job}", view.cluster))]
+    if status == "held" and job and view.observed:
+        return [explain, ("requeue", cluster_command(f"scontrol requeue {job}", view.cluster)), stop]
     if status == "held" and job:
         excluded = tuple(node for node, *_ in view.excluded)
         return [explain, *release_commands(job, view.slurm_reason, excluded, view.cluster), stop]

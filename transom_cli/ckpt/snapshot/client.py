@@ -20,7 +20,9 @@ START = 20.0  # seconds for a daemon to start on a busy node
 
 # The variables by which a launch's processes are recognized (agent.processes): a daemon outlives the launch that
 # started it.
-_NOT_INHERITED = frozenset({paths.ROLE, paths.ATTEMPT_DIR, paths.LAUNCH, paths.BEAT_DIR, paths.ATTEMPT})
+_NOT_INHERITED = frozenset(
+    {paths.ROLE, paths.ATTEMPT_DIR, paths.LAUNCH, paths.BEAT_DIR, paths.BEAT_PLACE, paths.ATTEMPT}
+)
 
 
 def agents_path(beats_dir: str) -> str:

@@ -17,6 +17,7 @@ from transom_cli.core.launcher.actions import (
     RequestCheckpoint,
     RollBack,
     StartLaunch,
+    WithheldOutcome,
 )
 from transom_cli.core.launcher.decide import decide, next_deadline
 from transom_cli.core.launcher.events import (
@@ -91,6 +92,7 @@ __all__ = [
     "TasksSeen",
     "Tick",
     "TimeLimitNear",
+    "WithheldOutcome",
     "after_attempt",
     "decide",
     "next_deadline",

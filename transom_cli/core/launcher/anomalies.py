@@ -109,7 +109,7 @@ def ended(state: State, e: LaunchEnded) -> Decision:
 
 
 def _may_respond(state: State) -> bool:
-    return bool(state.launch.anomalies) and state.steps and state.launch.over_since is None
+    return bool(state.launch.anomalies) and state.steps and state.launch.over_since is None and not state.withheld
 
 
 def _begin(state: State, at: float, response: Response) -> Decision:

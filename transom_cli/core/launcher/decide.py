@@ -161,7 +161,7 @@ def _settled_at(state: State) -> float | None:
     A launch is over when all its tasks have ended, or a moment after its srun or its first rank has failed.
     """
     launch, policy = state.launch, state.policy
-    failing, over = launch.failing_since, launch.over_since
+    failing, over = None if state.withheld else launch.failing_since, launch.over_since
     if len(launch.exits) >= state.tasks or (failing is not None and over is not None):
         return state.since
     if failing is not None:
@@ -210,7 +210,7 @@ def _stepped(state: State, e: Stepped) -> Decision:
     progress = before.stepped(e.step, e.since_start, e.step)
     state = replace(state, launch=replace(launch, stepped_at=e.at), progress=progress)
     entries: tuple[Action, ...] = ()
-    if state.incident is not None:
+    if state.incident is not None and not (state.withheld and state.incident.lost_rank):
         words = f"step {e.step} done in launch {launch.number}"
         entries = (Journal(state.incident.id, "recovered", words),)
         state = close(state, e.at, "recovered")

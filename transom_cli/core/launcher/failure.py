@@ -33,6 +33,8 @@ def fail(state: State, at: float, sign: Sign) -> Decision:
     state = replace(state, health=state.health.current(at, len(state.nodes.allocated)))
     if state.stop:
         return stop(state, at, f": {sign.words}; {saved_words(state)}")
+    if state.withheld:  # only the end of the launch counts
+        return finish(state, at, "failed", sign.words) if sign.exits is not None else (state, ())
     state = close(state, at, "failed again")
     name = state.history.next_name
     launch = replace(state.launch, response=None)

@@ -309,6 +309,11 @@ class State:
         found = self.incident
         return found if found is not None and found.stage is not Stage.STARTING else None
 
+    @property
+    def withheld(self) -> bool:
+        """What was decided about the launch was not carried out, since the run is only observed."""
+        return self.incident is not None and self.incident.stage is Stage.WITHHELD
+
     def enter(self, phase: Phase, at: float) -> State:
         return replace(self, phase=phase, since=at)
 

@@ -13,7 +13,7 @@ from typing import Any
 from transom_cli.core import events as ev
 from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.incident import Sign, Stage
-from transom_cli.core.operator import answers, idle, job, relaunches
+from transom_cli.core.operator import answers, idle, job, observing, relaunches
 from transom_cli.core.operator import incident as inc
 from transom_cli.core.operator.actions import Release, Submit
 from transom_cli.core.operator.state import Phase, SavesFail, State, Step, both, order
@@ -193,10 +193,6 @@ def _node_silent(state: State, e: ev.NodeSilent) -> Step:
     return inc.silence(state, Sign(e.at, words, _suspects(state, (e.node,))))
 
 
-def _node_back(state: State, e: ev.NodeBack) -> Step:
-    return state, ()  # the probes decide; a node that came back answers them
-
-
 def _stalled(state: State, e: ev.Stalled) -> Step:
     if not _mine(state, e.attempt) or state.job.suspended:
         return state, ()
@@ -213,6 +209,8 @@ def _stall_ended(state: State, e: ev.StallEnded) -> Step:
     incident = state.incident
     if not _mine(state, e.attempt) or incident is None or not incident.stalled:
         return state, ()
+    if state.withholding:
+        return observing.recovered(state, e.at, "the ranks step again, without an action"), ()
     if incident.stage is Stage.WAITING and incident.silence_only:
         state = state.mark(e.at, "nothing", "the ranks step again during the back-off")
         return inc.close(state, e.at, "nothing").in_phase(Phase.TRAINING, e.at), ()
@@ -228,6 +226,7 @@ def _step_seen(state: State, e: ev.StepSeen) -> Step:
     state = replace(state, progress=state.progress.stepped(e.step, e.since_start, e.step))
     if state.starting:
         state = inc.close(state.mark(e.at, "first_step", f"step {e.step} done"), e.at, "recovered")
+    state = observing.stepped(state, e.at, e.step)
     if state.phase in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING) and state.incident is None:
         state = state.in_phase(Phase.TRAINING, e.at)
     return state, ()
@@ -316,7 +315,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.JobStepDone: _job_step_done,
     ev.OutcomeSeen: _outcome_seen,
     ev.NodeSilent: _node_silent,
-    ev.NodeBack: _node_back,
+    ev.NodeBack: observing.node_back,  # else the probes decide; a node that came back answers them
     ev.Stalled: _stalled,
     ev.StallEnded: _stall_ended,
     ev.StepSeen: _step_seen,
@@ -328,6 +327,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.Restarted: answers.restarted,
     ev.Acted: answers.acted,
     ev.ActionFailed: answers.action_failed,
+    ev.Withheld: observing.withheld,
     ev.StopRequested: _stop_requested,
     ev.LiftRequested: _lift_requested,
     ev.RequeueRequested: _requeue_requested,

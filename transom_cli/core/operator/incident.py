@@ -300,6 +300,11 @@ def close(state: State, at: float, result: str) -> State:
     return replace(state, incident=None, incidents=(*state.incidents, incident), pending=others)
 
 
+def over(state: State, at: float, phase: Phase, verdict: str, exit_code: int) -> Step:
+    state = close(state, at, phase.value).in_phase(phase, at)
+    return replace(state, verdict=verdict, exit_code=exit_code, pending=()), ()
+
+
 def stop(state: State, at: float, why: str, exit_code: int) -> Step:
     """Stop the run, with the evidence. The job is cancelled unless it has ended; then the run is over."""
     ended = state.incident is not None and bool(state.incident.ended)

@@ -52,6 +52,7 @@ class Policy:
     cap_cluster: int | None = None  # nodes drained for all users of the cluster together; None: no limit
     expiry: float = 3600.0
     rules: tuple[Rule, ...] = ()  # the first that matches decides; without rules, the evidence does
+    observe: bool = False  # for readers: the executor carries nothing out, and the decisions are the same
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,28 @@ class Isolation:
 
 
 @dataclass(frozen=True)
+class WouldHave:
+    """An action that was not carried out, since the run is only observed.
+
+    key: of the action. what: drain, exclude, requeue, cancel, release, update, or what the launcher would have done.
+    nodes: to isolate; or without which the job would have been requeued.
+    """
+
+    at: float
+    key: str
+    what: str
+    words: str
+    nodes: tuple[str, ...] = ()
+    attempt: str = ""
+
+    @property
+    def incident(self) -> str:
+        """Of which incident it was a part; "" if of none."""
+        name = self.key.partition("/")[0]
+        return name if name[:1] == "i" and name[1:].isdecimal() else ""
+
+
+@dataclass(frozen=True)
 class State:
     policy: Policy = field(default_factory=Policy)
     request: Request = field(default_factory=Request)
@@ -235,6 +258,7 @@ class State:
     submissions: tuple[tuple[str, int], ...] = ()  # as in SubmissionAnswered: the action's key, the job's ID
     pending: tuple[Action, ...] = ()  # ordered, outcome not yet known
     patches: int = 0
+    withheld: tuple[WouldHave, ...] = ()  # in a run that is only observed, oldest first
     verdict: str = ""  # why the run is held, failed or stopped
     exit_code: int | None = None  # of the run, when it is over
 
@@ -246,6 +270,11 @@ class State:
     def restarting(self) -> bool:
         """The job is being given back to Slurm: only the answer to that counts."""
         return self.incident is not None and self.incident.stage is Stage.RESTARTING
+
+    @property
+    def withholding(self) -> bool:
+        """What was decided about the open incident was not carried out: its fate is Slurm's and the user's."""
+        return self.incident is not None and self.incident.stage is Stage.WITHHELD
 
     @property
     def starting(self) -> bool:

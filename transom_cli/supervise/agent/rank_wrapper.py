@@ -176,6 +176,7 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
         Replaced: exits or records of a newer launch exist.
     """
     env.pop(paths.BEAT_DIR, None)
+    env.pop(paths.BEAT_PLACE, None)
     if os.path.exists(os.path.join(options.attempt_dir, "exits", str(options.launch + 1))):  # its launcher's first act
         raise Replaced
     try:
@@ -183,7 +184,7 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
             path, held = options.beats_dir, paths.enter(options.beats_dir)
         else:
             path, held = paths.enter_beats(options.attempt_dir, options.node)
-        env[paths.BEAT_DIR] = path
+        env[paths.BEAT_DIR], env[paths.BEAT_PLACE] = path, paths.place(path)
         env.setdefault(paths.MEMORY, paths.AGENTS)  # Slurm ends what ranks start with their step
         if not any(env.get(name) for name in paths.FLIGHT):  # its default is one place for all jobs of a user
             env[paths.FLIGHT[0]] = paths.flight_prefix(path, options.launch)

@@ -207,6 +207,18 @@ class Executor:
 
         self._thread("end", work, failed)
 
+    def observe(self, action: EndLaunch, unheard: tuple[str, ...]) -> None:
+        """Answer as after the end of the launch, with the evidence, but leave its processes alone."""
+        step, nodes, launch = self.step, self._nodes, action.launch
+
+        def work() -> Event:
+            lines = self._evidence(launch, action.incident, nodes) if action.evidence else ()
+            verdict = judge_hang(self._attempt.evidence(action.incident)) if lines else HangVerdict()
+            exits = step.exits() if step is not None else ()
+            return LaunchEnded(0.0, launch, exits, unheard, evidence=(*verdict.words, *lines), suspects=verdict.nodes)
+
+        self._thread("observe", work, lambda error: LaunchEnded(0.0, launch, evidence=(repr(error),)))
+
     def _evidence(self, launch: int, incident: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """Collect evidence. The launch must be ended even if that fails."""
         try:

@@ -17,7 +17,7 @@ from typing import Any
 
 from transom_cli.core import launcher
 from transom_cli.core.codec import plain
-from transom_cli.core.launcher import Action, Event, History, Launch, Nodes, Phase, Policy, State
+from transom_cli.core.launcher import Action, Event, History, Launch, Nodes, Phase, Policy, State, observing
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import make_private, publish_text
 from transom_cli.health.check import HealthOptions
@@ -107,7 +107,7 @@ class Launcher:
             relaunches=options.relaunches,
             max_without_progress=options.max_without_progress,
             preflight=options.health.preflight != "off" and not self._earlier.steps,
-            deep=options.health.deep,
+            deep=options.health.deep and not options.observe,  # ranks use the nodes meanwhile
             checking=_budget(options.health) + PATIENCE,
             checking_deep=options.health.deep_budget + PATIENCE,
             rules=options.rules,
@@ -125,6 +125,7 @@ class Launcher:
             launch=Launch(self._earlier.launches - 1),
             history=History(numbered=self._earlier.incidents),
         )
+        self._undecided = self._state
         about = {"job_step": options.job_step} if options.job_step else {}
         self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid(), **about)
         self._watch = HeartbeatMonitor(self._attempt.nodes, options.limits)
@@ -148,7 +149,9 @@ class Launcher:
         if self._stream is not None:
             self._watch.attach(self._stream)
         self._reporter.start()
-        threading.Thread(target=clear_hold, args=(self._slurm(), options.run, self._allocation), daemon=True).start()
+        if not options.observe:
+            job = (self._slurm(), options.run, self._allocation)
+            threading.Thread(target=clear_hold, args=job, daemon=True).start()
         try:
             begun = history.begun(options, self._attempt, self._earlier.taken)
             self._handle(replace(begun, at=self._now(), memory=with_agents))
@@ -156,7 +159,9 @@ class Launcher:
                 self._resume()
                 self._observe(self._now())
                 time.sleep(TURN)
-            if self._state.stop:  # Slurm waits for this process
+            if options.observe:
+                pass  # the job is not ours to requeue or to shrink
+            elif self._state.stop:  # Slurm waits for this process
                 self._requeue_unless_cancelled()
             elif self._failed or self._again:
                 self._hand_over()
@@ -288,6 +293,8 @@ class Launcher:
     def _handle(self, event: Event) -> None:
         if isinstance(event, launcher.SpareChecked):
             self._journal("spare", node=event.node, good=event.good, words=event.words)
+        if observing.undecided(self._state):
+            self._undecided = self._state
         self._state, actions = launcher.decide(self._state, event)
         for action in actions:
             self._do(action)
@@ -342,12 +349,14 @@ class Launcher:
                 self._step.signal(self._unheard.pop(0))
         for event in self._monitor.heartbeat_events(now):
             self._handle(event)
-        if self._monitor.stepping:
+        if self._monitor.stepping and not self._options.observe:
             self._release.look(self._state, self._executor.orphans.on)
 
     # --- acting ---
 
     def _do(self, action: Action) -> None:
+        if self._options.observe and self._withheld(action):
+            return
         if isinstance(action, launcher.StartLaunch):
             self._start(action)
         elif isinstance(action, launcher.RollBack):
@@ -364,9 +373,37 @@ class Launcher:
             self._executor.read_logs(action)
         elif isinstance(action, launcher.Journal):
             self._journal("recovery", **vars(action))
-            say(f"transom: {f'{action.incident} {action.what}'.strip()}: {action.words}")
+            would = "would have " if action.what == "withheld" else ""
+            say(f"transom: {f'{action.incident} {action.what}'.strip()}: {would}{action.words}")
+        elif isinstance(action, launcher.WithheldOutcome):
+            self._journal("withheld", outcome=action.outcome)
+            say(f"transom: only observed, would have ended the attempt: {action.outcome.why}")
         else:
             self._leave(action)
+
+    def _withheld(self, action: Action) -> bool:
+        """Whether something else was done instead of an action, since the run is only observed."""
+        step, now = self._step, self._now()
+        lives = step is not None and step.code is None
+        with contextlib.suppress(OSError):  # srun ends a moment after its last task
+            lives = lives and step is not None and len(step.exits()) < self._state.tasks
+        if isinstance(action, launcher.EndLaunch):
+            self._executor.observe(action, self._watch.overdue(now))
+            return True
+        if isinstance(action, launcher.PersistMemory) and lives:
+            self._inbox.put(launcher.MemoryPersisted(0.0, action.launch, -1, ""))
+            return True
+        launch, watch = self._undecided.launch.number, self._watch
+        newest = launcher.Stepped(now, launch, watch.step(launch), watch.since_start(launch))
+        begun = step is not None
+        instead = observing.withhold(self._undecided, self._state, action, newest, begun=begun, lives=lives)
+        if instead is None:
+            return False
+        self._state, actions = instead
+        self._monitor.report_again()
+        for one in actions:
+            self._do(one)
+        return True
 
     def _start(self, action: launcher.StartLaunch) -> None:
         if not self._nodes.started:  # the spares are known only now

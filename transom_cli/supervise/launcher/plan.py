@@ -65,6 +65,7 @@ class LaunchOptions:
     warn_before: int = 0  # seconds before the time limit at which Slurm warns; 0: never
     foreign: str = ""  # pattern of the checkpoints that the trainer makes by itself
     within: tuple[str, ...] = ()  # the command prefix that puts a rank into a container
+    observe: bool = False  # report what the launcher would do, and leave the ranks alone
     agent_cpus: str = ""  # CPUs of agents and snapshot daemons, such as 0-1,64; "": not bound
     job_step: str = ""  # its name in the user's own script; "": the batch script is transom's
 
@@ -164,7 +165,7 @@ def training_argv(
     argv = [
         "srun",
         EXPORT_ALL,
-        "--kill-on-bad-exit=1",
+        *([] if options.observe else ["--kill-on-bad-exit=1"]),
         "--wait=0",  # a site's WaitTime would kill ranks that still save when the first one has ended
         f"--nodes={count}",
         f"--ntasks={count * tasks}",

@@ -82,6 +82,8 @@ class Orders:
     drain_spool: Path | None = None
     output_elsewhere: bool = False  # the user's own script says where its output goes
     since: float | None = None  # when the run began, in seconds since the epoch, where accounting may be asked of it
+    observe: bool = False  # carry out nothing that changes a job or a node
+    observed: int = 0  # the job to observe, where transom did not submit it
     others: Callable[[str], tuple[ev.OtherExclusion, ...]] = lambda node: ()  # as users of the cluster report them
 
     @property
@@ -156,8 +158,10 @@ class Executor:
         self._busy.discard(action.key)
 
     def _perform(self, action: act.Action) -> ev.Event:
+        if self._orders.observe and not isinstance(action, act.Submit | act.Probe | act.ReadLogs):
+            return ev.Withheld(self._clock.now(), action.key)
         if isinstance(action, act.Submit):
-            return self._submit(action)
+            return self._observed(action) if self._orders.observed else self._submit(action)
         if isinstance(action, act.Probe):
             return self._probe(action)
         if isinstance(action, act.ReadLogs):
@@ -202,6 +206,12 @@ class Executor:
             self._slurm.release(first.job_id)
         self._show_output(first.job_id)
         return ev.Submitted(self._clock.now(), action.key, first.job_id, released=ours or not first.held)
+
+    def _observed(self, action: act.Submit) -> ev.Event:
+        """Somebody else has submitted the job."""
+        self._slurm.job(self._orders.observed)
+        self._show_output(self._orders.observed)
+        return ev.Submitted(self._clock.now(), action.key, self._orders.observed, released=True)
 
     def _show_output(self, job_id: int) -> None:
         """Link the script's own output into the run directory. A failure is ignored."""
@@ -284,7 +294,7 @@ class Executor:
         if job is not None and job.state is JobState.SUSPENDED:
             return self._unknown(action, "the job is suspended: no step can run in it")
         runs = job is None or (job.state is JobState.RUNNING and not job.completing)
-        step_in = action.job_id if runs else 0
+        step_in = action.job_id if runs and not self._orders.observed else 0  # no step of ours in somebody's job
         attempt = AttemptDir(self._orders.run.attempts / attempt_name(job.job_id, job.restarts)) if job else None
         says = launcher_says(attempt, action.node) if attempt is not None else ""
         around = Around(lambda: self._peers(action.node, job), slurm_says(node), says)
