@@ -85,7 +85,8 @@ def up(
     switches: Annotated[int, typer.Option(help="Leaf switches in Slurm's topology (topology/tree); 0 for none.")] = 0,
     accounting: Annotated[bool, typer.Option("--accounting", help="Add accounting: slurmdbd on MariaDB.")] = False,
     site: Annotated[
-        str, typer.Option(help="Site profiles, joined with commas: what is normal at real sites (`transom sandbox sites`).")
+        str,
+        typer.Option(help="Site profiles, joined with commas: what is normal at real sites (`transom sandbox sites`)."),
     ] = "",
     release: Annotated[str, typer.Option(help="Slurm release: native, or that of Debian trixie or forky.")] = "native",
     release_dir: ReleaseDir = None,
