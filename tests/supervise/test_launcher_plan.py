@@ -169,7 +169,6 @@ def test_ranks_that_still_save_are_not_killed_by_the_sites_wait_time() -> None:
 def test_every_srun_of_ours_passes_its_environment_on() -> None:
     """On sites with SLURM_EXPORT_ENV=NONE, srun would otherwise pass nothing on."""
     options = LaunchOptions(RunDir(Path("run")), "srun", ("true",), (sys.executable,))
-    for argv in (
-        words_before_the_wrapper(0, NODES), agent_words(options), transport.step_argv(7, NODES), reach.step_argv(7, "n1"),
-    ):  # fmt: skip
+    probes = (transport.step_argv(7, NODES), reach.step_argv(7, "n1"))
+    for argv in (words_before_the_wrapper(0, NODES), agent_words(options), *probes):
         assert argv[0] == "srun" and "--export=ALL" in argv, argv
