@@ -10,6 +10,7 @@ import pytest
 
 from transom_cli import start
 from transom_cli.errors import UsageError
+from transom_cli.health import reach, transport
 from transom_cli.layout import RunDir
 from transom_cli.supervise.launcher.allocation import require_commands
 from transom_cli.supervise.launcher.plan import (
@@ -163,3 +164,11 @@ def test_agents_have_all_gpus_of_the_job_also_where_each_task_has_one() -> None:
 
 def test_ranks_that_still_save_are_not_killed_by_the_sites_wait_time() -> None:
     assert "--wait=0" in words_before_the_wrapper(0, NODES)
+
+
+def test_every_srun_of_ours_passes_its_environment_on() -> None:
+    """On sites with SLURM_EXPORT_ENV=NONE, srun would otherwise pass nothing on."""
+    options = LaunchOptions(RunDir(Path("run")), "srun", ("true",), (sys.executable,))
+    probes = (transport.step_argv(7, NODES), reach.step_argv(7, "n1"))
+    for argv in (words_before_the_wrapper(0, NODES), agent_words(options), *probes):
+        assert argv[0] == "srun" and "--export=ALL" in argv, argv

@@ -146,7 +146,7 @@ SITES: Mapping[str, Site] = {
         {"suspend": _power("kill-node"), "resume": _power("restore-node")},
     ),
     "ad-users": Site(
-        'users are named like CORP\\alice and bob@corp.example, their group is "domain users"',
+        'users are named like corp\\alice and bob@corp.example, their group is "domain users"',
         odd_names=True,
         why_not=_needs_root,
     ),

@@ -22,7 +22,7 @@ from transom_cli.errors import TransomError
 _FIRST_ID = 52_000
 # name -> AdminLevel in accounting: two ordinary users, one who may operate the cluster, one who may do anything
 _RIGHTS = {"alice": "", "bob": "", "carol": "Operator", "dave": "Administrator"}
-_ODD = {"alice": "CORP\\alice{}", "bob": "bob{}@corp.example", "carol": "carol{} o.neil", "dave": "CORP\\dave{}"}
+_ODD = {"alice": "corp\\alice{}", "bob": "bob{}@corp.example", "carol": "carol{} o.neil", "dave": "corp\\dave{}"}
 _ODD_GROUP = "domain users"
 
 
