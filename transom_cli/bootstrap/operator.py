@@ -160,7 +160,11 @@ _LATER = (
 def import_ahead() -> None:
     """Import what an operator may need weeks later, when an upgrade may have replaced the files."""
     for name in _LATER:
-        import_module(f"transom_cli.{name}")
+        try:
+            import_module(f"transom_cli.{name}")
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("transom_cli"):
+                raise  # else: of an extra that is not installed, such as `metrics`
 
 
 def operator_process(
