@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
 
 def survive(names: tuple[str, ...], wanted: Result) -> dict[str, Any]:
     began = time.monotonic()
-    with Bench(nodes=3, profiles=names, as_root=True) as bench:
+    with Bench(nodes=3, profiles=names, as_root=False) as bench:
         if "purging" in names:
             bench.runs = bench.sandbox.dir / "scratch" / "runs"
         run = bench.train("site", TRAINING, options=OPTIONS)

@@ -264,6 +264,13 @@ def _decoded(data: torch.Tensor, size: int) -> Any:
     return decode(data[:size].numpy().tobytes())
 
 
+def _member(kind: object, name: str) -> enum.Enum:
+    """Return a member of an Enum. Python 3.11.0 to 3.11.3 pickles members as `getattr(class, name)`."""
+    if not (isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__):
+        raise Refused("builtins.getattr")
+    return kind[name]
+
+
 _PLANNER = ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData")
 _ALLOWED: dict[tuple[str, str], Any] = {
     **METADATA,
@@ -276,6 +283,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ("builtins", "range"): range,
     ("collections", "defaultdict"): collections.defaultdict,
     ("collections", "deque"): collections.deque,
+    ("builtins", "getattr"): _member,
 }
 _KNOWN_MODULES = (filesystem, metadata, pathlib)  # imported, so that their classes are those on the list
 

@@ -195,13 +195,15 @@ class Committer:
         The plan is DCP's own. It is kept until a rank's state changes shape: an optimizer's state appears with its
         first step.
         """
-        offers: list[Offer] | None = self._ranks.to_first((layout.plan, layout.indices))
         shares: list[Share] | None = None
-        if offers is not None:
-            try:
+        try:
+            offers: list[Offer] | None = self._ranks.to_first((layout.plan, layout.indices))
+            if offers is not None:
                 self._metadata, shares = _deduplicated(offers)
-            except Exception as error:
-                shares = [Share(trouble=f"{type(error).__name__}: {error}")] * self._ranks.size
+        except Exception as error:
+            if not self._ranks.first:
+                raise
+            shares = [Share(trouble=describe(error))] * self._ranks.size  # the others wait for it
         mine: Share = self._ranks.each_from_first(shares)
         self._shares.forget()
         self.ledger.agree(self._metadata)
