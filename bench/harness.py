@@ -110,16 +110,20 @@ class Bench:
 
     def __init__(
         self, nodes: int = NODES + 1, keep: bool = False, slurm_conf: Mapping[str, str] | None = None,
-        profiles: Sequence[str] = (), as_root: bool = False,
+        profiles: Sequence[str] = (), as_root: bool = False, shared: bool = False,
     ) -> None:  # fmt: skip
-        """slurm_conf: settings beside the sandbox's own. profiles: of sites, whose user alice owns the runs."""
+        """slurm_conf: settings beside the sandbox's own. profiles: of sites, whose user alice owns the runs.
+
+        as_root: the runs belong to the caller all the same.
+        shared: use the Python of such users in any case, for a result to compare theirs with.
+        """
         self.dir = Path(tempfile.mkdtemp(prefix="tbench-", dir=SHORT))
         self.runs = self.dir / "runs"
         self.results = self.dir / "results"
         self.keep = keep
         self._made: list[LiveRun] = []
         self.user: User | None = None
-        self._as_root = as_root
+        self._as_root, self._shared = as_root, shared
         self.python = sys.executable
         # job ids of its own: scripts make rendezvous ports of them, and two benches may run on one machine
         settings = {"FirstJobId": str(random.SystemRandom().randrange(1_000, 1_000_000)), **(slurm_conf or {})}
@@ -135,8 +139,9 @@ class Bench:
             shutil.rmtree(self.dir, ignore_errors=True)
             raise
         self.user = None if self._as_root else self.sandbox.users().get("alice")
-        if self.user is not None:
+        if self.user is not None or self._shared:
             self.python = shared_python(self.dir / "python")
+        if self.user is not None:
             self.runs.mkdir()
             for folder in (self.runs, self.results):
                 os.chown(folder, self.user.uid, self.user.gid)

@@ -4,7 +4,7 @@
 
 For each profile, or combination joined with `+`: a sandbox like such a site, in which the example GPT trains on 2 of 3
 nodes. After a checkpoint one node dies, with everything on it. The run must end with the state of an undisturbed run on
-a plain sandbox. The run belongs to the user who started this; tests/e2e/test_site_profiles.py acts as an ordinary user.
+a plain sandbox. Where the profile has users of its own, the run belongs to the ordinary user alice.
 Profiles that this machine cannot have are listed with the reason. Exit code 1 if a run failed.
 """
 
@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
 
 def survive(names: tuple[str, ...], wanted: Result) -> dict[str, Any]:
     began = time.monotonic()
-    with Bench(nodes=3, profiles=names, as_root=False) as bench:
+    with Bench(nodes=3, profiles=names) as bench:
         if "purging" in names:
             bench.runs = bench.sandbox.dir / "scratch" / "runs"
         run = bench.train("site", TRAINING, options=OPTIONS)
@@ -106,7 +106,7 @@ def main() -> int:
     chosen = list(sites.SITES) if args.sites == "all" else args.sites.split(",")
     wanted = Result(**json.loads(args.wanted)) if args.wanted else None
     if wanted is None:
-        with Bench() as bench:
+        with Bench(shared=True) as bench:
             wanted = reference(bench, TRAINING, OPTIONS)
     rows = []
     for names in chosen:
