@@ -6,7 +6,7 @@ PY := .venv/bin/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock test test-long test-neighbour test-slurm bench-slurm check lint types docs docs-reference demo clean
+.PHONY: help setup lock frameworks test test-drains test-frameworks test-long test-neighbour test-slurm test-sites bench-contended bench-slurm check lint types docs docs-reference demo clean
 .PHONY: .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
 
 help: ## list the targets
@@ -27,9 +27,19 @@ test: setup ## all tests except the long ones
 test-long: setup ## the tests that take minutes each
 	$(PY) -m pytest -m long
 
+frameworks: setup ## .frameworks/ with Hugging Face, Lightning, DeepSpeed, ... for tests (2 GB, 12 minutes; quick if complete)
+	@scripts/frameworks.sh
+
+# A framework that cannot be installed is named, and its cells in the table say so.
+test-frameworks: frameworks ## each example through a killed rank, a corrupted checkpoint, a time limit; as a table (15 min)
+	status=0; .frameworks/bin/python -m pytest tests/e2e/test_frameworks.py --junitxml=.test-results/frameworks.xml || status=$$?; \
+	$(PY) scripts/frameworks_table.py .test-results/frameworks.xml; exit $$status
+
 # Creates users and groups, so it needs root; without it, tests that act as other users are skipped with that reason.
-test-neighbour: setup ## other users, hostile directories, planted files and checkpoints, also the long tests of these
-	$(PY) -m pytest tests/neighbour tests/cli/test_cli_strangers.py tests/e2e/test_planted_code.py tests/ckpt/restore/test_ckpt_restore_safe_unpickle.py
+test-neighbour: setup ## other users, hostile folders, planted files, kernel lines, clocks, load; also the long tests (15 min)
+	$(PY) -m pytest tests/neighbour tests/contrib tests/cli/test_cli_strangers.py tests/e2e/test_planted_code.py tests/e2e/test_taken_port.py \
+		tests/e2e/test_clock_skew.py tests/supervise/agent/test_clocks_of_nodes.py tests/health/checks/test_kernel_forgery.py \
+		tests/ckpt/restore/test_ckpt_restore_safe_unpickle.py
 
 RELEASES ?= native trixie forky
 
@@ -65,8 +75,28 @@ SEED ?= 1
 N ?= 20
 PARALLEL ?= 1
 
-chaos: setup ## N runs with random faults from SEED, several each: do all invariants hold? (about a minute per run)
-	$(PY) bench/chaos.py --seed $(SEED) --runs $(N) --parallel $(PARALLEL)
+SITE ?=
+FIRST ?= 1
+LOG ?=
+
+chaos: setup ## N runs with random faults from SEED: do all invariants hold? (SITE=a,b FIRST=n LOG=file; a minute per run)
+	$(PY) bench/chaos.py --seed $(SEED) --first $(FIRST) --runs $(N) --parallel $(PARALLEL) --site "$(SITE)" $(if $(LOG),--log $(LOG))
+
+SITES ?= all
+
+test-sites: setup ## a node's death on each site profile, with a bit-identical result, as a table (SITES="a,b+c"; 20 min)
+	$(PY) bench/sites.py --sites "$(SITES)"
+
+bench-contended: setup ## who gets a run's nodes during a requeue, by the way of asking Slurm (2 hours)
+	$(PY) bench/contended.py
+
+RUNS ?= 60
+FROM ?= 0
+
+# Results are kept in .test-results/, so that a campaign can be interrupted, continued and split (RUNS=20 FROM=40).
+test-drains: setup ## is no healthy node drained, and each faulty one isolated? RUNS=60 situations of each kind, FROM=0 (50 min)
+	$(PY) bench/drains.py --from $(FROM) --runs $(RUNS)
+	$(PY) bench/drains.py --faulty --from $(FROM) --runs $(RUNS)
 
 # NVIDIA's ft_launcher, for comparison: not a dependency of transom; the bench reports if it is missing.
 .nvrx: setup

@@ -1,11 +1,12 @@
 """Inject several random faults per run at random moments, also during recovery, and check all invariants.
 
-    python bench/chaos.py [--seed 1] [--runs 20] [--only N] [--parallel 1] [--json]
+    python bench/chaos.py [--seed 1] [--runs 20] [--only N] [--site a,b] [--log FILE] [--parallel 1] [--json]
 
 Each run trains the example GPT on 3 of a sandbox's 6 nodes, with its files on its own shared disk. It suffers two to
 four faults: on ranks, agents, the launcher, the operator, nodes, slurmctld, the disk (full, read-only, stalled) and the
 clock. Faults that a person would repair (the disk, the controller, a dead operator) are repaired after a while, as
-planned. Run n of seed s always has the same plan `s/n`: `--only n` repeats it.
+planned. Run n of seed s always has the same plan `s/n`: `--only n` repeats it. With `--log FILE`, a campaign can be
+split (`--first`, `--runs`) and resumed.
 
 Each run must end with the final state of the uninterrupted run, bit for bit, or stop for a reason that its faults
 explain. chaos_judge.py lists all invariants. Exit code 1 if one is violated; the evidence is kept.
@@ -17,7 +18,9 @@ import argparse
 import json
 import queue
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from chaos_faults import possible
@@ -34,8 +37,8 @@ TRAINING = Training(steps=40, every=4, delay=0.15)
 class ChaosBench(Bench):
     """A sandbox whose runs live under a clock that can jump, where that can be made."""
 
-    def __init__(self, keep: bool = False) -> None:
-        super().__init__(nodes=SANDBOX_NODES, keep=keep)
+    def __init__(self, keep: bool = False, profiles: Sequence[str] = ()) -> None:
+        super().__init__(nodes=SANDBOX_NODES, keep=keep, profiles=profiles, as_root=True)
         self.clock_env: dict[str, str] = {}
         self.kinds: frozenset[str] = frozenset()
 
@@ -58,6 +61,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=int, metavar="N", help="only run number N, to do one again")
     parser.add_argument("--parallel", type=int, default=1, metavar="K", help="sandboxes side by side [1]")
     parser.add_argument("--plan", action="store_true", help="show the plans, and run nothing")
+    parser.add_argument("--site", default="", help="site profiles of the sandbox, joined with commas [none]")
+    parser.add_argument(
+        "--log", type=Path, metavar="FILE", help="append each finished run to this file, and skip those that are in it"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--keep", action="store_true", help="keep the sandbox's files")
     return parser.parse_args()
@@ -75,16 +82,27 @@ def line(row: dict[str, Any]) -> str:
     return f"{head}{made}; {how}, {row['took']:.0f} s{bad}{kept}"
 
 
+def logged(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The runs of this seed and site that the log has, of this or an earlier part of the campaign."""
+    if args.log is None or not args.log.exists():
+        return []
+    rows = [json.loads(text) for text in args.log.read_text().splitlines()]
+    return [row for row in rows if row["site"] == args.site and row["seed"].rpartition("/")[0] == args.seed]
+
+
 def work(args: argparse.Namespace, numbers: queue.SimpleQueue[int], rows: list[dict[str, Any]]) -> Result:
     """Take the next number as long as there is one; in one sandbox, and in a new one where that cannot be healed."""
     wanted: Result | None = None
     while wanted is None or not numbers.empty():
-        with ChaosBench(keep=args.keep) as bench:
+        with ChaosBench(args.keep, tuple(filter(None, args.site.split(",")))) as bench:
             wanted = wanted or reference(bench, TRAINING)
             bench.runs = bench.dir / "disk"  # a new one for every run
             while (number := _next(numbers)) is not None:
                 row, lost = chaos(bench, f"{args.seed}/{number}", wanted)
                 rows.append(row)
+                if args.log is not None:
+                    with args.log.open("a") as file:  # one short line at once: parts may run side by side
+                        file.write(json.dumps({**row, "site": args.site}) + "\n")
                 bench.keep |= lost or bool(row["violations"] or "error" in row)  # its folder, to find out why
                 progress(line(row))
                 if lost:
@@ -126,25 +144,28 @@ def main() -> int:
             print("\n    ".join([f"run {plan.seed}:", *(x.words for x in plan.injections)]))
         return 0
     numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
+    rows = [row for row in logged(args) if int(row["seed"].rpartition("/")[2]) in wanted_numbers]
+    known = {row["seed"] for row in rows}
     for number in wanted_numbers:
-        numbers.put(number)
+        if f"{args.seed}/{number}" not in known:
+            numbers.put(number)
     began = time.time()
-    rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(args.parallel) as pool:
-        workers = [pool.submit(work, args, numbers, rows) for _ in range(args.parallel)]
+        workers = [pool.submit(work, args, numbers, rows) for _ in range(args.parallel) if not numbers.empty()]
         try:
             results = {worker.result() for worker in workers}
         except BaseException:
             INTERRUPTED.set()
             raise
-    if len(results) != 1:
+    if len(results) > 1:
         raise BenchError("Two uninterrupted runs ended in different states", str(results))
     rows.sort(key=lambda row: int(row["seed"].rpartition("/")[2]))
     bad = [row for row in rows if row["violations"] or "error" in row]
     done = sum(row.get("seen", {}).get("exit_code") == 0 for row in rows)
     if args.json:
         print(json.dumps({
-            "schema": 1, "bench": "chaos", "seed": args.seed, "training": vars(TRAINING), "where": surroundings(),
+            "schema": 1, "bench": "chaos", "seed": args.seed, "site": args.site, "training": vars(TRAINING),
+            "where": surroundings(),
             "took": round(time.time() - began), "invariants": INVARIANTS, "done": done, "of": len(rows),
             "violated": len(bad), "runs": rows,
         }))  # fmt: skip

@@ -12,11 +12,12 @@ import os
 import random
 import shutil
 import signal
+import site
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,7 @@ from transom_cli.layout import RunDir
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
 from transom_cli.sandbox.tools import find_tools
+from transom_cli.sandbox.users import User
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.runner import Runner
 from transom_cli.supervise.journal import fold
@@ -89,27 +91,55 @@ def wait_for(ready: Callable[[], bool], timeout_s: float, what: str, every_s: fl
         time.sleep(every_s)
 
 
+def shared_python(where: Path) -> str:
+    """Return a Python with this one's packages that other users can run: this one, or a new environment in `where`."""
+    if all(path.stat().st_mode & 0o001 for path in Path(sys.executable).resolve().parents):
+        return sys.executable
+    system = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    if not Path(system).exists():
+        raise BenchError(f"Other users cannot run {sys.executable}", f"and there is no {system}")
+    subprocess.run([system, "-m", "venv", "--without-pip", str(where)], check=True)
+    packages = [*site.getsitepackages(), str(Path(__file__).resolve().parents[1])]
+    (folder,) = where.glob("lib/python*/site-packages")
+    (folder / "packages.pth").write_text("".join(f"{path}\n" for path in packages))
+    return str(where / "bin" / "python")
+
+
 class Bench:
     """One sandbox and the runs in it. A context manager, which removes all leftovers at the end."""
 
-    def __init__(self, nodes: int = NODES + 1, keep: bool = False, slurm_conf: Mapping[str, str] | None = None) -> None:
-        """slurm_conf: settings beside the sandbox's own."""
+    def __init__(
+        self, nodes: int = NODES + 1, keep: bool = False, slurm_conf: Mapping[str, str] | None = None,
+        profiles: Sequence[str] = (), as_root: bool = False,
+    ) -> None:  # fmt: skip
+        """slurm_conf: settings beside the sandbox's own. profiles: of sites, whose user alice owns the runs."""
         self.dir = Path(tempfile.mkdtemp(prefix="tbench-", dir=SHORT))
         self.runs = self.dir / "runs"
         self.results = self.dir / "results"
         self.keep = keep
         self._made: list[LiveRun] = []
+        self.user: User | None = None
+        self._as_root = as_root
+        self.python = sys.executable
         # job ids of its own: scripts make rendezvous ports of them, and two benches may run on one machine
         settings = {"FirstJobId": str(random.SystemRandom().randrange(1_000, 1_000_000)), **(slurm_conf or {})}
-        self._spec = SandboxSpec(self.dir / "sb", nodes=nodes, gpus_per_node=1, extra=settings)
+        self._spec = SandboxSpec(self.dir / "sb", nodes=nodes, gpus_per_node=1, extra=settings, site=tuple(profiles))
 
     def __enter__(self) -> Bench:
         self.results.mkdir()
+        if self._spec.site:
+            self.dir.chmod(0o755)  # for the users of the site
         try:
             self.sandbox = Sandbox.up(self._spec)
         except BaseException:
             shutil.rmtree(self.dir, ignore_errors=True)
             raise
+        self.user = None if self._as_root else self.sandbox.users().get("alice")
+        if self.user is not None:
+            self.python = shared_python(self.dir / "python")
+            self.runs.mkdir()
+            for folder in (self.runs, self.results):
+                os.chown(folder, self.user.uid, self.user.gid)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _error: BaseException | None, _: TracebackType | None) -> None:
@@ -126,7 +156,8 @@ class Bench:
         """This cluster's Slurm, and no settings of the caller's own."""
         mine = ("SLURM_", "SBATCH_", "TRANSOM_")
         env = {key: value for key, value in os.environ.items() if not key.startswith(mine)}
-        return {**env, **self.sandbox.env(), "XDG_CONFIG_HOME": str(self.dir / "no-settings")}
+        env |= {**self.sandbox.env(), "XDG_CONFIG_HOME": str(self.dir / "no-settings")}
+        return {**env, **self.user.env(), "TRANSOM_STATE_DIR": f"{self.user.home}/state"} if self.user else env
 
     @cached_property
     def slurm(self) -> CliSlurm:
@@ -134,10 +165,11 @@ class Bench:
 
     def transom(self, *words: str, timeout_s: float = 60.0) -> str:
         """Run a `transom` command to its end; its stdout."""
-        argv = [sys.executable, "-m", "transom_cli", *words]
+        argv = [self.python, "-m", "transom_cli", *words]
         done = subprocess.run(
-            argv, env=self.env, cwd=self.dir, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+            argv, env=self.env, cwd=self.dir, capture_output=True, text=True, timeout=timeout_s, check=False,
+            **(self.user.identity() if self.user else {}),
+        )  # fmt: skip
         if done.returncode:
             said = (done.stderr or done.stdout).strip()
             raise BenchError(f"`transom {' '.join(words[:2])} ...` ended with exit code {done.returncode}", said)
@@ -147,7 +179,7 @@ class Bench:
         """`transom run --detach` of one of our training programs, with its arguments. options: of `transom run`."""
         ask = ["--root", str(self.runs), "--name", name, "-N", str(NODES), "--gpus-per-node", "1", *options]
         ask += ["--spares", str(spares)] if spares else []
-        run_id = self.transom("run", *ask, "--detach", "--", sys.executable, *train)
+        run_id = self.transom("run", *ask, "--detach", "--", self.python, *train)
         run = LiveRun(self, RunDir(self.runs / run_id), self._result(name))
         self._made.append(run)
         return run
@@ -235,10 +267,10 @@ class LiveRun:
         return True
 
 
-def reference(bench: Bench, training: Training) -> Result:
+def reference(bench: Bench, training: Training, options: tuple[str, ...] = ()) -> Result:
     """The result of one uninterrupted run."""
     progress("one uninterrupted run, for its result")
-    run = bench.train("reference", training)
+    run = bench.train("reference", training, options=options)
     result = run.wait_done()
     if run.view.incidents:
         raise BenchError("The uninterrupted run had an incident", run.view.incidents[0].message)

@@ -8,6 +8,9 @@ holds an exception at the beginning, in the middle or at the end. node: seconds 
 them. merge: seconds that the launcher needs for the answers of all nodes. Both also in CPU seconds, which other load on
 the machine does not change. cause: what was found.
 --plain searches without RE2, as an agent does in a container that has none.
+
+The exit code is 1 if a wrong cause was found, or, with RE2, if the CPU seconds exceed the budgets: 2 for eight logs of
+1 MB, 1 for the answers of 1,024 nodes.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ CAUSE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.11 GiB\n"
 )
 WANTED = "cuda_oom"
+NODE, MERGE = 2.0, 1.0  # budgets: CPU seconds
 PLACES = ("none", "beginning", "middle", "end")
 Writer = Callable[[random.Random, int, int], str]
 
@@ -176,6 +180,10 @@ def main() -> int:
                 print("  ".join(f"{name:>10}" for name in row))
             rows.append(row)
             print(json.dumps(row) if asked.json else "  ".join(f"{value!s:>10}" for value in row.values()), flush=True)
+    slow = [row for row in rows if row["its CPU s"] > NODE or row["merge CPU s"] > MERGE]
+    if slow and not asked.plain:
+        print(f"EXCEEDED in {len(slow)} of {len(rows)} rows: {NODE:g} s for a node, {MERGE:g} s for the merge")
+        return 1
     return 0 if all(row["right"] for row in rows) else 1
 
 

@@ -90,7 +90,7 @@ def answers(folder: Path, runs: int, state: str = "pending") -> None:
         f"JobId=1 JobName=idle UserId=me(1) GroupId=me(1) MCS_label=N/A Priority={fixed['PriorityLong']} Nice=0 "
         f"JobState={fixed['State']} Reason={fixed['Reason']} Requeue=1 Restarts={fixed['RestartCnt']} ExitCode=0:0 "
         f"RunTime=00:00:00 StartTime=Unknown EndTime=Unknown Partition=main NodeList={fixed['NodeList']} NumNodes=2 "
-        "CPUs/Task=1 Command=/x WorkDir=/ StdOut=/dev/null Power=\n"
+        "CPUs/Task=1 OverSubscribe=OK Contiguous=0 Command=/x WorkDir=/ StdOut=/dev/null Power=\n"
     )
     for name in ("squeue", "scontrol"):
         path = folder / name

@@ -37,6 +37,7 @@ def main() -> int:
             samples = Scenario(sandbox, Path(place) / 'a dir\'s "q"').play()
         finally:
             sandbox.down()
+        samples |= configurations(Path(place), home)
     asked.folder.mkdir(parents=True, exist_ok=True)
     user = getpass.getuser()
     names = {
@@ -51,6 +52,25 @@ def main() -> int:
             text = text.replace(was, now)
         (asked.folder / name).write_text(text)
     return 0
+
+
+STRICT = {
+    "WaitTime": "30", "KillWait": "5", "JobRequeue": "0", "Prolog": "/bin/true", "TaskProlog": "/bin/true",
+    "PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE",
+}  # fmt: skip
+
+
+def configurations(place: Path, home: str) -> dict[str, str]:
+    """Return what `scontrol show config` and `show partition` say with Slurm's defaults, and on a strict site."""
+    found = {}
+    for name, extra in (("", {}), ("_strict", STRICT)):
+        sandbox = Sandbox.up(SandboxSpec(place / f"config{name}", 1, home=home, extra=extra))
+        try:
+            for what in ("config", "partition"):
+                found[f"{what}{name}.txt"] = sandbox.slurm("scontrol", "show", what, *(["-o"] * (what == "partition")))
+        finally:
+            sandbox.down()
+    return found
 
 
 class Scenario:

@@ -30,6 +30,7 @@ PURE = (
     "view.report.*",
     *(f"ckpt.{name}" for name in ("failures", "manifest", "names", "progress")),
     *(f"ckpt.snapshot.{name}" for name in ("account", "protection")),
+    "doctor.config",
     "doctor.symptom",
     *("errors", "inherited", "layout", "plural", "redact"),
     *(f"health.{name}" for name in ("check", "exit_codes", "finding", "protocol")),
@@ -40,7 +41,8 @@ PURE = (
     *(f"rpc.{name}" for name in ("errors", "verbs", "wire")),
     "sandbox.release.known",
     *(f"slurm.{name}" for name in ("accounting", "parse", "port", "tags")),
-    *(f"submit.{name}" for name in ("directives", "render", "script", "unsupported")),
+    *(f"submit.{name}" for name in ("adopt", "directives", "render", "script")),
+    *(f"submit.{name}" for name in ("shell_commands", "srun_options", "starters", "unsupported")),
     "supervise.launcher.plan",
     "supervise.run_record",
     *(
@@ -63,6 +65,7 @@ READERS = (
     "health.gpu.nvml",
     "health.gpu.watch",
     "health.history.files",
+    "health.history.shared",
     "view.report.page",
 )
 # Values and text only. Not here: os, subprocess, time, socket, random, and all else that looks around.
@@ -79,6 +82,7 @@ PURE_OTHERS = {
     "diagnose.logs.grammar": {"datetime"},
     "diagnose.logs.rulebook": {"re2", "typing"},
     "notify.messages": {"datetime", "email"},
+    "rpc.verbs": {"inspect"},  # the signature of a handler
     "slurm.parse": {"ClusterShell", "datetime"},
     "submit.render": {"jinja2", "sys"},
     "view.report.charts": {"datetime"},

@@ -28,6 +28,8 @@ def _main() -> None:
         code = quick(sys.argv[1:])
         if code is not None:
             sys.exit(code)
+    if sys.argv[1:2] == ["launch"]:
+        _launch(sys.argv[1:])
     if sys.argv[1:2] == ["operate"]:
         from transom_cli.cli.operate import quick as operate
 
@@ -35,6 +37,20 @@ def _main() -> None:
     from transom_cli.cli.app import run_app
 
     run_app()
+
+
+def _launch(words: list[str]) -> None:
+    """Start the launcher over without the packages on PYTHONPATH, which belong to the user's training.
+
+    The scripts of runs that transom 0.1 created call the attempt launcher by this name.
+    """
+    from transom_cli.start import own
+
+    old = "--run-dir" in words[: words.index("--") if "--" in words else None]
+    if old:
+        sys.argv[1] = "attempt-launcher"
+    elif not sys.flags.isolated:
+        os.execv(sys.executable, own("transom_cli", *words))
 
 
 if __name__ == "__main__":

@@ -122,6 +122,10 @@ class AttemptDir:
         """The node of each task of one launch, for srun, if the ranks are not in Slurm's order of nodes."""
         return self.path / "hosts" / str(launch)
 
+    def resume(self, launch: int, folder: int) -> Path:
+        """The checkpoint that one launch resumes from, as JSON, from rank 0 (ckpt.seal). folder: CRC of its folder."""
+        return self.path / "resume" / f"{launch}-{folder:08x}.json"
+
     @property
     def health(self) -> Path:
         """Results of health checks of the attempt's nodes (preflight, incidents), as JSON, from the launcher."""
@@ -252,6 +256,4 @@ def other_format(run: RunDir, header: Mapping[str, object], version: str) -> tup
 
 def resuming(run: RunDir) -> str:
     """Explain how a new run continues the training of this one."""
-    return (
-        f"with checkpoint.directory set to this run's checkpoints ({run.checkpoints} by default) it resumes from them"
-    )
+    return f"with `--set checkpoint.directory={run.checkpoints}` it resumes from the checkpoints, if they are there"

@@ -26,6 +26,7 @@ _PACKAGE = os.path.dirname(os.path.realpath(__file__))
 _NAME = "transom_cli"
 _ALL_PATHS = "--all-paths"
 _MOST_LINKS = 40  # as the kernel has it
+_VERSION = '__version__ = "'
 _INSTALLED = f"import site; site.addsitedir(site.getusersitepackages()); from {_NAME}.start import main; main()"
 
 
@@ -49,6 +50,27 @@ def installed(python: str, module: str, *words: str) -> list[str]:
     return [python, "-I", "-c", _INSTALLED, module, *words]
 
 
+def _installation() -> tuple[int, int, str]:
+    """What an upgrade changes: the package's first file, and the version in it."""
+    try:
+        with open(f"{_PACKAGE}/__init__.py", encoding="utf-8") as file:  # noqa: PTH123
+            about = os.fstat(file.fileno())
+            return about.st_ino, about.st_mtime_ns, file.read().partition(_VERSION)[2].partition('"')[0]
+    except OSError:
+        return 0, 0, ""
+
+
+_STARTED = _installation()
+
+
+def upgraded() -> str:
+    """Say that transom was upgraded since this process started, so that a module may not fit the others; else ""."""
+    now = _installation()
+    if now == _STARTED:
+        return ""
+    return f"transom was upgraded while this process ran (version {_STARTED[2]} before, {now[2] or 'incomplete'} now)"
+
+
 def main() -> None:
     """Run the module that the command line names as `__main__`."""
     all_paths = sys.argv[1] == _ALL_PATHS
@@ -61,7 +83,10 @@ def main() -> None:
         sys.dont_write_bytecode = True
     try:
         _run(sys.argv[0])
-    except ImportError:
+    except ImportError as error:
+        if words := upgraded():
+            sys.stderr.write(f"transom: {words}: {error}\ntransom: start it again; docs/upgrading.md says how\n")
+            sys.exit(1)
         left_out = [entry for entry in entries if entry not in kept and os.path.exists(entry)]
         if left_out:
             sys.stderr.write(

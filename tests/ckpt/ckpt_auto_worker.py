@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.save.staging import Stager
-from transom_cli.ckpt.schedule import failure_rate, intervals
+from transom_cli.ckpt.schedule import cadence, failure_rate
 from transom_cli.errors import UsageError
 
 ALONE = 15  # steps after which rank 0 saves by itself: the ranks have not looked yet at what the first save settled
@@ -31,7 +31,7 @@ def main() -> None:
     pace = random.Random(seed + rank)
     dist.init_process_group("gloo")
     failure_rate.LEAST = failure_rate.RANK_DAYS = 1e-6  # failures without end: the overhead decides,
-    intervals.ROOM = 1e-6  # however slowly this machine writes
+    cadence.ROOM = 1e-6  # however slowly this machine writes
     take, stall = Stager.take, 0.2 if rank == 1 else 0.0  # long beside a step on a busy machine
 
     def slow_take(self, *state):

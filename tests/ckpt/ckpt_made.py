@@ -16,7 +16,7 @@ def bare_checkpoint(directory: Path, step: int, *, data: bytes = b"weights") -> 
     path.mkdir(parents=True)
     (path / ".metadata").write_bytes(b"metadata of %d" % step)
     (path / "__0_0.distcp").write_bytes(data * 100)
-    entries = tuple(files.seal(path / name) for name in (".metadata", "__0_0.distcp"))
+    entries = tuple(files.measure(path / name) for name in (".metadata", "__0_0.distcp"))
     manifest = Manifest(step, 1, "1.0", "2.6.0", "2025-01-01T00:00:00+00:00", entries)
     files.write_new(path / "manifest.json", encode(manifest))
     return path

@@ -11,10 +11,9 @@ import xxhash
 from processes import wait_for
 
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
-from transom_cli.ckpt.snapshot.buffer import Buffer, Share
 from transom_cli.ckpt.snapshot.peers import Peers
 from transom_cli.ckpt.snapshot.protection import parse
-from transom_cli.ckpt.snapshot.record import Launch, Record
+from transom_cli.ckpt.snapshot.record import Buffer, Launch, Record, Share
 from transom_cli.ckpt.snapshot.training import Training
 from transom_cli.rpc.errors import RpcError
 from transom_cli.rpc.verbs import Call

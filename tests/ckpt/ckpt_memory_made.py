@@ -9,8 +9,7 @@ import xxhash
 
 from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
 from transom_cli.ckpt.names import DCP_METADATA
-from transom_cli.ckpt.snapshot.buffer import Buffer, Share
-from transom_cli.ckpt.snapshot.record import Launch, Record
+from transom_cli.ckpt.snapshot.record import Buffer, Launch, Record, Share
 
 SIZE = 4096  # bytes of a buffer
 

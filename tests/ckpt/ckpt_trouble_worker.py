@@ -21,7 +21,7 @@ PLACES: dict[str, tuple[Any, str]] = {  # where a save fails
     "checksum": (files, "digest_segments"),  # while the digests are computed
     "digests": (Ledger, "_sums"),
     "streamed digests": (Ledger, "_sums"),
-    "streamed bytes": (streamed, "_pieces"),
+    "streamed bytes": (streamed, "data_file"),
 }
 
 

@@ -8,8 +8,7 @@ import pytest
 from ckpt_memory_job import Job
 from typer.testing import CliRunner
 
-from transom_cli.ckpt.memory_plan import memory_plan
-from transom_cli.ckpt.snapshot.protection import parse
+from transom_cli.ckpt.snapshot.protection import memory_plan, parse
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.errors import UsageError
 

@@ -233,3 +233,16 @@ def test_a_warning_at_the_very_start_is_refused_and_the_default_gives_way(tmp_pa
     assert short.job.warn_before == 30 and thaw(freeze(short), "run.toml").job.warn_before == 30
     assert load(None, {"job.signal_before": 0, "job.time": "1"}, site=None).job.warn_before == 0
     assert load(site=None).job.warn_before == 120
+
+
+@pytest.mark.parametrize("layer", ["site", "user", "run", "environment", "flags"])
+def test_a_run_observes_if_any_layer_says_so(tmp_path: Path, layer: str) -> None:
+    """The strictest layer decides: what the site says, no run can undo."""
+
+    def file(name: str) -> Path:
+        return write(tmp_path / f"{name}.toml", f'[run]\nmode = "{"observe" if layer == name else "act"}"\n')
+
+    environ = {"TRANSOM_RUN__MODE": "observe" if layer == "environment" else "act"}
+    flags = {"run.mode": "observe" if layer == "flags" else "act"}
+    settings = load(file("run"), flags, environ, site=file("site"), user=file("user"))
+    assert settings.run.mode == "observe" and thaw(freeze(settings), "run.toml") == settings

@@ -89,7 +89,9 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         some_nodes,
         predecessors,
         st.one_of(no_faults, faults),
+        st.sampled_from(("", "", "1", "2")),
     ),
+    ev.JobStepDone: st.builds(ev.JobStepDone, at, attempts, st.sampled_from(("1", "2"))),
     ev.RecoverySeen: st.builds(
         ev.RecoverySeen,
         at,
@@ -148,6 +150,7 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
     ev.ActionFailed: st.builds(
         ev.ActionFailed, at, keys, st.sampled_from(("slurm_refused",) * 5 + ("job_cancelled",)), st.just("no")
     ),
+    ev.Withheld: st.builds(ev.Withheld, at, keys),
     ev.SubmissionAnswered: st.builds(
         ev.SubmissionAnswered, at, st.just("submit"), st.sampled_from((0, 7)), st.integers(1, 3)
     ),
@@ -158,9 +161,10 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
     ev.RequeueRequested: st.builds(
         ev.RequeueRequested, at, st.just("ann"), st.sampled_from(("requeue-1", "requeue-2"))
     ),
+    ev.FilesRestored: st.builds(ev.FilesRestored, at, st.just(("run.toml",))),
     ev.ResumeRequested: st.builds(ev.ResumeRequested, at, st.just("ann"), st.sampled_from(("resume-1", "resume-2"))),
 }
-common = [s for cls, s in EVENTS.items() if cls is not ev.StopRequested]
+common = [s for cls, s in EVENTS.items() if cls not in (ev.StopRequested, ev.Withheld)]  # see test_observe
 events = st.one_of(*common)
 
 

@@ -264,3 +264,18 @@ def test_without_an_operator_attempts_without_progress_end_held() -> None:
         launcher.LogsRead(12.0, 0, "unknown", ""),
     )
     assert outcome(actions).again == "", "do not restart"
+
+
+def test_node_that_is_only_drained_is_not_blamed_for_the_failure_of_another() -> None:
+    """What was seen: the operator excluded the drained node for an hour, as if it had killed the rank."""
+    _, actions = feed(
+        with_spare(),
+        launcher.NodesDraining(9.0, ("n3",), "fan"),
+        launcher.RanksExited(9.5, 0, exits(None, -9, None)),
+        launcher.Tick(11.5),
+        launcher.LaunchEnded(12.0, 0),
+        launcher.LogsRead(13.0, 0, "unknown", ""),
+    )
+    swapped = [a for a in actions if isinstance(a, launcher.Journal) and a.what == "swapped"]
+    assert [(a.nodes, a.cause) for a in swapped] == [(("n3",), "maintenance")]
+    assert started(actions) == [("n1", "n2", SPARE)]

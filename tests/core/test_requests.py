@@ -27,7 +27,7 @@ def test_a_requeue_request_requeues_once_and_isolates_nothing() -> None:
     closed = player.state.incidents[-1]
     assert closed.diagnosis is not None and closed.diagnosis.words == "requeue requested by bob (uid 1002)"
     assert [(r.what, r.who, r.result) for r in player.state.requests] == [
-        ("requeue", "bob (uid 1002)", "the job is requeued")
+        ("requeue", "bob (uid 1002)", "the job is being requeued")
     ]
 
 

@@ -16,6 +16,7 @@ import typer
 from transom_cli.cli.app import app
 from transom_cli.cli.options import EXAMPLES
 from transom_cli.errors import EXIT_CODES
+from transom_cli.submit.srun_options import SRUN
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -39,7 +40,7 @@ def test_a_page_made_from_the_code_is_up_to_date(name: str) -> None:
 def test_every_command_has_its_section() -> None:
     headings = re.findall(r"^##+ `transom (.*)`$", made("commands.md"), re.MULTILINE)
     assert {"run", "status", "operate", "ckpt verify", "sandbox fault kill-node"} <= set(headings)
-    assert not {"launch", "agent"} & set(headings), "these are for the templates"
+    assert not {"attempt-launcher", "agent"} & set(headings), "these are for the templates"
 
 
 def test_every_exit_code_has_a_section_with_its_meaning() -> None:
@@ -77,6 +78,7 @@ def test_shown_command_exists_with_its_options(where: str, line: str) -> None:
         command = command.commands[words.pop(0)]
     known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"-h", "--help"}
     known |= {"--install-completion", "--show-completion"}
+    known |= {f"--{name}" for name in SRUN.takes} if command.name == "launch" else set()  # it takes srun's options too
     ours = words[: words.index("--")] if "--" in words else words
     requested = {word.partition("=")[0] for word in ours if re.match(r"--?[a-z]", word, re.IGNORECASE)}
     assert requested <= known, f"{where}: {line}"

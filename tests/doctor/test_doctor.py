@@ -14,14 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.doctor import examine as examining
+from transom_cli.doctor.config import config_of, of_cluster
 from transom_cli.doctor.examine import _drain_ways, examine
 from transom_cli.doctor.symptom import (
     DrainWay,
     Grade,
     Symptom,
-    config_of,
     logind,
-    of_cluster,
     of_cpu_limit,
     of_logout,
     of_rights,
@@ -59,7 +58,7 @@ def test_recommended_cluster_settings_are_ok() -> None:
 @pytest.mark.parametrize(
     ("was", "now", "about", "grade"),
     [
-        ("JobRequeue              = 1", "JobRequeue              = 0", "requeue", Grade.WARN),
+        ("JobRequeue              = 1", "JobRequeue              = 0", "requeue", Grade.OK),
         ("KillWait                = 30 sec", "KillWait                = 5 sec", "kill wait", Grade.WARN),
         ("proctrack/cgroup", "proctrack/linuxproc", "stray processes", Grade.NOTE),
         ("accounting_storage/slurmdbd", "accounting_storage/none", "accounting", Grade.NOTE),
@@ -116,7 +115,7 @@ def test_machines_that_end_processes_at_logout() -> None:
     assert kill and excluded == ("eve", "bob")
     assert logind(["KillUserProcesses=yes\n", "KillUserProcesses=no\n"])[0] is False, "the later one holds"
     assert of_logout(kill, excluded, "ada", lingers=False).hint.startswith("loginctl enable-linger ada; then ")
-    assert of_logout(kill, excluded, "ada", lingers=True).hint.startswith("systemd-run --user --scope "), "not enough"
+    assert of_logout(kill, excluded, "ada", lingers=True).hint.startswith("transom service install "), "not enough"
     assert of_logout(kill, excluded, "bob", lingers=False).grade is Grade.OK
     assert of_logout(False, excluded, "ada", lingers=False).grade is Grade.OK
 

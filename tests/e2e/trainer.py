@@ -23,6 +23,7 @@ parser.add_argument(
     "--end", default="", help="CODE, a signal's name, error, spin or read, at --at of the run's first launch"
 )
 parser.add_argument("--always", action="store_true", help="in every launch")
+parser.add_argument("--launch", type=int, default=0, help="not in the first launch but in this one")
 parser.add_argument("--at", type=int, default=10**9)
 parser.add_argument("--rank", type=int, default=0)
 parser.add_argument("--quiet-words", default="")
@@ -32,7 +33,7 @@ args = parser.parse_args()
 
 rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
 restart, launch = (int(os.environ.get(name) or 0) for name in ("SLURM_RESTART_COUNT", "TRANSOM_LAUNCH"))
-first = args.always or (restart, launch) == (0, 0)
+first = args.always or (restart, launch) == (0, args.launch)
 world = int(os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", "1")))
 folder = Path(os.environ["TRANSOM_CHECKPOINT_DIR"])
 start = f"{os.environ['SLURM_JOB_ID']}.{restart}.{launch}"

@@ -33,9 +33,7 @@ builtins.open, ctypes.CDLL = opened, Library
 ASKED = "0x59616d61 True (0, 0, 0)\n"
 CLIENT = "from transom_cli import beat; beat(1); beat(2)"
 START = f"runpy.run_path({str(ROOT / 'transom_cli/heartbeat/auto/sitecustomize.py')!r}, run_name='sitecustomize')"
-START += (
-    "\n[one.find_spec('torch.optim.optimizer') for one in sys.meta_path if type(one).__name__ == '_OptimizerImport']"
-)
+START += "\n[one.find_spec('torch.optim.optimizer') for one in sys.meta_path if type(one).__name__ == '_Import']"
 
 
 def said(code: str, scope: str, **env: str) -> str:

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from cli_support import transom
+from cli.cli_support import transom
 
 from transom_cli.config.load import load
 from transom_cli.core import events as ev
@@ -54,7 +54,7 @@ told {SECRETS["a notification token"]}
 -----END RSA PRIVATE KEY-----
 RuntimeError: CUDA error on gpu017.example.org (10.3.1.17), mail ann@example.org, tokens: 4096, step 18000
 """
-NAMES = ("gpu017", "gpu018", "example.org", "10.3.1.17", "/home/", "/root")
+NAMES = ("gpu017", "gpu018", "zeus", "example.org", "10.3.1.17", "/home/", "/root")
 
 
 @pytest.fixture
@@ -78,6 +78,7 @@ def run(tmp_path: Path) -> RunDir:
         ev.Submitted(2.0, "submit", 7),
         ev.JobSeen(3.0, 7, 0, "RUNNING", nodes=("gpu017", "gpu018"), batch_host="gpu017"),
         ev.OutcomeSeen(4.0, "7.0", "failed", LINES, nodes=("gpu017", "gpu018")),
+        ev.RequeueRequested(5.0, "ann on zeus.example.org", "requeue-1"),
     ):
         journal.append(event)
     journal.close()
@@ -134,8 +135,9 @@ def test_a_bundle_has_what_explains_the_run(run: RunDir, tmp_path: Path) -> None
 
 
 def test_the_same_run_gives_the_same_bytes_and_no_file_is_overwritten(run: RunDir, tmp_path: Path) -> None:
-    first, second = tmp_path / "1.tar.gz", tmp_path / "2.tar.gz"
-    for target in (first, second):
+    first, second = tmp_path / "1.tar.gz", tmp_path / "folder" / f"transom-{run.run_id}.tar.gz"
+    second.parent.mkdir()
+    for target in (first, second.parent):
         assert transom("bundle", run.path, "-o", target).returncode == 0
     assert gzip.decompress(first.read_bytes()) == gzip.decompress(second.read_bytes())
     assert first.read_bytes() == second.read_bytes()

@@ -163,5 +163,5 @@ def test_status_warns_of_nodes_that_nobody_can_see() -> None:
     assert blind_nodes(run, {"a": seen, "b": seen}, 0.0, later) == ""
     assert blind_nodes(run, {"a": seen}, 0.0, BLIND_AFTER - 1) == "", "it may still come up"
     assert blind_nodes(run, {"a": seen}, None, later) == "", "without a launcher nobody expects tables"
-    assert blind_nodes(run, {"a": seen}, 0.0, later).startswith("b: its agent writes no table")
+    assert blind_nodes(run, {"a": seen}, 0.0, later).startswith("b: no table from the agent")
     assert blind_nodes(run, {"a": cured, "b": refused}, 0.0, later) == "b: no place"

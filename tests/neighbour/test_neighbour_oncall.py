@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from slurm_support import OrdinaryUser
 
+from transom_cli.cli.common import run_to_request
 from transom_cli.config.load import load
 from transom_cli.core import events as ev
 from transom_cli.core.operator.state import Policy
@@ -325,10 +326,12 @@ def test_from_another_host_the_command_names_the_host_to_use(
 def test_without_a_live_operator_or_users_on_call_the_command_says_whom_to_ask(
     operated: Operated, folder: Path, ordinary_user: OrdinaryUser, group: int
 ) -> None:
-    nobody = _make(folder, name="nobody")
+    nobody, waiting = _make(folder, name="nobody"), _make(folder, ordinary_user.name, name="waiting")
 
     def ask() -> None:
-        with pytest.raises(NotPermitted, match="takes requests of other users"):
+        with pytest.raises(NotPermitted, match=f"The operator of the run `{waiting.run_id}` is not running"):
+            send_request(run_to_request(folder / "runs", "waiting"), "stop")
+        with pytest.raises(NotPermitted, match="takes requests of nobody else"):
             send_request(nobody, "stop")
 
     call_as(ordinary_user, ask, group)

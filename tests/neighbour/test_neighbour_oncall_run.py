@@ -66,7 +66,7 @@ def test_a_user_on_call_reads_requeues_and_stops_a_run(
         view = person.wait(run, lambda v: v["starts"] == 1 and v["phase"] == "training")
         author = f"{ordinary_user.name} (uid {ordinary_user.uid})"
         assert [(one["what"], one["who"], one["result"]) for one in view["requests"]] == [
-            ("requeue", author, "the job is requeued")
+            ("requeue", author, "the job is being requeued")
         ]
         assert view["incidents"][-1]["message"] == f"requeue requested by {author}" and view["excluded"] == []
         _only_secrets_are_private(run, gid)
@@ -78,7 +78,8 @@ def test_a_user_on_call_reads_requeues_and_stops_a_run(
 
 
 def _only_secrets_are_private(run: RunDir, gid: int) -> None:
-    private = {run.secret, run.script, run.submission}
+    private = {run.secret, run.script, run.submission, *run.attempts.glob("*/beats.suffix")}
+    assert len(private) == 5, "two attempts"
     for path in (run.path, *_below(run.path)):
         mode = path.lstat().st_mode
         if not stat.S_ISLNK(mode):

@@ -26,7 +26,8 @@ from transom_cli.slurm.port import Submission
 from transom_cli.slurm.runner import Runner
 from transom_cli.submit.submission import SubmissionRecord
 from transom_cli.supervise.journal import fold
-from transom_cli.supervise.lease import Lease, operator_alive, read_holder
+from transom_cli.supervise.lease import Holder, Lease, operator_alive, read_holder
+from transom_cli.supervise.operator.process import register_live
 from transom_cli.supervise.operator.registry import Registry, Shell, operator_folder
 
 PATIENCE = 60.0
@@ -180,3 +181,18 @@ def test_a_lease_of_this_process_counts_only_while_it_is_held(tmp_path: Path) ->
     lease.give_up()
     run.lease.write_text(text)  # as if the last write had failed
     assert operator_alive(run) is None
+
+
+def test_run_whose_operator_on_another_host_stops_renewing_is_taken_up(scene: Scene) -> None:
+    run = idle_run(scene.folder / "runs", 1)
+    Lease.take(run)
+    seen: dict[Path, Holder] = {}
+
+    def renewed(renewals: int) -> list[str]:
+        elsewhere = {**json.loads(run.lease.read_text()), "boot": "another", "renewals": renewals}
+        run.lease.write_text(json.dumps(elsewhere))
+        register_live(scene.registry, scene.folder / "runs", seen)
+        return scene.registry.names()
+
+    assert renewed(1) == [] and renewed(2) == [], "it is alive, or was not looked at before"
+    assert len(renewed(2)) == 1

@@ -10,7 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from neighbour_process import NODES, STATES, answers, counted, idle_run, named, past
+import neighbour_process
+from neighbour_process import NODES, STATES, answers, counted, idle_run, named, past, rows
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.decide import decide
@@ -50,3 +51,16 @@ def test_only_calls_on_the_run_directories_count_and_each_counts_once() -> None:
 """
     assert counted(trace, "/top/runs", 2.0) == {"newfstatat": 0.5, "openat": 0.5, "close": 0.5}
     assert counted(trace.replace("idle/a", "other/a"), "/top/runs", 0.5)["close"] == 1.0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_one_process_with_many_runs_stays_small_in_every_state(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real processes, each with 20 runs. CPU is not judged here: other tests may run beside this one."""
+    monkeypatch.setattr(neighbour_process, "CALM", 62.0)
+    for row in rows(STATES, (20,), 60.0, str(short_dir)):
+        assert not row["others"], row
+        assert row["MB"] <= 60.0 and row["calls_a_minute"] <= 3.0, row
+        assert row["file_calls"] is None or row["file_calls"] <= (60.0 if row["state"] == "training" else 15.0), row

@@ -15,7 +15,7 @@ from transom_cli.heartbeat import paths
 
 FILE_CALLS = 15  # to find and read one compiled file in one more folder
 CHILD = "import subprocess, sys; print(subprocess.run([sys.executable, '-c', {code!r}], capture_output=True).stdout)"
-WAITS = "import sys; print([type(one).__name__ for one in sys.meta_path].count('_OptimizerImport'))"
+WAITS = "import sys; print([type(one).__name__ for one in sys.meta_path].count('_Import'))"
 
 
 def environment(tmp_path: Path, *, hook: bool) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -129,6 +130,34 @@ def test_an_unreachable_node_is_suspected_where_another_one_can_be_reached(close
     assert judge_reach(read_reach("n2", "127.0.0.1", closed, peers=lambda: peers)).verdict is Verdict.SUSPECT
     result = read_reach("n2", "127.0.0.1", closed, peers=lambda: peers, another_says="the launcher does not reach it")
     assert judge_reach(result).verdict is Verdict.FAIL
+
+
+def own_address() -> str:
+    """An address of this host that others can reach; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        with contextlib.suppress(OSError):
+            udp.connect(("192.0.2.1", 9))
+        return str(udp.getsockname()[0])
+
+
+def test_machine_that_refuses_is_suspected_and_not_gone_while_its_slurmd_is_upgraded(listening: int) -> None:
+    """What was seen: an upgrade stops slurmd, and with it the job. The two probes of a healthy node were refused."""
+    address = own_address()
+    if address.startswith(("127.", "0.")):
+        pytest.skip("this host has no address but its loopback")
+    peers = [Peer("n1", "127.0.0.1", listening)]
+    with socket.socket() as bound:
+        bound.bind((address, 0))
+        port = bound.getsockname()[1]
+        for says in ("", "Slurm gets no answer from it either"):
+            found = judge_reach(
+                read_reach(
+                    "n2", address, port, peers=lambda: peers, slurm_says=says, another_says="the launcher does not"
+                )
+            )
+            assert found.verdict is Verdict.SUSPECT and "the machine itself answers" in found.evidence
+        down = read_reach("n2", address, port, peers=lambda: peers, slurm_says="Slurm calls it down")
+        assert judge_reach(down).verdict is Verdict.FAIL
 
 
 def test_slurm_alone_confirms_that_a_node_is_gone(closed: int) -> None:

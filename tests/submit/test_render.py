@@ -85,7 +85,7 @@ export A='x y'
 source venv/bin/activate
 
 # Slurm starts every rank: one task per GPU. The launcher replaces this shell, so it receives its signals.
-exec /opt/py/bin/python -I -c @INSTALLED@ transom_cli launch \\
+exec /opt/py/bin/python -I -c @INSTALLED@ transom_cli attempt-launcher \\
     --run-dir /runs/gpt-1 \\
     --kind srun \\
     --tasks-per-node 8 \\
@@ -134,7 +134,7 @@ export TRANSOM_CHECKPOINT_DIR=/big/ckpt
 
 # Slurm starts one task per node, and torchrun starts the ranks there. The launcher replaces this shell, so it receives
 # its signals.
-exec python3 -I -c @INSTALLED@ transom_cli launch \\
+exec python3 -I -c @INSTALLED@ transom_cli attempt-launcher \\
     --run-dir /runs/r \\
     --kind torchrun \\
     --tasks-per-node 8 \\
@@ -171,7 +171,7 @@ def test_every_value_arrives_unharmed_through_a_real_shell(tmp_path: Path, kind:
     options, command = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     assert command == NASTY and variable == "\n".join(NASTY)
     assert options[:2] == ["-I", "-c"]
-    assert options[3:7] == ["transom_cli", "launch", "--run-dir", str(folder / "run")]
+    assert options[3:7] == ["transom_cli", "attempt-launcher", "--run-dir", str(folder / "run")]
     assert "--srun-arg=--x=a 'b' $c" in options and "--srun-arg=--container-image=image with blanks" in options
     assert ('--torchrun-arg=--log-dir=a "b"' in options) is (kind == "torchrun")
     assert checkpoints == str(folder / "run" / "checkpoints")
@@ -275,7 +275,7 @@ def test_cpus_per_task_is_not_given_to_srun_twice() -> None:
 
 def test_our_own_interpreter_does_not_search_the_jobs_folder() -> None:
     text = render_script(made(), Path("/r"), ["true"])
-    assert f"exec {sys.executable} -I {start.__file__} transom_cli launch" in text
+    assert f"exec {sys.executable} -I {start.__file__} transom_cli attempt-launcher" in text
 
 
 def test_a_template_that_forgets_to_quote_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transom_cli.sandbox.cluster import Sandbox
+from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Node
-from transom_cli.supervise.operator.drain import LENGTH, drain, is_ours, reason
+from transom_cli.supervise.operator.drain import LENGTH, _in_turn, drain, is_ours, reason
 
 RUN = "llm-20260101-120000-ab12"
 OURS = reason("xid: Xid 79: GPU has fallen off the bus", RUN)
@@ -70,3 +75,55 @@ def test_a_node_that_slurm_itself_took_down_is_drained() -> None:
     assert slurm.cluster.nodes["n2"].down
     assert drain(slurm, (), "n2", OURS) == ("drained", "")
     assert slurm.cluster.nodes["n2"].drain and slurm.cluster.nodes["n2"].reason == OURS
+
+
+def _printed(seconds_ago: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - seconds_ago))
+
+
+def test_drains_of_all_users_count_towards_the_cap_of_the_cluster() -> None:
+    slurm = FakeSlurm(admin=True)
+    ages: list[list[float | None]] = []
+
+    def capped(found: Sequence[float | None]) -> str:
+        ages.append(list(found))
+        return "too many" if len(found) > 1 else ""
+
+    def nodes(names: Sequence[str] = ()) -> list[Node]:
+        others = [
+            Node("n1", "idle", drain=True, reason="transom: xid (of-ann)", reason_at=_printed(600)),
+            Node("n3", "idle", drain=True, reason="fans, ticket 12", reason_at=_printed(5)),
+            Node("n4", "idle", drain=False, reason="transom: lifted since (r9)", reason_at=_printed(5)),
+        ]
+        return [*others[:count], Node("n2", "idle")]
+
+    slurm.nodes = nodes  # type: ignore[method-assign]
+    count = 3
+    assert drain(slurm, (), "n2", OURS, None, capped) == ("drained", "")
+    assert len(ages[0]) == 1 and 595 < (ages[0][0] or 0) < 610
+    assert drain(slurm, (), "n2", OURS, None, lambda found: "too many") == ("excluded", "too many")
+    count = 0
+    with _in_turn("n7"):  # another thread is about to drain it
+        drain(slurm, (), "n2", OURS, None, capped)
+    assert ages[-1] == [0.0]
+
+
+def test_node_that_is_drained_already_costs_nothing_of_the_cap() -> None:
+    slurm = FakeSlurm(admin=True)
+    slurm.drain("n2", reason("ecc", "earlier"))
+    assert drain(slurm, (), "n2", OURS, None, lambda found: "too many") == ("drained", "")
+
+
+@pytest.mark.sandbox
+def test_age_of_a_drain_is_read_from_a_real_slurm(healed_sandbox: Sandbox, slurm_env: dict[str, str]) -> None:
+    ages: list[float | None] = []
+
+    def capped(found: Sequence[float | None]) -> str:
+        ages.extend(found)
+        return "one is enough"
+
+    healed_sandbox.slurm("scontrol", "update", "nodename=node1", "state=drain", f"reason={OURS}")
+    healed_sandbox.slurm("scontrol", "update", "nodename=node3", "state=drain", "reason=fans")
+    assert drain(CliSlurm(), (), "node2", OURS, None, capped) == ("excluded", "one is enough")
+    assert len(ages) == 1 and ages[0] is not None and -2 < ages[0] < 30
+    assert "drain" not in {row.name: row.state for row in healed_sandbox.nodes()}["node2"]

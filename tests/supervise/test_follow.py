@@ -510,3 +510,26 @@ def test_stall_of_the_operator_itself_does_not_count_as_silence_of_the_launcher(
     assert training.poll(3600.0) == []
     training.sign()
     assert polls(training, 100) == []
+
+
+def test_between_two_job_steps_nobody_is_silent(training: Training) -> None:
+    training.launch()
+    for step in range(20):
+        training.sign()
+        training.beats(step, "n1", "n2")
+        training.poll()
+    training.journal({"type": "job_step", "wall": 9.0, "launch": 0, "job_step": "1", "status": "done"})
+    told = [event for _ in range(200) for event in training.poll()]
+    assert kinds(told) == ["StepSeen", "JobStepDone"], "neither ranks, nodes nor launcher are missed"
+    folder = training.run.path / "second"
+    (folder / "step-3").mkdir(parents=True)
+    (folder / "step-3" / "manifest.json").write_text("{}")
+    training.journal(
+        {"type": "launch", "launch": 1, "nodes": ["n1", "n2"], "world_size": 2, "job_step": "2"}
+        | {"checkpoints": str(folder)}
+    )
+    training.beats(0, "n1", "n2", launch=1)
+    told = [event for _ in range(3) for event in training.poll()]
+    assert {"LaunchSeen", "StepSeen", "CheckpointSeen"} == set(kinds(told))
+    told = [event for _ in range(30) for event in training.poll()]
+    assert "NodeSilent" in kinds(told) or "OutcomeSeen" in kinds(told), "from here on, silence counts again"

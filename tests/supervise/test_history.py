@@ -16,6 +16,7 @@ from transom_cli.core.operator.state import Exclusion, Isolation, Policy, State
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.journal import Journal, write_header
 from transom_cli.supervise.launcher import history
+from transom_cli.supervise.launcher.plan import LaunchOptions
 from transom_cli.supervise.lease import Lease
 
 EXPIRY = 3600.0
@@ -45,7 +46,11 @@ def now(run: RunDir, restart: int = 9) -> AttemptDir:
 
 
 def begun(run: RunDir, attempt: AttemptDir):  # type: ignore[no-untyped-def]
-    return history.begun(run, attempt, run.checkpoints, EXPIRY)
+    return history.begun(options(run), attempt)
+
+
+def options(run: RunDir, job_step: str = "") -> LaunchOptions:
+    return LaunchOptions(run, "srun", (), (), checkpoints=run.checkpoints, expiry=EXPIRY, job_step=job_step)
 
 
 def test_the_first_attempt_knows_nothing(run: RunDir) -> None:
@@ -58,7 +63,7 @@ def test_attempts_without_a_newer_checkpoint_are_counted_from_the_end(run: RunDi
         ended(run, 7, restart, durable=durable)
     assert begun(run, now(run)).stuck == 2
     ended(run, 7, 5, durable=31)
-    assert history.begun(run, run.attempt(7, 9), run.checkpoints, EXPIRY).stuck == 0
+    assert begun(run, run.attempt(7, 9)).stuck == 0
 
 
 def test_an_attempt_whose_host_died_counts_by_what_stands_after_it(run: RunDir) -> None:
@@ -174,3 +179,12 @@ def test_attempts_that_count_steps_from_their_own_start_made_progress_unless_the
     (run.attempt(7, 9).launcher_journal).unlink()
     run.attempt(7, 9).path.rmdir()
     assert begun(run, now(run)).stuck == 2
+
+
+def test_progress_of_another_job_step_does_not_hide_a_crash_loop(run: RunDir) -> None:
+    for restart in range(3):
+        ended(run, 7, restart, step=40, job_step="train")
+    here = now(run)
+    assert history.begun(options(run, "train"), here).stuck == 2
+    assert history.begun(options(run, "tokenize"), here).stuck == 0
+    assert history.begun(options(run, "tokenize"), here).step == -1

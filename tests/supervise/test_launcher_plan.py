@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from transom_cli import start
 from transom_cli.errors import UsageError
+from transom_cli.health import reach, transport
 from transom_cli.layout import RunDir
 from transom_cli.supervise.launcher.allocation import require_commands
 from transom_cli.supervise.launcher.plan import (
     Allocation,
     Image,
     LaunchOptions,
+    agent_argv,
     container_words,
     find_program,
     hosts_file,
@@ -138,3 +141,34 @@ def test_a_trainer_that_runs_inside_torchrun_keeps_its_interpreter(flag: str) ->
     argv = training_argv(allocation, options, run.attempt(7, 0), 0, NODES, wrapper=Path("/w.py"), master="n1")
     words = argv[argv.index("--") + 1 :]
     assert words[:3] == [sys.executable, "-m", "torch.distributed.run"] and flag in words
+
+
+def agent_words(options: LaunchOptions, **about: object) -> list[str]:
+    return agent_argv(Allocation(7, 0, NODES, gpus=4, **about), options, options.run.attempt(7, 0))  # type: ignore[arg-type]
+
+
+def test_agents_are_bound_to_no_cpu_and_outlive_one_another() -> None:
+    options = LaunchOptions(RunDir(Path("run")), "srun", ("true",), (sys.executable,))
+    words = agent_words(options)
+    assert {"--cpu-bind=none", "--wait=0", "--kill-on-bad-exit=0"} <= set(words)
+    assert not any(word.startswith("--cpus-per-task") for word in words), "that would take the training's first CPU"
+    bound = agent_words(replace(options, agent_cpus="0-1,64"))
+    assert bound[bound.index("--cpus") + 1] == "0-1,64"
+
+
+def test_agents_have_all_gpus_of_the_job_also_where_each_task_has_one() -> None:
+    options = LaunchOptions(RunDir(Path("run")), "srun", ("true",), (sys.executable,))
+    assert "--gres=gpu:4" in agent_words(options, all_gpus=("--gres=gpu:4",))
+    assert not any(word.startswith("--gres") for word in agent_words(options))
+
+
+def test_ranks_that_still_save_are_not_killed_by_the_sites_wait_time() -> None:
+    assert "--wait=0" in words_before_the_wrapper(0, NODES)
+
+
+def test_every_srun_of_ours_passes_its_environment_on() -> None:
+    """On sites with SLURM_EXPORT_ENV=NONE, srun would otherwise pass nothing on."""
+    options = LaunchOptions(RunDir(Path("run")), "srun", ("true",), (sys.executable,))
+    probes = (transport.step_argv(7, NODES), reach.step_argv(7, "n1"))
+    for argv in (words_before_the_wrapper(0, NODES), agent_words(options), *probes):
+        assert argv[0] == "srun" and "--export=ALL" in argv, argv

@@ -193,3 +193,14 @@ def test_over_nfs_one_that_is_replaced_from_another_host_soon_knows_it(run: RunD
             replaced.stdin.flush()
             told = replaced.stdout.readline()
         replaced.stdin.close()
+
+
+def test_operator_whose_epoch_was_purged_is_not_replaced(run: RunDir, holder: subprocess.Popen[str]) -> None:
+    """What was seen: epochs are written once, so a purge of old files deletes them. A second operator took the run."""
+    shutil.rmtree(run.epochs)
+    with pytest.raises(OperatorAlive):
+        Lease.take(run)
+
+
+def test_next_epoch_follows_the_journal_if_nothing_else_is_left(run: RunDir) -> None:
+    assert Lease.take(run, 6).epoch == 7, "records of an older epoch would not count"

@@ -137,7 +137,7 @@ def test_a_node_that_slurm_does_not_know_any_more(bench: Bench) -> None:
 def test_nodes_that_we_did_not_isolate_are_refused_before_anything_is_done(bench: Bench) -> None:
     with pytest.raises(UsageError, match="not isolated by a run of yours: `n4`") as caught:
         to_lift(bench.history, ("n2", "n4"), "")
-    assert caught.value.exit_code == 2 and caught.value.why == "isolated are: n2, n3"
+    assert caught.value.exit_code == 2 and caught.value.why == "isolated nodes: n2, n3"
     with pytest.raises(UsageError, match="not isolated by run `r2`"):
         to_lift(bench.history, ("n2",), "r2")
 

@@ -7,6 +7,7 @@ import queue
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from transom_cli.bootstrap.notifications import meter_for, notifier_for
@@ -51,6 +52,7 @@ def operator_for(
         clients, folders: what the runs of a process share; None: this run is alone.
     """
     from transom_cli.health.history.files import history_dir
+    from transom_cli.health.history.shared import read_others
     from transom_cli.health.reach import StepTimes, judge_reach, read_reach
     from transom_cli.notify.delivery import DeliveryLog
     from transom_cli.submit.render import output_pattern
@@ -78,7 +80,7 @@ def operator_for(
     past = fold(run.journal)
     tasks = (script.ntasks_per_node or 1) if past.state.request.spares else 0
     since = past.times.begun or time.time()
-    resubmit = settings.restart.how == "resubmit"
+    resubmit, shared_history = settings.restart.how == "resubmit", settings.isolate.shared_history
     orders = Orders(
         run,
         submission,
@@ -87,8 +89,11 @@ def operator_for(
         stay_held="hold" in script.lines,
         resubmit=resubmit,
         drain_spool=settings.isolate.drain_spool,
-        output_elsewhere=script.output != output_pattern(str(run.path), JOB_LOG),
+        output_elsewhere=bool(record.observed) or script.output != output_pattern(str(run.path), JOB_LOG),
         since=since,
+        observe=past.state.policy.observe,
+        observed=record.observed,
+        others=partial(read_others, shared_history, record.cluster) if shared_history is not None else lambda node: (),
     )
     limits = stall_limits(settings)
     times = StepTimes()
@@ -111,7 +116,8 @@ def operator_for(
         )
 
     def parts(clock: Clock, inbox: queue.SimpleQueue[Event], pace: Pace) -> tuple[Follower, SlurmPoller, Executor]:
-        launcher_within = None if record.env else limits.first_step  # a user's own script may start no launcher
+        # a user's own script, or job, may start no launcher
+        launcher_within = None if record.env or record.observed else limits.first_step
         follower = Follower(run, checkpoints_of(run, settings), limits, launcher_within)
         if meter is not None:
             meter.watch(lambda: tuple(follower.tables.values()))
@@ -122,13 +128,13 @@ def operator_for(
         return follower, watch, Executor(orders, slurm, reach, clock, inbox)
 
     try:
-        lease = Lease.take(run)
+        lease = Lease.take(run, past.state.epoch)
     except OSError as error:
         raise path_error(error, run.lease, doing="write the lease", instead=cancel_by_hand(run)) from error
     try:
         ledger = DeliveryLog(run.notified, lease.epoch)
         meter = meter_for(run, settings, ledger)
-        node_history = NodeHistory(run, history_dir(os.environ), record.cluster)
+        node_history = NodeHistory(run, history_dir(os.environ), record.cluster, shared_history)
         notifier = notifier_for(run, settings, ledger)
         watch = RunDirWatch(run, notifier.submit, folders=folders)
         observers: list[Observer] = [node_history, notifier, watch, *([meter] if meter is not None else [])]
@@ -138,19 +144,47 @@ def operator_for(
         raise
 
 
+_LATER = (
+    *(f"health.{name}" for name in ("history.files", "reach")),
+    *(f"notify.{name}" for name in ("checks", "delivery", "exporter", "messages", "prometheus", "senders")),
+    *(f"slurm.{name}" for name in ("pyslurm.client",)),
+    *(f"submit.{name}" for name in ("render", "script", "submission", "unsupported")),
+    *(f"supervise.{name}" for name in ("answering", "follow", "handoff_record", "journal", "lease")),
+    *(f"supervise.operator.{name}" for name in ("executor", "loop", "node_history", "process", "request_socket")),
+    *(f"supervise.operator.{name}" for name in ("run_dir_watch", "slurm_poller")),
+    *("bootstrap.notifications", "config.load", "config.sources", "core.operator.cadence", "diagnose.logs.rule_files"),
+)
+"""Modules that an operator needs only for some runs or faults."""
+
+
+def import_ahead() -> None:
+    """Import what an operator may need weeks later, when an upgrade may have replaced the files."""
+    for name in _LATER:
+        try:
+            import_module(f"transom_cli.{name}")
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("transom_cli"):
+                raise  # else: of an extra that is not installed, such as `metrics`
+
+
 def operator_process(
-    registry: Registry, check: Callable[[RunDir], None], *, idle_exit: bool = False
+    registry: Registry,
+    check: Callable[[RunDir], None],
+    find_lost: Callable[[], None] | None = None,
+    *,
+    idle_exit: bool = False,
 ) -> OperatorProcess:
-    """Build the process that operates all runs of a registry. check, idle_exit: as in `OperatorProcess`."""
+    """Build the process that operates all runs of a registry. The other arguments: as in `OperatorProcess`."""
     from transom_cli.supervise.answering import Folders
     from transom_cli.supervise.operator.process import OperatorProcess
 
+    import_ahead()
     clients, folders = SlurmClients(), Folders()
 
     def build(run: RunDir, shell: Shell) -> Operator:
         return operator_for(run, shell, clients, folders)
 
-    return OperatorProcess(registry, build, check, services(), idle_exit=idle_exit)
+    return OperatorProcess(registry, build, check, services(), find_lost, idle_exit=idle_exit)
 
 
 def services() -> list[Service]:

@@ -124,7 +124,7 @@ class Checkpointer:
         self._schedule = schedule.make(every, overhead, options.persist, ranks, self._say)
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         here = Here(options.attempt, socket.gethostname(), _alive)
-        prepare_directory(self.directory, ranks, here, self._say)
+        self._passed_over = prepare_directory(self.directory, ranks, here, self._say)  # unless restore() is called
         copies = prepare_copies(options.also, self.directory, ranks, here, self._say)
         self._snapshots = Snapshots(
             self.directory, ranks, options.attempt, self._say, options.protection, options.rate, copies,
@@ -204,6 +204,7 @@ class Checkpointer:
         """
         with phase("restore"), garbage_collection_paused():
             self.wait()
+            self._passed_over = ""
             found = self._restorer.restore(allow_lost)
             if found is None and path is not None:
                 found = self._restorer.start_from(Path(path).absolute(), step)
@@ -257,6 +258,11 @@ class Checkpointer:
         if not self._prepared:
             self._prepared = True
             self._saver.prepare(step - 1)
+            if self._passed_over:
+                self._say(
+                    f"warning: restore() was not called, and {self._passed_over} is in {self.directory}. A restart "
+                    "resumes from the newest step, also if it is of another training, and a step that is there is kept"
+                )
         requested = self._requests is not None and self._requests.due(step)
         due = self._schedule.due(step)
         if self._schedule.take_change():

@@ -30,7 +30,7 @@ import os
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -122,14 +122,17 @@ def _batch(parts: list[Part]) -> list[int]:
     return [int(one) for one in total]
 
 
-def value_digest(value: Any) -> int | None:
+def value_digest(value: Any, other: Callable[[Any], bytes | None] = lambda value: None) -> int | None:
     """A digest of a plain value, equal for equal values; None for a type that is not known.
 
     Tuples and lists are equal, as are all kinds of dicts, whose order does not matter, and numbers of numpy and Python.
     0.0 and -0.0 differ, as do 1, 1.0 and True. A sparse tensor counts by its coordinates and values.
+
+    Args:
+        other: returns the bytes that count for an object of another type; None: it is not known either.
     """
     try:
-        return int(xxhash.xxh3_64_intdigest(_encoded(value, 32)))
+        return int(xxhash.xxh3_64_intdigest(_encoded(value, 32, other)))
     except (_Unknown, RecursionError):
         return None
 
@@ -138,9 +141,13 @@ class _Unknown(Exception):
     pass
 
 
-def _encoded(value: Any, depth: int) -> bytes:
+def _encoded(value: Any, depth: int, other: Callable[[Any], bytes | None]) -> bytes:
     if depth == 0:
         raise _Unknown
+
+    def inner(one: Any) -> bytes:
+        return _encoded(one, depth - 1, other)
+
     kind = type(value)
     if isinstance(value, np.generic):
         value = value.item()
@@ -155,18 +162,18 @@ def _encoded(value: Any, depth: int) -> bytes:
         raw = value.encode("utf-8", "surrogatepass") if kind is str else bytes(value)
         return b"%s %d:%s" % (b"str" if kind is str else b"bytes", len(raw), raw)
     if isinstance(value, (list, tuple, deque)):
-        return b"[" + b"".join([_encoded(one, depth - 1) for one in value]) + b"]"
+        return b"[" + b"".join([inner(one) for one in value]) + b"]"
     if isinstance(value, Mapping):
-        pairs = sorted(_encoded(k, depth - 1) + _encoded(v, depth - 1) for k, v in value.items())
+        pairs = sorted(inner(k) + inner(v) for k, v in value.items())
         return b"{" + b"".join(pairs) + b"}"
     if isinstance(value, (set, frozenset)):
-        return b"(" + b"".join(sorted(_encoded(one, depth - 1) for one in value)) + b")"
+        return b"(" + b"".join(sorted(inner(one) for one in value)) + b")"
     if isinstance(value, np.ndarray) and value.dtype == object:
-        return f"array {value.shape}:".encode() + b"".join([_encoded(one, depth - 1) for one in value.flat])
+        return f"array {value.shape}:".encode() + b"".join([inner(one) for one in value.flat])
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return f"array {value.dtype.str} {value.shape}:".encode() + value.tobytes()
     if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
-        pair = [_encoded(one, depth - 1) for one in _of_sparse(value)]
+        pair = [inner(one) for one in _of_sparse(value)]
         return f"sparse {value.layout} {tuple(value.shape)}:".encode() + b"".join(pair)
     if isinstance(value, torch.Tensor):
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
@@ -177,13 +184,15 @@ def _encoded(value: Any, depth: int) -> bytes:
     if isinstance(value, type):
         return f"class {value.__module__}.{value.__qualname__};".encode()
     if isinstance(value, enum.Enum):
-        return _encoded(type(value), depth - 1) + _encoded(value.name, depth - 1)
+        return inner(type(value)) + inner(value.name)
     if isinstance(value, (datetime.date, datetime.time, datetime.timedelta)):
-        return _encoded(type(value), depth - 1) + _encoded(str(value), depth - 1)
+        return inner(type(value)) + inner(str(value))
     if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return _encoded(type(value), depth - 1) + _encoded(fields, depth - 1)
-    raise _Unknown
+        return inner(type(value)) + inner(fields)
+    if (found := other(value)) is None:
+        raise _Unknown
+    return b"other %d:%s" % (len(found), found)
 
 
 def _of_sparse(value: torch.Tensor) -> list[torch.Tensor]:

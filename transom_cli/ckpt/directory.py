@@ -12,35 +12,35 @@ from pathlib import Path
 from shlex import quote
 
 from transom_cli.ckpt import fence, files
-from transom_cli.ckpt.failures import TakenOver, describe
+from transom_cli.ckpt.failures import describe
 from transom_cli.ckpt.inventory import candidates
 from transom_cli.ckpt.names import COPIES_OF, Here, abandoned, age
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.errors import TransomError, UsageError
+from transom_cli.errors import UsageError
 from transom_cli.files import make_private, publish_text
 
 
-def prepare_directory(directory: Path, ranks: Ranks, here: Here, say: Callable[[str], None]) -> None:
+def prepare_directory(directory: Path, ranks: Ranks, here: Here, say: Callable[[str], None]) -> str:
     """Take over the main directory, and remove what dead writers left in it. A collective.
+
+    Returns:
+        The name of the newest checkpoint in it, or "".
 
     Raises:
         TakenOver: on all ranks, if a newer launch has the directory.
         UsageError: on all ranks, if the directory cannot be used.
     """
-    trouble = taken = ""
-    if ranks.first:
+
+    def take() -> str:
         try:
             make_private(directory)
             _take(directory, here, say)
-        except TakenOver as error:
-            taken = error.what
+            return next((found.name for found in candidates(directory)), "")
         except OSError as error:
-            trouble = describe(error)
-    trouble, taken = ranks.from_first((trouble, taken))
-    if taken:
-        raise TakenOver(taken)
-    if trouble:
-        raise UsageError(f"Checkpoints cannot be kept in {directory}", trouble, f"ls -la {directory.parent}")
+            where = f"ls -la {directory.parent}"
+            raise UsageError(f"Checkpoints cannot be kept in {directory}", describe(error), where) from None
+
+    return ranks.by_first(take)
 
 
 def prepare_copies(
@@ -56,23 +56,20 @@ def prepare_copies(
         TakenOver: on all ranks, if a newer launch has a directory.
         UsageError: on all ranks, if a directory belongs to another training.
     """
-    usable: dict[Path, int] = {}
-    refused: tuple[type[TransomError], tuple[str, str, str]] | None = None
-    for directory, every in directories.items() if ranks.first else ():
-        try:
-            make_private(directory)
-            claim(directory, main)
-            _take(directory, here, say)
-            usable[directory] = every
-        except (TakenOver, UsageError) as error:
-            refused = type(error), (error.what, error.why, error.hint)
-            break
-        except OSError as error:
-            say(f"no checkpoints are copied to {directory}, and none is looked for there: {describe(error)}")
-    refused, usable = ranks.from_first((refused, usable))
-    if refused is not None:
-        raise refused[0](*refused[1])
-    return usable
+
+    def take() -> dict[Path, int]:
+        usable: dict[Path, int] = {}
+        for directory, every in directories.items():
+            try:
+                make_private(directory)
+                claim(directory, main)
+                _take(directory, here, say)
+                usable[directory] = every
+            except OSError as error:
+                say(f"no checkpoints are copied to {directory}, and none is looked for there: {describe(error)}")
+        return usable
+
+    return ranks.by_first(take)
 
 
 def _take(directory: Path, here: Here, say: Callable[[str], None]) -> None:

@@ -54,10 +54,7 @@ class RanksDiffer(UsageError, SystemExit):
     """
 
     kind = "ranks_differ"
-
-    def __init__(self, what: str, why: str = "", hint: str = "") -> None:
-        super().__init__(what, why, hint)
-        self.code = DO_NOT_RESTART
+    code = DO_NOT_RESTART
 
 
 class RanksMissing(TransomError):
@@ -73,9 +70,7 @@ class NoCheckpointRestores(NoCheckpoint, SystemExit):
     supervisor sees that restarting does not help. `except Exception` catches it.
     """
 
-    def __init__(self, what: str, why: str = "", hint: str = "") -> None:
-        super().__init__(what, why, hint)
-        self.code = self.exit_code
+    code = NoCheckpoint.exit_code
 
 
 class RestoredStateDiffers(StateDiffers, SystemExit):
@@ -85,9 +80,7 @@ class RestoredStateDiffers(StateDiffers, SystemExit):
     since another start would restore the same. `except Exception` catches it.
     """
 
-    def __init__(self, what: str, why: str = "", hint: str = "") -> None:
-        super().__init__(what, why, hint)
-        self.code = self.exit_code
+    code = StateDiffers.exit_code
 
 
 class BadFile(TransomError):

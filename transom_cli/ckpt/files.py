@@ -33,33 +33,29 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(fd)
 
 
-def _digest(fd: int, on_bytes: OnBytes = ignore_bytes) -> tuple[int, str]:
-    hasher, size, piece = xxhash.xxh3_128(), 0, bytearray(_PIECE)
-    view = memoryview(piece)
-    while got := os.readv(fd, [view]):
-        hasher.update(view[:got])
-        size += got
-        on_bytes(got)
-    return size, hasher.hexdigest()
-
-
 def measure(path: Path, on_bytes: OnBytes = ignore_bytes) -> FileEntry:
     """Size and checksum of a file, read in full."""
+    hasher, size, piece = xxhash.xxh3_128(), 0, bytearray(_PIECE)
+    view = memoryview(piece)
     with _opened(path, os.O_RDONLY) as fd:
-        size, digest = _digest(fd, on_bytes)
-    return FileEntry(path.name, size, digest)
+        while got := os.readv(fd, [view]):
+            hasher.update(view[:got])
+            size += got
+            on_bytes(got)
+    return FileEntry(path.name, size, hasher.hexdigest())
 
 
-def seal(path: Path, on_bytes: OnBytes = ignore_bytes) -> FileEntry:
+def seal(path: Path, *, private: bool = True) -> FileEntry:
     """Make a finished file durable, then measure it.
 
-    DCP's own `sync_files` is not enough: it fsyncs `.metadata` before Python's buffer of it is flushed.
+    Args:
+        private: take other users' permissions from it.
     """
     with _opened(path, os.O_RDONLY) as fd:
-        os.fchmod(fd, 0o600)  # torch creates its files as the umask allows
+        if private:
+            os.fchmod(fd, 0o600)  # torch creates its files as the umask allows
         os.fsync(fd)
-        size, digest = _digest(fd, on_bytes)
-    return FileEntry(path.name, size, digest)
+    return measure(path)
 
 
 def sync_directory(path: Path) -> None:
@@ -67,13 +63,9 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
 
 
-def write_new(path: Path, data: bytes) -> None:
-    """Write a file that must not exist yet, durably."""
-    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(fd, rest) :]
-        os.fsync(fd)
+def write_new(path: Path, data: bytes) -> FileEntry:
+    """Write a small file that must not exist yet, durably. Return its entry."""
+    return write_pieces(path, [memoryview(data)])
 
 
 def publish(work: Path, final: Path) -> None:
@@ -147,11 +139,11 @@ def _write_direct(path: Path, memory: memoryview, start: int, size: int, on_byte
     return True
 
 
-def write_pieces(path: Path, pieces: Iterable[memoryview], on_bytes: OnBytes = ignore_bytes) -> FileEntry:
+def write_pieces(path: Path, pieces: Iterable[memoryview | bytes], on_bytes: OnBytes = ignore_bytes) -> FileEntry:
     """Write pieces one after the other into a new file, durably, through the page cache. Return its entry."""
     hasher, size = xxhash.xxh3_128(), 0
 
-    def counted() -> Iterator[memoryview]:
+    def counted() -> Iterator[memoryview | bytes]:
         nonlocal size
         for piece in pieces:
             hasher.update(piece)
@@ -162,14 +154,14 @@ def write_pieces(path: Path, pieces: Iterable[memoryview], on_bytes: OnBytes = i
     return FileEntry(path.name, size, hasher.hexdigest())
 
 
-def _write_cached(path: Path, pieces: Iterable[memoryview], on_bytes: OnBytes) -> None:
+def _write_cached(path: Path, pieces: Iterable[memoryview | bytes], on_bytes: OnBytes) -> None:
     with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
         for piece in pieces:
             _write(fd, piece, on_bytes)
         os.fsync(fd)
 
 
-def _write(fd: int, data: memoryview, on_bytes: OnBytes) -> None:
+def _write(fd: int, data: memoryview | bytes, on_bytes: OnBytes) -> None:
     done = 0
     while done < len(data):
         count = os.write(fd, data[done : done + _WRITE_PIECE])

@@ -1,22 +1,103 @@
-"""Write restored values into the trainer's own objects.
+"""Write restored values into the trainer's own objects, and read and set the random number generators among them.
 
 A trainer may refer to a dict, list, tensor, array or object that it has put into the state under another name. If a
-restore replaced it, the trainer would go on with the value from before, and nobody would notice. What cannot be changed
+restore replaced it, the trainer would use the value from before, and nobody would notice. What cannot be changed
 (numbers, texts, tuples) is replaced in the container that holds it.
 """
 
 from __future__ import annotations
 
 import collections
+import random
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from transom_cli.ckpt import generators
 from transom_cli.ckpt.failures import StateMismatch
-from transom_cli.ckpt.tensor_kinds import context, inner_tensors, is_dense
+from transom_cli.ckpt.tree import context, inner_tensors, is_dense
+
+KIND, STATE = "random number generator", "state"  # keys of what `read_generator` returns
+
+
+def is_generator(value: Any) -> bool:
+    """Whether it is a generator of torch, numpy or Python."""
+    return _kind(value) != ""
+
+
+def read_generator(generator: Any) -> dict[str, Any]:
+    """Return the generator's state as plain values."""
+    kind = _kind(generator)
+    if kind.startswith("torch"):
+        return {KIND: kind, STATE: generator.get_state()}
+    if kind == "random.Random":
+        return {KIND: kind, STATE: generator.getstate()}
+    if kind == "numpy.random.RandomState":
+        return {KIND: kind, STATE: generator.get_state(legacy=False)}
+    return {KIND: kind, STATE: generator.bit_generator.state}
+
+
+def is_generator_state(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {KIND, STATE}
+
+
+def write_generator(generator: Any, saved: Any, name: str) -> None:
+    """Set the state that `read_generator` returned. Raises StateMismatch if it is not one of such a generator."""
+    found = saved[KIND] if is_generator_state(saved) else type(saved).__name__
+    if found != _kind(generator):
+        raise StateMismatch(f"{name} is {found} in the checkpoint and {_kind(generator) or 'no generator'} here")
+    if found.startswith("torch"):
+        generator.set_state(saved[STATE].cpu())
+    elif found == "random.Random":
+        generator.setstate(saved[STATE])
+    elif found == "numpy.random.RandomState":
+        generator.set_state(saved[STATE])
+    else:
+        generator.bit_generator.state = saved[STATE]
+
+
+def with_generator_states(value: Any) -> Any:
+    """Replace generators by their states, in dicts and lists. Other values are not copied."""
+    if is_generator(value):
+        return read_generator(value)
+    if type(value) is list or isinstance(value, dict):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        changed = {key: new for key, one in items if (new := with_generator_states(one)) is not one}
+        if changed and isinstance(value, dict):
+            return {**value, **changed}
+        if changed:
+            return [changed.get(i, one) for i, one in enumerate(value)]
+    return value
+
+
+class GeneratorEntry:
+    """A generator as an object with `state_dict` and `load_state_dict`. It is kept per rank."""
+
+    def __init__(self, generator: Any, name: str) -> None:
+        self._generator, self._name = generator, name
+
+    def state_dict(self) -> dict[str, Any]:
+        return read_generator(self._generator)
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        write_generator(self._generator, saved, self._name)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Generator):
+        return f"torch.Generator({value.device.type})"
+    if type(value) is random.Random:
+        return "random.Random"
+    if "numpy" in sys.modules and type(value).__module__.startswith("numpy.random"):
+        import numpy as np
+
+        if isinstance(value, np.random.Generator):
+            return f"numpy.random.Generator({value.bit_generator.state['bit_generator']})"
+        if isinstance(value, np.random.RandomState):
+            return "numpy.random.RandomState"
+    return ""
+
 
 _ALSO_DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class written in Python
@@ -48,10 +129,10 @@ class _Writing:
     def put(self, live: Any, loaded: Any, name: str) -> Any:
         if live is loaded or id(loaded) in self._made:
             return self._made.get(id(loaded), live)
-        if generators.is_generator(live):
-            generators.write(live, generators.read(loaded) if generators.is_generator(loaded) else loaded, name)
+        if is_generator(live):
+            write_generator(live, read_generator(loaded) if is_generator(loaded) else loaded, name)
             return live
-        if generators.is_state(loaded):
+        if is_generator_state(loaded):
             raise StateMismatch(f"{name} is a generator in the checkpoint, and {type(live).__name__} here")
         if id(live) in self._taken and not _alike(self._taken[id(live)], loaded):
             return loaded  # two values of the checkpoint, and one object here
@@ -117,6 +198,8 @@ def _tensor(live: torch.Tensor, loaded: torch.Tensor) -> torch.Tensor:
             return live if all(kept) else loaded.to(live.device)
         if is_dense(live) and torch._debug_has_internal_overlap(live) == 1:
             return loaded.to(live.device)
+        if live.layout not in (torch.strided, torch.sparse_coo):
+            live.resize_as_sparse_(loaded)  # torch copies only where the numbers of elements are equal
         live.copy_(loaded)
     return live
 

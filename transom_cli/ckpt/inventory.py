@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transom_cli.ckpt import files
@@ -85,7 +85,9 @@ def check_bytes(path: Path, entries: Iterable[FileEntry], on_bytes: OnBytes = ig
         reason = _shape(path, entry)
         if not reason:
             try:
-                if files.measure(path / entry.name, on_bytes) != entry:
+                if (
+                    replace(files.measure(path / entry.name, on_bytes), name=entry.name) != entry
+                ):  # it may be in a folder below
                     reason = f"{entry.name} is damaged (its checksum differs)"
             except OSError as error:
                 reason = f"{entry.name} cannot be read ({error.strerror or error})"

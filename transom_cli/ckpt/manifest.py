@@ -33,6 +33,10 @@ class FileEntry:
     size: int  # bytes
     xxh3_128: str  # 32 lower-case hex digits
 
+    @classmethod
+    def of(cls, name: str, data: bytes) -> FileEntry:
+        return cls(name, len(data), xxhash.xxh3_128_hexdigest(data))
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -48,6 +52,11 @@ class Manifest:
     def size(self) -> int:
         """Bytes in all files."""
         return sum(entry.size for entry in self.files)
+
+
+def shares(manifest: Manifest) -> tuple[FileEntry, ...]:
+    """The ranks' data files."""
+    return tuple(entry for entry in manifest.files if entry.name != DCP_METADATA)
 
 
 def of_one_save(a: bytes, b: bytes) -> bool:

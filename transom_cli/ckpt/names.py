@@ -10,6 +10,7 @@
     .copies-of                              the main directory whose copies it has (directory)
     .saved                                  that something was saved, and where (saved_marker)
     .mirrors                                what is in object storage (tiers.record)
+    .sealed                                 the newest sealed checkpoint in a framework's own format (seal)
     .memory                                 tells this directory from an earlier one of the same name (snapshot)
 
 `<attempt>` is `<job id>.<restart>.<launch>` under transom, and otherwise `local-<host>-<pid>`.
@@ -27,6 +28,7 @@ IMPORTED = "imported.json"
 FENCE = ".fence"
 MEMORY = ".memory"
 SAVED = ".saved"
+SEALED = ".sealed"
 ROLLBACKS = ".setbacks"
 COPIES_OF = ".copies-of"
 

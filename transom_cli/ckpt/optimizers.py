@@ -1,8 +1,11 @@
-"""An optimizer's state under the names of its parameters, and back.
+"""An optimizer's state under the names of its parameters, and back; and its parameter groups, over all ranks.
 
 torch's `get_optimizer_state_dict` is not used: it makes a step with zero gradients if the optimizer has not stepped
 yet, which leaves step counters at 1 and so changes the training. And `Optimizer.load_state_dict` casts state to the
 parameter's dtype, which is undone here: a restored state is the saved one.
+
+With pipeline parallelism each rank's optimizer has the parameters of its own stage. A checkpoint stores a group once,
+with the names of all its parameters, so that any split of the stages can restore it.
 """
 
 from __future__ import annotations
@@ -11,11 +14,44 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import xxhash
 
 from transom_cli.ckpt.failures import StateMismatch
 from transom_cli.ckpt.module_names import translation
-from transom_cli.ckpt.tensor_kinds import inner_tensors, moved
-from transom_cli.ckpt.tree import local_part
+from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.tree import inner_tensors, local_part, moved
+
+Names = dict[str, list[list[str]]]  # by optimizer: the names of each group's parameters
+
+
+def exchange(own: Names, ranks: Ranks) -> Names:
+    """Return the groups of all ranks together; {} if all ranks have the same. A collective."""
+    digest = xxhash.xxh3_128_hexdigest(repr(own).encode("utf-8", "surrogateescape"))
+    digests = ranks.gather(digest)
+    if len(set(digests)) == 1:
+        return {}
+    answers = ranks.to_first(own if digests.index(digest) == ranks.rank else {})
+    together: Names = ranks.from_first(_union(answers) if answers is not None else None)
+    return together
+
+
+def _union(answers: list[Names]) -> Names:
+    found: dict[str, list[dict[str, None]]] = {}  # a dict for each group: its keys are ordered
+    for names in answers:
+        for optimizer, groups in names.items():
+            together = found.setdefault(optimizer, [])
+            together.extend({} for _ in range(len(groups) - len(together)))
+            for all_of_group, group in zip(together, groups, strict=False):
+                all_of_group.update(dict.fromkeys(group))
+    return {optimizer: [list(group) for group in groups] for optimizer, groups in found.items()}
+
+
+def widen(groups: list[dict[str, Any]], own: list[list[str]], together: list[list[str]]) -> list[dict[str, Any]]:
+    """Name the parameters of all ranks in this rank's groups. Groups that changed since the exchange stay as they are:
+    the comparison of the ranks (`save.replicas`) then reports them."""
+    if [group["params"] for group in groups] != own:
+        return groups
+    return [{**group, "params": names} for group, names in zip(groups, together, strict=False)]
 
 
 def usual(packed: Mapping[str, Any]) -> bool:
@@ -120,15 +156,22 @@ def to_come(optimizer: torch.optim.Optimizer) -> int:
 def _undo_casts(optimizer: torch.optim.Optimizer, saved: dict[int, Any]) -> None:
     live = [p for group in optimizer.param_groups for p in group["params"]]
     for index, values in saved.items():
-        held = optimizer.state[live[index]]
-        for key, value in values.items():
-            now = held.get(key)
-            if not isinstance(value, torch.Tensor):
-                continue
-            if _is_special(value):
-                held[key] = moved(value, local_part(live[index]).device)
-            elif isinstance(now, torch.Tensor) and (now.dtype != value.dtype or type(now) is not type(value)):
-                held[key] = value.to(device=now.device)
+        held, device = optimizer.state[live[index]], local_part(live[index]).device
+        held.update({key: _as_saved(held.get(key), value, device) for key, value in values.items()})
+
+
+def _as_saved(now: Any, value: Any, device: torch.device) -> Any:
+    """What `load_state_dict` made of a saved value, or the value itself if that has lost something, at any depth."""
+    if isinstance(value, torch.Tensor):
+        if _is_special(value):
+            return moved(value, device)
+        cast = isinstance(now, torch.Tensor) and (now.dtype != value.dtype or type(now) is not type(value))
+        return value.to(device=now.device) if cast else now
+    if isinstance(value, dict) and isinstance(now, dict):
+        return {key: _as_saved(now.get(key), one, device) for key, one in value.items()}
+    if type(value) in (list, tuple) and type(now) is type(value):
+        return type(value)(_as_saved(*pair, device) for pair in zip(now, value, strict=True))
+    return value if isinstance(value, str) else now  # torch stores the text of a generator
 
 
 def _is_special(value: Any) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from transom_cli.ckpt.names import local_attempt, valid_attempt
 from transom_cli.ckpt.publish import Keep
 from transom_cli.ckpt.schedule import schedule
-from transom_cli.ckpt.schedule.intervals import span
+from transom_cli.ckpt.schedule.cadence import span
 from transom_cli.ckpt.schedule.plan import AUTO
 from transom_cli.ckpt.snapshot.protection import Protection, parse
 from transom_cli.ckpt.tiers.objects import is_url

@@ -30,8 +30,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from transom_cli.ckpt.digest import MASK, Part, digests, value_digest
 from transom_cli.ckpt.state import RANKS, RNG
-from transom_cli.ckpt.tensor_kinds import Whole
-from transom_cli.ckpt.tree import PLAIN, Flat, local_part
+from transom_cli.ckpt.tree import PLAIN, Flat, Whole, local_part
 
 SCHEMA = 1
 NAMED = 10  # names in a message

@@ -1,34 +1,48 @@
-"""The ranks that checkpoint together, and their own process group.
+"""The ranks that checkpoint together, their own process group, and what they send each other.
 
-Its collectives run in the background thread of a save while training uses the default group from the main thread: one
-group used by two threads would mix up messages. Everything is exchanged over gloo, on the CPU, in a form that runs no
-code when it is read (`exchange`).
+Collectives run in the background thread of a save while training uses the default group from the main thread: one group
+used by two threads would mix up messages. Everything is exchanged over gloo, on the CPU.
+
+What is sent is a pickle, since plans of thousands of tensors must be read quickly. But a pickle can name any function
+and have it called, and torch's process groups do not authenticate their members. So names are looked up in a list:
+plain data, torch's classes of checkpoint metadata, and transom's own dataclasses. A pickle may also set attributes of a
+class that it names, which is undone.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import datetime
+import enum
+import io
 import itertools
 import os
+import pathlib
+import pickle
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import filesystem, metadata, planner
 from torch.distributed.checkpoint.api import CheckpointException
 
-from transom_cli.ckpt.exchange import decode, encode
-from transom_cli.ckpt.failures import RanksMissing
-from transom_cli.errors import UsageError
+from transom_cli.ckpt.failures import BadRollbacks, RanksMissing, TakenOver
+from transom_cli.ckpt.restore.safe_unpickle import METADATA, Refused, found_in, put_back
+from transom_cli.errors import TransomError, UsageError
 
 NAMED = 10  # ranks in an error
 MARK = 5.0  # seconds of waiting after which a rank says that it waits
 _made = itertools.count()
+T = TypeVar("T")
 
+SHARED = (TakenOver, BadRollbacks, UsageError)
 FAILURES = (Exception, CheckpointException)  # DCP raises CheckpointException, a bare BaseException
 
 
@@ -202,6 +216,24 @@ class Ranks:
         dist.broadcast(sent, src=0, group=self.group)
         return value if self.first else _decoded(sent, int(size))
 
+    def by_first(self, work: Callable[[], T]) -> T:
+        """The result of `work` on rank 0, on every rank. An error of a kind in `SHARED` is raised on all ranks."""
+        found: T | None = None
+        error: TransomError | None = None
+        if self.first:
+            try:
+                found = work()
+            except SHARED as raised:
+                error = raised
+        kind = next((n for n, one in enumerate(SHARED) if isinstance(error, one)), None)
+        about = (kind, error.what, error.why, error.hint) if error is not None else None
+        found, about = self.from_first((found, about))
+        if error is not None:
+            raise error
+        if about is not None:
+            raise SHARED[about[0]](*about[1:])
+        return found  # type: ignore[return-value]  # rank 0's
+
     def _sizes(self, mine: int, what: str = "", patience: float | None = None) -> list[int]:
         sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
         self._all_gather(sizes, torch.tensor([mine]), what, patience)
@@ -230,3 +262,68 @@ def _padded(data: bytes, size: int) -> torch.Tensor:
 
 def _decoded(data: torch.Tensor, size: int) -> Any:
     return decode(data[:size].numpy().tobytes())
+
+
+def _member(kind: object, name: str) -> enum.Enum:
+    """Return a member of an Enum. Python 3.11.0 to 3.11.3 pickles members as `getattr(class, name)`."""
+    if not (isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__):
+        raise Refused("builtins.getattr")
+    return kind[name]
+
+
+_PLANNER = ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData")
+_ALLOWED: dict[tuple[str, str], Any] = {
+    **METADATA,
+    **{(planner.__name__, name): getattr(planner, name) for name in _PLANNER if hasattr(planner, name)},
+    **{(kind.__module__, kind.__name__): kind for kind in (pathlib.PosixPath, pathlib.PurePosixPath)},
+    ("torch", "device"): torch.device,
+    ("builtins", "complex"): complex,
+    ("builtins", "bytearray"): bytearray,
+    ("builtins", "slice"): slice,
+    ("builtins", "range"): range,
+    ("collections", "defaultdict"): collections.defaultdict,
+    ("collections", "deque"): collections.deque,
+    ("builtins", "getattr"): _member,
+}
+_KNOWN_MODULES = (filesystem, metadata, pathlib)  # imported, so that their classes are those on the list
+
+
+def encode(value: Any) -> bytes:
+    return pickle.dumps(value, protocol=5)
+
+
+def decode(data: bytes | memoryview) -> Any:
+    """Return the value. Raises UnpicklingError if the bytes name anything that is not data."""
+    reader = _Reader(io.BytesIO(data))
+    try:
+        return reader.load()
+    except Refused as error:
+        raise pickle.UnpicklingError(f"another rank sent {error.name}, which is no data") from None
+    finally:
+        for kind, attributes in reader.named.items():
+            put_back(kind, attributes)
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self.named: dict[type, dict[str, Any]] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = _own(module, name)
+        if found is None:
+            found = found_in(_ALLOWED, module, name)
+        if isinstance(found, type) and found.__flags__ & (1 << 9):  # a class in Python: it has attributes to set
+            self.named.setdefault(found, dict(vars(found)))
+        return found
+
+
+def _own(module: str, name: str) -> type | None:
+    """A class of transom that holds data, of a module that is imported already."""
+    if not module.startswith("transom_cli.") or module not in sys.modules:
+        return None
+    kind = getattr(sys.modules[module], name, None)
+    if not isinstance(kind, type) or kind.__module__ != module:
+        return None
+    is_data = dataclasses.is_dataclass(kind) or issubclass(kind, enum.Enum)
+    return kind if is_data or (issubclass(kind, tuple) and hasattr(kind, "_fields")) else None

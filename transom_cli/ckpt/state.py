@@ -13,7 +13,7 @@ How an entry is stored depends on what it holds:
   save. A restore writes into the same tensors, dicts, lists, arrays and objects (`in_place`), and replaces in the dict
   what cannot be changed.
 
-`tensor_kinds` says which tensors are not stored as their bytes.
+`tree` says which tensors are not stored as their bytes.
 
 What is stored once is compared between ranks (`save.replicas`). Values that are declared `per_rank`, by patterns of
 their names, are kept per rank. Buffers that DDP broadcasts before each forward, and values that are declared
@@ -39,16 +39,30 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from transom_cli.ckpt import generators, groups, in_place, optimizers, tensor_kinds
+from transom_cli.ckpt import in_place, optimizers
 from transom_cli.ckpt.failures import StateMismatch
 from transom_cli.ckpt.module_names import CanonicalNames, canonical, translation, unwrap
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.tensor_kinds import parts
-from transom_cli.ckpt.tree import PLAIN, Flat, Path, Paths, flatten, local_part, unflatten
+from transom_cli.ckpt.tree import (
+    PLAIN,
+    Flat,
+    Path,
+    Paths,
+    Spread,
+    check_description,
+    flatten,
+    inner_tensors,
+    is_dense,
+    local_part,
+    parts,
+    rebuild,
+    unflatten,
+)
 from transom_cli.errors import UsageError
 
 RANKS = "ranks"
 RNG = "rng"
+_EXTRA = "_extra_state"  # what torch appends to the name of a module for its `get_extra_state`
 VALUES, PARAMETERS, BUFFERS = "values", "parameters", "buffers"  # of a module
 
 
@@ -60,16 +74,16 @@ class State:
     ) -> None:
         self._entries = entries
         self._rank = str(rank)
-        self._per_rank = _patterns("per_rank", per_rank)
-        self._from_rank_0 = _patterns("from_rank_0", from_rank_0)
-        self._declared: dict[str, bool] = {}  # by name: whether a pattern matches
-        self._of_rank_0: dict[str, bool] = {}
+        self._per_rank, self._from_rank_0 = _Declared("per_rank", per_rank), _Declared("from_rank_0", from_rank_0)
         self._alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         self._wrappers: list[weakref.ref[torch.nn.parallel.DistributedDataParallel]] = []
         self._looked = False
         self._as_it_is: set[str] = set()  # optimizers whose state has a layout of its own
-        self._groups: tuple[groups.Names, groups.Names] = {}, {}  # of this rank, and of all ranks if they differ
-        self._spread = tensor_kinds.Spread()
+        self._groups: tuple[optimizers.Names, optimizers.Names] = (
+            {},
+            {},
+        )  # of this rank; of all ranks
+        self._spread = Spread()
         self._canonical: dict[tuple[str, str], CanonicalNames] = {}  # by entry, and what it names
         self.renamed: dict[str, str] = {}  # in the checkpoint that was written here last: its names, and those here
         self._renamed_in_groups: dict[str, dict[str, str]] = {}  # by optimizer: names here, and those of its groups
@@ -122,8 +136,8 @@ class State:
             (mine if _is_object(value) and not _holds_sharded(held) else tree)[name] = held
         tree[RANKS] = {self._rank: mine}
         flat, paths = flatten(tree)
-        self._spread.spread(flat, paths, lambda path: self.loads_in_place(str(within(path)[0])), self._own)
-        return (flat, paths) if not self._per_rank else self._with_declared(flat, paths)
+        self._spread.spread(flat, paths, lambda path: self.loads_in_place(within(path)), self._own)
+        return (flat, paths) if not self._per_rank.patterns else self._with_declared(flat, paths)
 
     def to_save(self) -> tuple[Flat, Paths]:
         """Like `read`, without what another rank saves for all: buffers that DDP broadcasts are rank 0's."""
@@ -139,8 +153,8 @@ class State:
     def _left_to_another_rank(self, flat: Flat) -> list[str]:
         """The keys that their owner saves: rank 0 of the DDP group that broadcasts them, or rank 0 as declared."""
         found = [key for key, (_, owner) in self._sent().items() if owner != int(self._rank)]
-        if self._from_rank_0:
-            declared = [key for key in flat if self._is_of_rank_0(key)]
+        if self._from_rank_0.patterns:
+            declared = [key for key in flat if self._from_rank_0.matches(key)]
             for key in declared:
                 if isinstance(flat[key], DTensor):
                     raise UsageError(
@@ -172,7 +186,7 @@ class State:
             for name, value in self._entries.items()
             if isinstance(value, torch.nn.Module)
             for key, buffer in self._buffers(name, unwrap(value))
-            if id(buffer) in sent and not self._is_declared(f"{name}.{key}")
+            if id(buffer) in sent and not self._per_rank.matches(f"{name}.{key}")
         }
 
     def _buffers(self, name: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -213,7 +227,7 @@ class State:
                 self._write_module(name, unwrap(value), tree.get(name, {}))  # a stage may have no parameters
                 continue
             sharded = functools.partial(_sharded_at, self.parameters(name) or {})
-            loaded = tensor_kinds.rebuild(loaded, (name,), sharded)
+            loaded = rebuild(loaded, (name,), sharded)
             if isinstance(value, torch.optim.Optimizer) and name not in self._as_it_is:
                 together = self._groups[1].get(name)
                 self._renamed_in_groups[name] = optimizers.write(value, names, loaded, together)
@@ -275,13 +289,15 @@ class State:
         if extra := sorted(set(loaded) - {given[key] for key in held}):
             raise StateMismatch(f"the trainer has no {name}.{extra[0]}")
         for key, live in held.items():
+            if given[key] not in loaded:
+                continue
             value, whole = loaded[given[key]], f"{name}.{given[key]}"
             if not isinstance(live, torch.Tensor):
                 others[key] = value
-            elif tensor_kinds.inner_tensors(local_part(live)) is not None:
+            elif inner_tensors(local_part(live)) is not None:
                 odd.append(key)
-                tensor_kinds.check_description(local_part(live), value, whole)
-            elif not tensor_kinds.is_dense(live):
+                check_description(local_part(live), value, whole)
+            elif not is_dense(live):
                 odd.append(key)
                 in_place.put_tensor(live, value, whole)
             else:
@@ -305,11 +321,11 @@ class State:
                 tree = optimizers.named(value, packed, names)
                 own, together = (found.get(name) for found in self._groups)
                 if own and together:
-                    tree["param_groups"] = groups.widen(tree["param_groups"], own, together)
+                    tree["param_groups"] = optimizers.widen(tree["param_groups"], own, together)
                 return tree
             self._as_it_is.add(name)
             return packed
-        return value.state_dict() if _is_stateful(value) else generators.described(value)
+        return value.state_dict() if _is_stateful(value) else in_place.with_generator_states(value)
 
     def _with_declared(self, flat: Flat, paths: Paths) -> tuple[Flat, Paths]:
         """Move values that are declared per rank."""
@@ -317,7 +333,7 @@ class State:
         where: Paths = {}
         for key, value in flat.items():
             path = paths[key]
-            if path[0] != RANKS and self._is_declared(key):
+            if path[0] != RANKS and self._per_rank.matches(key):
                 if isinstance(value, DTensor):
                     raise UsageError(
                         f"`{key}` is declared per rank, and it is a sharded tensor (DTensor)",
@@ -334,19 +350,7 @@ class State:
     def _live(self) -> Iterator[tuple[str, Any]]:
         """The entries. A generator is given as an object with `state_dict`."""
         for name, value in list(self._entries.items()):
-            yield name, generators.GeneratorEntry(value, name) if generators.is_generator(value) else value
-
-    def _is_declared(self, key: str) -> bool:
-        known = self._declared.get(key)
-        if known is None:
-            known = self._declared[key] = any(one.match(key) for one in self._per_rank)
-        return known
-
-    def _is_of_rank_0(self, key: str) -> bool:
-        known = self._of_rank_0.get(key)
-        if known is None:
-            known = self._of_rank_0[key] = any(one.match(key) for one in self._from_rank_0)
-        return known
+            yield name, in_place.GeneratorEntry(value, name) if in_place.is_generator(value) else value
 
     @property
     def to_come(self) -> int:
@@ -398,8 +402,15 @@ class State:
                 found.update(f"{name}.{short[key]}" for key in held if key in short)
         return frozenset(found)
 
-    def loads_in_place(self, name: str) -> bool:
-        return name != RNG and isinstance(self._entries[name], (torch.nn.Module, torch.Tensor))
+    def loads_in_place(self, path: Path) -> bool:
+        """Whether a restore writes into the tensor at this path."""
+        kinds = (torch.nn.Module, torch.Tensor)
+        return path[0] != RNG and isinstance(self._entries[str(path[0])], kinds) and not self.is_extra_state(path)
+
+    def is_extra_state(self, path: Path) -> bool:
+        """Whether it is in what a module's `get_extra_state` returns: values of any kind, and tensors of any size."""
+        extra = len(path) > 1 and str(path[1]).rpartition(".")[2] == _EXTRA
+        return extra and isinstance(self._entries.get(str(path[0])), torch.nn.Module)
 
     def names(self) -> list[str]:
         """The names of all entries, including the random number generators."""
@@ -407,7 +418,7 @@ class State:
 
     def is_object(self, name: str) -> bool:
         """Whether it may start afresh if per-rank values cannot be carried over: random numbers, a data loader."""
-        return name == RNG or _is_object(self._entries[name]) or generators.is_generator(self._entries[name])
+        return name == RNG or _is_object(self._entries[name]) or in_place.is_generator(self._entries[name])
 
     def parameters(self, name: str) -> dict[str, torch.Tensor] | None:
         """The parameters of an optimizer by name; None if it is none, or has a state with a layout of its own."""
@@ -424,7 +435,7 @@ class State:
             for name, value in self._entries.items()
             if isinstance(value, torch.optim.Optimizer) and name not in self._as_it_is
         }
-        self._groups = own, groups.exchange(own, ranks)
+        self._groups = own, optimizers.exchange(own, ranks)
 
     def _parameter_names(self) -> dict[torch.Tensor, str]:
         """Map parameters to names, prefixed with the module's name if there are several modules."""
@@ -481,18 +492,24 @@ def undisturbed() -> Iterator[None]:
             optimizer.state.clear()
 
 
-def _patterns(argument: str, given: Collection[str]) -> list[re.Pattern[str]]:
-    """Patterns for names, and for everything below them. Names of wrappers do not matter.
+class _Declared:
+    """Values that an argument declares: by names, by patterns, and all below them. Names of wrappers do not matter."""
 
-    Raises:
-        UsageError: it is no list of names.
-    """
-    if isinstance(given, str) or not all(isinstance(one, str) and one for one in given):
-        raise UsageError(
-            f"{argument}={given!r} must be a list of names or patterns", "", f'{argument}=["model.experts.*"]'
-        )
-    names = [name for one in given for name in dict.fromkeys((one, canonical(one)))]
-    return [re.compile(translate(name) + "|" + translate(f"{name}.*")) for name in names]
+    def __init__(self, argument: str, given: Collection[str]) -> None:
+        """Raises UsageError: it is no list of names."""
+        if isinstance(given, str) or not all(isinstance(one, str) and one for one in given):
+            raise UsageError(
+                f"{argument}={given!r} must be a list of names or patterns", "", f'{argument}=["model.experts.*"]'
+            )
+        names = [name for one in given for name in dict.fromkeys((one, canonical(one)))]
+        self.patterns = [re.compile(translate(name) + "|" + translate(f"{name}.*")) for name in names]
+        self._known: dict[str, bool] = {}
+
+    def matches(self, key: str) -> bool:
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = any(one.match(key) for one in self.patterns)
+        return known
 
 
 def _refused(name: str, why: str, error: Exception) -> UsageError:

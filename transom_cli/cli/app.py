@@ -21,21 +21,24 @@ from transom_cli.cli.diagnose import diagnose, rules_app
 from transom_cli.cli.doctor import doctor
 from transom_cli.cli.explain import explain
 from transom_cli.cli.goodput import goodput
-from transom_cli.cli.launch import agent, launch, operate
+from transom_cli.cli.launch import SrunLike, adopt, launch
 from transom_cli.cli.nodes import nodes
 from transom_cli.cli.notify import notify_app
+from transom_cli.cli.observe import observe
 from transom_cli.cli.options import examples
 from transom_cli.cli.policy import policy
+from transom_cli.cli.processes import agent, attempt_launcher, operate
 from transom_cli.cli.prune import prune
 from transom_cli.cli.report import report
 from transom_cli.cli.requests import requeue, resume, stop
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
 from transom_cli.cli.sandbox_fault import fault_app
+from transom_cli.cli.service import service_app
 from transom_cli.cli.status import list_, status, top
 from transom_cli.errors import EXIT_CODES, TransomError, UsageError
 
-_INTERNAL_COMMANDS = ("launch", "agent", "operate")
+_INTERNAL_COMMANDS = ("attempt-launcher", "agent", "operate")
 _DESTRUCTIVE = ("stop", "cancel", "requeue", "prune")  # never suggested for a mistyped command
 _CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_CODES.items())
 
@@ -75,7 +78,10 @@ def help_(
 
 
 app.command(epilog=examples("run"))(run)
+app.command(epilog=examples("launch"), cls=SrunLike)(launch)
+app.command(epilog=examples("adopt"))(adopt)
 app.command(epilog=examples("attach"))(attach)
+app.command(epilog=examples("observe"))(observe)
 app.command()(status)
 app.command(epilog=examples("top"))(top)
 app.command()(explain)
@@ -96,19 +102,21 @@ app.command(epilog=examples("doctor"))(doctor)
 app.command(epilog=examples("diagnose"))(diagnose)
 app.add_typer(rules_app, name="rules")
 app.command(epilog=examples("policy"))(policy)
+app.add_typer(service_app, name="service")
 app.add_typer(notify_app, name="notify")
 app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")
 sandbox_app.add_typer(fault_app, name="fault")
 app.command(name="help")(help_)
-app.command(hidden=True)(launch)
+app.command(hidden=True)(attempt_launcher)
+_DESTRUCTIVE = ("stop", "cancel", "requeue", "prune")  # never suggested for a mistyped command
 app.command(hidden=True)(agent)
 
 
 ClickException: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
 """Click's own class, or that of the copy in newer releases of typer."""
 
-_GROUPS = ("ckpt", "fault", "notify", "rules", "sandbox")
+_GROUPS = ("ckpt", "fault", "notify", "rules", "sandbox", "service")
 
 
 def usage_error(error: Any) -> TransomError:

@@ -17,7 +17,7 @@ def bundle(
     run: Run = None,
     root: Root = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="File to write [default: transom-<run>.tar.gz here].")
+        Path | None, typer.Option("-o", "--output", help="File or folder [default: transom-<run>.tar.gz here].")
     ] = None,
     max_size: Annotated[int, typer.Option(min=1, max=1000, help="Maximum content in MB before compression.")] = 20,
     keep_names: Annotated[
@@ -40,7 +40,8 @@ def bundle(
             "The archive cannot be written to stdout", "stdout lists its files", "name a file with --output"
         )
     found = run_to_read(bounded(runs_root(root), run), run)
-    target = output or Path(f"transom-{found.run_id}.tar.gz")
+    name = f"transom-{found.run_id}.tar.gz"
+    target = output / name if output is not None and output.is_dir() else output or Path(name)
     contents = collect(found, redactor_of(found, keep_names=keep_names), max_size * _MEGA)
     try:
         write_archive(target, contents.files)

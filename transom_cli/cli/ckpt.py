@@ -86,6 +86,27 @@ def keep(
             raise path_error(error, candidate.path, doing="write", instead="check its owner") from error
 
 
+@ckpt_app.command("seal")
+def seal(
+    checkpoint: Annotated[Path, typer.Argument(exists=True, help="A folder or a file.")],
+    step: Annotated[int | None, typer.Option("--step", help="Its step [default: from the name].")] = None,
+) -> None:
+    """Seal a checkpoint in a framework's own format, which you know to be whole, so that a run resumes from it."""
+    from transom_cli.ckpt.seal import seal as seal_one
+    from transom_cli.ckpt.seal import step_of
+    from transom_cli.errors import UsageError
+    from transom_cli.submit.rundir import path_error
+
+    step = step_of(checkpoint.name) if step is None else step
+    if step is None:
+        raise UsageError(f"The name {checkpoint.name} does not tell the step", hint="give it: --step N")
+    try:
+        made = seal_one(checkpoint, step)
+    except OSError as error:
+        raise path_error(error, checkpoint, doing="seal", instead="look at its files") from error
+    print(f"sealed {checkpoint}: step {step}, {len(made.files)} files, {size(sum(e.size for e in made.files))}")
+
+
 @ckpt_app.command("verify")
 def verify(
     run: Run = None,

@@ -126,7 +126,7 @@ def as_json(found: Seen) -> dict[str, Any]:
 
 
 def _attempt(run: RunDir | None) -> AttemptDir | None:
-    from transom_cli.ckpt.snapshot.status import newest_attempt
+    from transom_cli.ckpt.snapshot.status_file import newest_attempt
 
     return None if run is None else newest_attempt(run.attempts)
 
@@ -140,7 +140,7 @@ def _asked(query: Any) -> Seen:
 
 def _shown(attempt: AttemptDir, directory: Path) -> Seen:
     from transom_cli.ckpt.snapshot.account import together
-    from transom_cli.ckpt.snapshot.status import read
+    from transom_cli.ckpt.snapshot.status_file import read
 
     sight = read(attempt, directory, time.time())
     silent = {node: f"no sign of life for {_span(age)}" for node, age in sight.silent.items()}

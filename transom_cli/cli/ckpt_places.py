@@ -5,13 +5,14 @@ They are named by their run, or by a path: a checkpoints directory or a run dire
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from transom_cli.cli.options import run_ids
-from transom_cli.errors import NoCheckpoint, UsageError
+from transom_cli.errors import NoCheckpoint, TransomError, UsageError
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.inventory import Candidate
@@ -31,7 +32,7 @@ def checkpoints_of_words(run: str | None, root: Path | None, *, make: bool = Fal
     `make`: it is to be written into; a run that has none yet gets its directory. Raises NotPermitted for another
     user's run.
     """
-    folder = Path(run) if run is not None and Path(run).is_dir() else None
+    folder = _folder(run, root)
     if folder is not None and (folder / "run.toml").is_file():
         run, folder = str(folder.absolute()), None
     found = folder or _of_run(run, root, act=make)
@@ -52,13 +53,28 @@ def run_of_words(run: str | None, root: Path | None) -> RunDir | None:
     from transom_cli.layout import RunDir
     from transom_cli.submit.rundir import find_run
 
-    folder = Path(run) if run is not None and Path(run).is_dir() else None
+    folder = _folder(run, root)
     if folder is None:
         return find_run(runs_root(root), run)
     around = RunDir(folder.absolute()), RunDir(folder.absolute().parent)
     if around[0].settings.is_file():
         return around[0]
     return around[1] if around[1].settings.is_file() and around[1].checkpoints == folder.absolute() else None
+
+
+def _folder(word: str | None, root: Path | None) -> Path | None:
+    """The folder that a word names; None if it names a run, also where a folder of that name happens to be."""
+    from transom_cli.config.run_settings import runs_root
+    from transom_cli.submit.rundir import find_run, run_name
+
+    if word is None or not Path(word).is_dir():
+        return None
+    with contextlib.suppress(TransomError):
+        if Path(word).name == word:
+            run = find_run(runs_root(root), word)
+            if word in (run.run_id, run_name(run)):
+                return None
+    return Path(word)
 
 
 def _of_run(wanted: str | None, root: Path | None, *, act: bool) -> Path:

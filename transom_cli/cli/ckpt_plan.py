@@ -36,8 +36,7 @@ def plan(
 
     The trainer's own tensors come on top. The state of all ranks counts once, as it is written to disk.
     """
-    from transom_cli.ckpt.memory_plan import memory_plan
-    from transom_cli.ckpt.snapshot.protection import NONE, parse
+    from transom_cli.ckpt.snapshot.protection import NONE, memory_plan, parse
 
     protection = parse(protect)
     for option, number in (("--params", params), ("--bytes-per-param", bytes_per_param)):

@@ -48,12 +48,14 @@ def run_to_request(root: Path, wanted: str | None) -> RunDir:
     """
     from transom_cli.ownership import other_owner, require_consistent
     from transom_cli.submit.rundir import find_run
+    from transom_cli.supervise.requests import on_call
 
     found = find_run(root, wanted, own=True)
-    if other_owner(found) and found.request_address.exists():
+    if other_owner(found):
         require_consistent(found)
-    else:
-        require_own_run(found)
+        if on_call(found):
+            return found
+    require_own_run(found)
     return found
 
 

@@ -10,11 +10,17 @@ import typer
 
 def doctor(
     root: Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")] = None,
+    site: Annotated[bool, typer.Option("--site", help="Also check what differs between sites.")] = False,
+    job: Annotated[
+        bool, typer.Option("--job", help="With --site: submit a job of one task, which lasts some seconds.")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Check whether transom can work from here.
 
-    Checks Slurm, rights, files and limits of this machine, and changes nothing.
+    Checks Slurm, rights, files and limits of this machine, and changes nothing. --site adds: ports, WaitTime, Prolog,
+    preemption, cgroups, group names, exported variables, purged files, quota, limits of this host. --job adds what only
+    a job shows: the time until it runs, whether nodes see the folder of runs, what you may change, requeue.
 
     Exit code 0: it can; 1: something prevents it (`fail`). To check compute nodes, use `transom check`.
     """
@@ -26,9 +32,9 @@ def doctor(
 
     from transom_cli.bootstrap.slurm import slurm_client, try_pyslurm
     from transom_cli.config.load import load
-    from transom_cli.doctor.examine import examine
+    from transom_cli.doctor.examine import Site, examine
     from transom_cli.doctor.symptom import Grade, Symptom
-    from transom_cli.errors import TransomError
+    from transom_cli.errors import TransomError, UsageError
     from transom_cli.slurm.port import BackendTrial
     from transom_cli.slurm.runner import Runner
     from transom_cli.submit.unsupported import cluster_of
@@ -47,6 +53,13 @@ def doctor(
     def backend() -> BackendTrial:
         return try_pyslurm(load(None, {}, os.environ).slurm)
 
+    def options() -> Site:
+        from transom_cli.submit.render import job_flags
+
+        settings = load(None, {}, os.environ)
+        flags = tuple(job_flags(settings)) if job else None
+        return Site(flags, settings.job.partition or "", settings.isolate.shared_history)
+
     def operators() -> tuple[int, int | None]:
         registry = Registry(operator_folder(os.environ))
         return len(registry.names()), registry.process()
@@ -58,11 +71,14 @@ def doctor(
         except TransomError:  # reported with the settings; or several clusters, which `transom run` reports
             return ""
 
+    if job and not site:
+        raise UsageError("`--job` belongs to `--site`", hint="transom doctor --site --job")
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
     found: list[Symptom] = []
     there = cluster()
     runner = Runner(timeout=10.0, cluster=there)
-    for one in examine(slurm_client(10.0, there), runner, runs, backend, drain, operators):
+    wanted = options if site else None
+    for one in examine(slurm_client(10.0, there), runner, runs, backend, drain, operators, wanted):
         found.append(one)
         if not json_:
             print("\n".join(symptom_lines(one, width)), flush=True)

@@ -107,6 +107,7 @@ def _incidents(run: RunDir, book: RunRecord, what: str | None, width: int, *, js
     from transom_cli.supervise.attempt_files import saves_fail
     from transom_cli.supervise.run_record import incidents
     from transom_cli.view.read import read_run_settings
+    from transom_cli.view.text import clock_time
     from transom_cli.view.timeline import (
         build_timeline,
         held_lines,
@@ -125,6 +126,7 @@ def _incidents(run: RunDir, book: RunRecord, what: str | None, width: int, *, js
         phase, verdict = ("held", book.held) if book.held else (book.state.phase.value, book.state.verdict)
         head: dict[str, object] = {"schema": 2, "run_id": book.run_id, "phase": phase, "verdict": verdict}
         head |= {"saves_fail": asdict(fails) if fails is not None else None}
+        head |= {"observed": book.state.policy.observe, "withheld": [asdict(one) for one in book.state.withheld]}
         print(json.dumps({**head, "incidents": [timeline_document(timeline) for timeline in timelines]}))
         return
     texts = ["\n".join(timeline_lines(timeline, width)) for timeline in timelines]
@@ -132,7 +134,10 @@ def _incidents(run: RunDir, book: RunRecord, what: str | None, width: int, *, js
         texts.insert(0, "\n".join(save_failure_lines(fails, width)))
     if book.held and what is None:
         texts.append("\n".join(held_lines(book, width, read_run_settings(run).cluster)))
-    if not timelines and not book.held:
+    alone = [one for one in book.state.withheld if not one.incident and what is None]
+    if alone:  # about nodes without ranks
+        texts.append("\n".join(f"{clock_time(one.at)}  would have {one.words}" for one in alone))
+    if not timelines and not book.held and not alone:
         texts.append(f"{book.run_id}: no incident so far")
     print("\n\n".join(texts))
 

@@ -1,129 +1,155 @@
-"""`transom launch`, `agent` and `operate`: the processes of a run, started by the templates and `transom run`."""
+"""`transom launch` in a script of the user's own, and `transom adopt`, which writes it there."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from transom_cli.cli.options import Root
-from transom_cli.errors import UsageError
+from transom_cli.errors import UsageError, printable
+
+
+class SrunLike(TyperCommand):
+    """Accepts srun's options too, and the form that scripts of older runs contain (`--run-dir`)."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from transom_cli.submit.srun_options import as_launch_words
+
+        return super().parse_args(ctx, as_launch_words(args))
 
 
 def launch(
-    command: Annotated[list[str], typer.Argument(help="The training command, after `--`.")],
-    run_dir: Annotated[Path, typer.Option(help="The run directory.")],
-    kind: Annotated[str, typer.Option(help="srun: one task per rank; torchrun: one task per node.")] = "srun",
-    tasks_per_node: Annotated[int, typer.Option(min=1, help="Ranks on each node.")] = 1,
-    nodes: Annotated[int, typer.Option(min=0, help="Nodes with ranks; the others are spares [0: all].")] = 0,
-    srun_arg: Annotated[list[str] | None, typer.Option(help="A flag for srun; repeatable.")] = None,
+    command: Annotated[list[str], typer.Argument(help="The training command, as for srun.")],
+    name: Annotated[
+        str | None, typer.Option("--name", "--job-name", "-J", help="Name of this job step [default: its number].")
+    ] = None,
+    nodes: Annotated[str | None, typer.Option("--nodes", "-N", help="Nodes with ranks; the others are spares.")] = None,
+    spares: Annotated[int, typer.Option(min=0, help="Nodes of the job to keep as hot spares.")] = 0,
+    ntasks: Annotated[int | None, typer.Option("--ntasks", "-n", min=1, help="Ranks in all.")] = None,
+    per_node: Annotated[int | None, typer.Option("--ntasks-per-node", min=1, help="Ranks on each node.")] = None,
+    torchrun: Annotated[bool, typer.Option("--torchrun", help="Start the ranks with one torchrun per node.")] = False,
     torchrun_arg: Annotated[list[str] | None, typer.Option(help="A flag for torchrun; repeatable.")] = None,
-    auto_beat: Annotated[bool, typer.Option(help="Send heartbeats without a change in the trainer.")] = True,
+    srun_arg: Annotated[list[str] | None, typer.Option(help="A flag for srun; repeatable. Or give it as is.")] = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option(help="This step's checkpoint folder [default: TRANSOM_CHECKPOINT_DIR, or the run's].")
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Skip this job step if an earlier attempt has completed it.")
+    ] = False,
+    auto_beat: Annotated[
+        bool | None, typer.Option("--auto-beat/--no-auto-beat", help="Send heartbeats without a change in the trainer.")
+    ] = None,
+    root: Root = None,
 ) -> None:
-    """Start and watch one attempt's training step (used by the sbatch templates)."""
+    """Start a training in your own batch script, in place of srun, and supervise it.
+
+    Options of srun may be given as they are. The exit code is that of the training.
+    """
     import os
     import shutil
 
-    import transom_cli
-    from transom_cli.bootstrap.slurm import launcher_slurm
-    from transom_cli.cli.common import require_own_run
-    from transom_cli.config.run_settings import (
-        checkpoints_of,
-        health_options,
-        read_settings,
-        rules_of,
-        stall_limits,
-    )
-    from transom_cli.layout import RunDir
-    from transom_cli.modes import close_to_writers
-    from transom_cli.supervise.launcher.allocation import gpus_on_node, require_commands, require_run_dir
-    from transom_cli.supervise.launcher.loop import main
-    from transom_cli.supervise.launcher.plan import Image, LaunchOptions, container_words, find_program
+    from transom_cli.bootstrap.launcher import LaunchForm
+    from transom_cli.bootstrap.slurm import slurm_client
+    from transom_cli.cli.processes import start_launcher
+    from transom_cli.submit.job_run import run_of_job
+    from transom_cli.submit.srun_options import kept_srun_args, step_layout
+    from transom_cli.submit.unsupported import refuse_nested_in_step, torchrun_command
+    from transom_cli.supervise.launcher.allocation import allocation_from, end_time, gpus_on_node
+    from transom_cli.supervise.launcher.job_steps import done_in, earlier_steps
 
-    if kind not in ("srun", "torchrun"):
-        raise UsageError(f"`--kind {kind}` is unknown", hint="use `srun` or `torchrun`")
-    run = RunDir(run_dir.absolute())
-    require_run_dir(run)
-    close_to_writers(run.job_log(int(os.environ.get("SLURM_JOB_ID") or 0)))
-    require_own_run(run)
-    warning = require_commands()
-    if warning:
-        print(f"transom: {warning}", file=sys.stderr, flush=True)
-    settings = read_settings(run)
-    container = settings.launch.container
-    within: tuple[str, ...] = ()
-    if container.image and container.runtime == "apptainer":
-        image = Image(container.image, container.mounts, container.args)
-        folders = (run.path, checkpoints_of(run, settings), Path(transom_cli.__file__).resolve().parent)
-        gpus = gpus_on_node(os.environ) > 0
-        within = container_words(image, find_program(shutil.which), folders, gpus=gpus)
-    options = LaunchOptions(
-        run=run,
-        kind=kind,
-        command=tuple(command),
-        python=(sys.executable,),
-        tasks_per_node=tasks_per_node,
-        srun_args=tuple(srun_arg or ()),
-        torchrun_args=tuple(torchrun_arg or ()),
-        auto_beat=auto_beat,
-        checkpoints=checkpoints_of(run, settings),
-        limits=stall_limits(settings),
-        relaunches=settings.restart.relaunches,
-        max_without_progress=settings.restart.max_without_progress,
-        nodes=nodes,
-        resubmit=settings.restart.how == "resubmit",
-        leave_drained=settings.restart.leave_drained,
-        expiry=settings.isolate.expiry,
-        warn_before=settings.job.warn_before,
-        health=health_options(settings),
-        rules=rules_of(settings),
-        within=within,
-    )
-    raise typer.Exit(main(options, launcher_slurm))
-
-
-def agent(
-    attempt_dir: Annotated[Path, typer.Option(help="The attempt's folder in the run directory.")],
-    beats_dir: Annotated[
-        str, typer.Option(help="Folder of the ranks' heartbeat records [default: where their wrappers put them].")
-    ] = "",
-    node: Annotated[str, typer.Option(help="Slurm's name of this node [default: SLURMD_NODENAME].")] = "",
-) -> None:
-    """Supervise one node of an attempt (the launcher starts one on each node, as its own module)."""
-    from transom_cli.supervise.agent.agent import main
-
-    given = ["--attempt-dir", str(attempt_dir), "--beats-dir", beats_dir, *(["--node", node] if node else [])]
-    raise typer.Exit(main(given))
-
-
-def operate(
-    run_dir: Annotated[Path | None, typer.Option(help="Operate only the run in this directory.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Operate all of your runs that have not ended.")] = False,
-    idle_exit: Annotated[bool, typer.Option("--idle-exit", help="Exit when no run remains.")] = False,
-    root: Root = None,
-) -> None:
-    """Operate your runs in this process, as a service does.
-
-    `transom run` and `transom attach` start this in the background. One process operates all of your runs on a host.
-    """
-    from transom_cli.bootstrap.operator import operator_for, services
-    from transom_cli.cli.common import require_own_run
-    from transom_cli.cli.operate import operate_all_runs
-    from transom_cli.submit.rundir import find_run
-    from transom_cli.supervise.journal import fold
-    from transom_cli.supervise.operator.background import operate_here
-
-    if all_ == (run_dir is not None):
-        why = "both were given" if all_ else "neither was given"
-        raise UsageError("give either `--all` or `--run-dir`", why, "`transom operate --all` operates all of your runs")
-    if run_dir is None:
-        operate_all_runs(root, idle_exit=idle_exit)
+    slurm = slurm_client()
+    run, made = run_of_job(os.environ, slurm, root)
+    allocation = allocation_from(os.environ)
+    srun_args, notes = kept_srun_args(srun_arg or ())
+    for note in notes:
+        _say(f"note: {note}")
+    earlier = earlier_steps(run.attempt(allocation.job_id, allocation.restart))
+    name = name or str(len(earlier.steps) + 1)
+    if made:
+        _say(f"run {run.run_id} in {run.path}; no operator: `transom attach {run.run_id}` on a login node starts one")
+    if once and (before := done_in(run, name)):
+        _say(f"job step {name} was done in attempt {before}, and is not run again (--once)")
         return
-    run = find_run(run_dir, str(run_dir.absolute()))
-    require_own_run(run)
-    state = fold(run.journal).state
-    if state.phase.over:
-        print(f"run {run.run_id} has already ended: {state.phase.value}", file=sys.stderr)
-    raise typer.Exit(operate_here(run, operator_for, services()))
+    found = torchrun_command(tuple(command))
+    program: tuple[str, ...] = ()
+    if found is not None:
+        torchrun, command, program = True, list(found.training), found.program
+        torchrun_arg = [*(torchrun_arg or ()), *found.options]
+        per_node = int(found.ranks) if found.ranks.isdecimal() else None
+    elif torchrun and shutil.which("torchrun"):
+        program = ("torchrun",)
+    if torchrun and per_node is None:
+        per_node = gpus_on_node(os.environ) or 1
+    layout = step_layout(
+        os.environ, len(allocation.nodes), nodes=nodes, ntasks=ntasks, per_node=per_node, spares=spares
+    )
+    if found is None:
+        refuse_nested_in_step(tuple(command), layout.nodes, layout.ranks_per_node)
+    folder = checkpoints or (Path(given) if (given := os.environ.get("TRANSOM_CHECKPOINT_DIR")) else None)
+    form = LaunchForm(
+        tuple(command),
+        "torchrun" if torchrun else "srun",
+        tasks_per_node=layout.ranks_per_node,
+        nodes=layout.nodes,
+        srun_args=srun_args,
+        torchrun_args=tuple(torchrun_arg or ()),
+        torchrun=program,
+        auto_beat=auto_beat,
+        job_step=name,
+        checkpoints=folder.absolute() if folder is not None else None,
+    )
+    if "SLURM_JOB_END_TIME" not in os.environ:
+        os.environ["SLURM_JOB_END_TIME"] = end_time(allocation.job_id)
+    raise typer.Exit(start_launcher(run, form))
+
+
+def _say(words: str) -> None:
+    print(f"transom: {words}", flush=True)
+
+
+def adopt(
+    script: Annotated[Path, typer.Argument(help="Your sbatch script.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Where to write [default: train.transom.sbatch beside it].")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write a copy of your script with `transom launch` in place of `srun`, and show what has changed."""
+    from difflib import unified_diff
+
+    from transom_cli.submit.adopt import LAUNCH, Kind, find_steps
+    from transom_cli.submit.adopt import adopt as adopted
+    from transom_cli.submit.inputs import read_script
+
+    text = read_script(script)
+    steps, changed = find_steps(text), adopted(text)
+    for step in steps:
+        if step.kind in (Kind.HELPER, Kind.UNSUPPORTED):
+            print(printable(f"line {step.line} is left as it is: {step.why}: {step.text}"), file=sys.stderr)
+        elif step.redirected:
+            words = "sends its output elsewhere: the output of the ranks will be in the run directory instead"
+            print(f"line {step.line} {words}", file=sys.stderr)
+    if changed == text:
+        known = any(step.kind is Kind.LAUNCHED for step in steps)
+        raise UsageError(
+            f"Nothing to change in {script}",
+            f"it uses `{LAUNCH}` already" if known else "no line starts a training with srun",
+            f"write `{LAUNCH}` in front of the training command yourself (docs/templates.md)" if not known else "",
+        )
+    target = output or script.with_suffix(f".transom{script.suffix}")
+    try:
+        with target.open("w" if force else "x", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(changed)
+    except FileExistsError:
+        raise UsageError(
+            f"{target} exists already", hint="--force replaces it, or choose another name with -o"
+        ) from None
+    target.chmod(script.stat().st_mode & 0o777)
+    before, after = text.splitlines(keepends=True), changed.splitlines(keepends=True)
+    for line in unified_diff(before, after, str(script), str(target)):
+        print(printable(line.rstrip("\n").expandtabs(4)))
+    print(f"\nstart it with: transom run {target}", file=sys.stderr)

@@ -139,11 +139,15 @@ def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, 
     import json
     import os
     import socket
+    import time
     from dataclasses import asdict
 
     from transom_cli.bootstrap.slurm import slurm_client
     from transom_cli.config.load import load
     from transom_cli.errors import TransomError, printable
+    from transom_cli.health.history.files import read_history
+    from transom_cli.health.history.nodes import fold
+    from transom_cli.health.history.shared import publish
     from transom_cli.submit.rundir import path_error
     from transom_cli.supervise.operator.lift import lift, to_lift
 
@@ -153,13 +157,16 @@ def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, 
     except TransomError:  # reported per node below
         here = ""
     who = f"{getpass.getuser()} on {socket.gethostname()}"
-    spool = load(None, {}, os.environ).isolate.drain_spool
+    isolate = load(None, {}, os.environ).isolate
 
     def client(cluster: str) -> Slurm:
         return slurm_client(cluster=_cluster_option(cluster, here))
 
     try:
-        lifted = lift(history, names, run, who, folder, client, spool)
+        lifted = lift(history, names, run, who, folder, client, isolate.drain_spool)
+        if isolate.shared_history is not None:
+            now = time.time()
+            publish(isolate.shared_history, fold(read_history(folder, now), now))
     except OSError as error:
         raise path_error(error, folder, doing="write into", instead="set TRANSOM_STATE_DIR") from error
     if not json_:

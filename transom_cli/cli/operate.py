@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 from transom_cli.errors import NotPermitted, OperatorAlive
@@ -44,9 +45,12 @@ def operate_all_runs(root: Path | None, *, idle_exit: bool) -> None:
             "what they write there would run in your name",
             "take the write permission for group and others away, or set TRANSOM_STATE_DIR to a private folder",
         )
+    find_lost: Callable[[], None] | None = None
     if not idle_exit:
-        register_live(registry, runs_root(root))
-    done = operate_all(registry, lambda: operator_process(registry, require_own_run, idle_exit=idle_exit))
+        runs = runs_root(root)
+        register_live(registry, runs)
+        find_lost = partial(register_live, registry, runs, {})
+    done = operate_all(registry, lambda: operator_process(registry, require_own_run, find_lost, idle_exit=idle_exit))
     if not done and not idle_exit:  # else another one was started at the same time
         what = "Your runs on this host have an operator process"
         raise OperatorAlive(what, f"process {registry.process()}", "`transom list` shows your runs")

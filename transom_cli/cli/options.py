@@ -49,10 +49,23 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "transom run -f run.toml --set restart.backoff=10 --dry-run -- python train.py",
         "transom run train.sbatch",
     ),
+    "launch": (
+        "transom launch python train.py",
+        "transom launch --name pretrain --spares 1 -- python train.py",
+        "transom launch --ntasks-per-node 8 --cpu-bind=cores python train.py",
+        "transom launch --torchrun --ntasks-per-node 8 -- train.py --config large.yaml",
+        "transom launch --name tokenize --once python tokenize.py",
+    ),
+    "adopt": ("transom adopt train.sbatch", "transom adopt train.sbatch -o train.new.sbatch --force"),
     "attach": (
         "transom attach",
         "transom attach llama",
         "transom attach --detach llama-20261122-065825-c382",
+    ),
+    "observe": (
+        "transom observe 4711",
+        "transom observe 4711 --log train.log --detach",
+        "transom observe --summary --since 30d",
     ),
     "report": (
         "transom report",
@@ -65,6 +78,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "requeue": ("transom requeue", "transom requeue /scratch/team/runs/llama-20261122-065825-c382"),
     "resume": ("transom resume", "transom resume llama --json"),
     "operate": ("transom operate --all",),
+    "service": ("transom service install", "transom service install --cron --print", "transom service status"),
     "prune": (
         "transom prune --older-than 30d",
         "transom prune --older-than 90d --keep 20 --yes",
@@ -83,7 +97,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "transom check --as prolog --set health.budget=15",
         "transom check --record node.json",
     ),
-    "doctor": ("transom doctor", "transom doctor --root /scratch/me/runs", "transom doctor --json"),
+    "doctor": ("transom doctor", "transom doctor --site", "transom doctor --site --job --json"),
     "diagnose": (
         "transom diagnose slurm-4711.out",
         "transom diagnose logs/ --rules site-rules.toml",
@@ -94,6 +108,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "ckpt": (
         "transom ckpt ls llama",
         "transom ckpt verify llama --step 18000",
+        "transom ckpt seal ./out/checkpoint-300",
         "transom ckpt diff ./checkpoints/step-100 ./checkpoints/step-200",
         "transom ckpt export llama --only model -o model.safetensors",
         "transom ckpt import gpt2.safetensors ./start --step 0 --as model --afresh optim",
@@ -101,7 +116,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "sandbox": (
         "transom sandbox up --nodes 4",
+        "transom sandbox up --site strict,no-export",
         "transom sandbox up --release forky",
+        "transom sandbox up --site strict,contended",
         "transom sandbox exec -- sinfo",
         'eval "$(transom sandbox env)"',
         "transom sandbox fault kill-node node2",

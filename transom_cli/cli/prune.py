@@ -70,7 +70,7 @@ def prune(
         runs = [{"run_id": r.run_id, "whole": r.whole, "steps": r.steps, "bytes": r.freed} for r in removals]
         print(json.dumps({"schema": 1, "removed": yes, "runs": runs, "kept": kept, "failed": failed}))
     else:
-        _show(stored, removals, kept, yes=yes, failed=bool(failed))
+        _show(stored, removals, kept, where, yes=yes, failed=bool(failed))
     for message in failed:
         print(f"error: {message}", file=sys.stderr)
     if failed:
@@ -78,7 +78,13 @@ def prune(
 
 
 def _show(
-    stored: Sequence[StoredRun], removals: Sequence[Removal], kept: dict[str, int], *, yes: bool, failed: bool
+    stored: Sequence[StoredRun],
+    removals: Sequence[Removal],
+    kept: dict[str, int],
+    root: Path,
+    *,
+    yes: bool,
+    failed: bool,
 ) -> None:
     import time
 
@@ -99,7 +105,8 @@ def _show(
         print(f"kept {several(number, 'run')}: {why}", file=sys.stderr)
     total = size(sum(one.freed for one in removals))
     if not removals:
-        print("nothing was removed" if failed else "nothing to remove", file=sys.stderr)
+        gone = "" if root.exists() else " (no such directory)"
+        print("nothing was removed" if failed else f"nothing to remove in {root}{gone}", file=sys.stderr)
     elif not yes:
         print(f"{total} in {several(len(removals), 'run')}; nothing was removed, --yes removes it", file=sys.stderr)
     else:

@@ -27,7 +27,7 @@ def stop(
 ) -> None:
     """Cancel the run's job and end the run. Exit code 22: it has not ended within a minute.
 
-    Asks first if no run is named.
+    Asks first if no run is named. The job of a run that is only observed is left alone: the observation ends.
     """
     import json
 
@@ -53,7 +53,9 @@ def stop(
     if json_:
         print(json.dumps({"schema": 1, "run_id": found.run_id, "phase": state.phase.value, "was_over": already}))
     else:
-        print(f"run {found.run_id} {'has already ended: ' if already else 'is '}{state.phase.value}", file=sys.stderr)
+        why = f" ({state.verdict})" if state.policy.observe and state.verdict else ""
+        how = "has already ended: " if already else "is "
+        print(printable(f"run {found.run_id} {how}{state.phase.value}{why}"), file=sys.stderr)
 
 
 def requeue(run: Run = None, root: Root = None, json_: Json = False) -> None:
@@ -84,7 +86,9 @@ def _found(run: str | None, root: Any) -> RunDir:
 def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:
     import json
 
+    from transom_cli.slurm.port import cluster_command
     from transom_cli.supervise.journal import fold
+    from transom_cli.view.read import read_run_settings
     from transom_cli.view.terminal import waiting
 
     found = _found(run, root)
@@ -93,15 +97,23 @@ def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:
         _require_stopped(found, state)
         hint = "start a new run with `transom run`; it resumes from the checkpoints"
         raise TransomError(f"Run `{found.run_id}` is over", f"its state is `{state.phase.value}`", hint)
+    if state.policy.observe:
+        command = cluster_command(f"{_BY_HAND[kind]} {state.job.id}", read_run_settings(found).cluster)
+        why = f"transom changes nothing about its job {state.job.id}"
+        raise TransomError(f"Run `{found.run_id}` is only observed", why, f"do it without transom: `{command}`")
     with waiting(f"asking the operator to {kind} {found.run_id}"):
         recorded = await_request(found, submit_request(found, kind))
     if recorded.result.startswith(("refused", "nothing")):
-        hint = f"check with `transom status {found.run_id}`"
+        hint = f"check with `transom status {_named(found)}`"
         raise TransomError(f"The request to {kind} run `{found.run_id}` had no effect", recorded.result, hint)
     if json_:
         print(json.dumps({"schema": 1, "run_id": found.run_id, "request": kind, "result": recorded.result}))
     else:
         print(printable(f"run {found.run_id}: {recorded.result}"), file=sys.stderr)
+    error = fold(found.journal).state.slurm_error
+    if error:
+        error = " ".join(error.split())
+        print(printable(f"warning: Slurm does not respond; the operator tries again: {error}"), file=sys.stderr)
 
 
 def submit_request(found: RunDir, kind: str, **more: Any) -> str:
@@ -150,8 +162,15 @@ def await_request(found: RunDir, name: str) -> UserRequest:
         if recorded is not None:
             return recorded
         time.sleep(0.2)
-    hint = f"check with `transom status {found.run_id}`"
+    hint = f"check with `transom status {_named(found)}`"
     raise Unknown("The operator has not recorded the request yet", f"waited {PATIENCE:g} s", hint)
+
+
+def _named(run: RunDir) -> str:
+    """Return what names the run on a command line: another user's is in another folder."""
+    from transom_cli.ownership import is_own
+
+    return run.run_id if is_own(run) else str(run.path)
 
 
 def _require_stopped(run: RunDir, state: State) -> None:
@@ -160,7 +179,7 @@ def _require_stopped(run: RunDir, state: State) -> None:
 
     if not state.phase.over:
         why = f"Slurm does not respond: {state.slurm_error}" if state.slurm_error else f"it is {state.phase.value}"
-        hint = f"The operator continues to stop it; check with `transom status {run.run_id}`."
+        hint = f"The operator continues to stop it; check with `transom status {_named(run)}`."
         raise Unknown(f"Run `{run.run_id}` has not stopped yet", why, hint)
     if state.exit_code == Unknown.exit_code:
         scancel = cluster_command(f"scancel {state.job.id}", read_run_settings(run).cluster)

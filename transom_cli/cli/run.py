@@ -100,9 +100,10 @@ def run(
     flags |= dict(assignment(text) for text in set_ or ())
     if detach and foreground:
         raise UsageError("`--detach` and `--foreground` cannot be combined")
-    from transom_cli.submit.prepare import create, leave_outer_launch, leave_outer_run, prepare
+    from transom_cli.submit.prepare import create, leave_outer_job, leave_outer_launch, leave_outer_run, prepare
 
     leave_outer_run()
+    leave_outer_job()
     leave_outer_launch(tuple(words))
     given = {k: v for k, v in flags.items() if v is not None}
     prepared = prepare(tuple(words), file, given, nodes_to_avoid)
@@ -203,7 +204,9 @@ def _await_submission(made: RunDir) -> int:
         state = fold(made.journal).state
         if state.phase.over and not state.job.id:
             hint = f"See `transom explain {made.run_id}`; `sinfo -s` lists the partitions."
-            print(f"error: {TransomError(f'Run `{made.run_id}` was not submitted', state.verdict, hint)}", file=sys.stderr)
+            print(
+                f"error: {TransomError(f'Run `{made.run_id}` was not submitted', state.verdict, hint)}", file=sys.stderr
+            )
             return state.exit_code or 1
         if state.job.id:
             return 0

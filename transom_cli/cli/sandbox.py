@@ -84,6 +84,10 @@ def up(
     gpus_per_node: Annotated[int, typer.Option(help="GPUs that Slurm counts on each node.")] = 2,
     switches: Annotated[int, typer.Option(help="Leaf switches in Slurm's topology (topology/tree); 0 for none.")] = 0,
     accounting: Annotated[bool, typer.Option("--accounting", help="Add accounting: slurmdbd on MariaDB.")] = False,
+    site: Annotated[
+        str,
+        typer.Option(help="Site profiles, joined with commas (`transom sandbox sites` lists them)."),
+    ] = "",
     release: Annotated[str, typer.Option(help="Slurm release: native, or that of Debian trixie or forky.")] = "native",
     release_dir: ReleaseDir = None,
     mirror: Annotated[str, typer.Option(help="Debian mirror to fetch a release from [default: apt's].")] = "",
@@ -97,10 +101,25 @@ def up(
     from transom_cli.sandbox.state import SandboxSpec
 
     home = built(release, release_dir, mirror)
-    sandbox = Sandbox.up(SandboxSpec(folder(dir), nodes, gpus_per_node, accounting, home=home, switches=switches))
+    names = tuple(filter(None, site.split(",")))
+    spec = SandboxSpec(folder(dir), nodes, gpus_per_node, accounting, home=home, switches=switches, site=names)
+    sandbox = Sandbox.up(spec)
     print(f"up: {sandbox.spec} in {sandbox.dir}")
+    for key, user in sandbox.users().items():
+        print(f"  {key}: user {user.name!r}, {user.admin_level.lower() or 'ordinary'}")
     where = "" if dir is None else f" --dir {sandbox.dir}"
     print(f"hint: transom sandbox exec{where} -- sinfo", file=sys.stderr)
+
+
+@sandbox_app.command()
+def sites() -> None:
+    """List the site profiles, and what this machine lacks for one."""
+    from transom_cli.sandbox.sites import SITES
+
+    width = max(map(len, SITES))
+    for name, site in SITES.items():
+        missing = site.why_not()
+        print(f"{name:<{width}}  {site.about}{f' (not on this machine: {missing})' if missing else ''}")
 
 
 @sandbox_app.command()
@@ -135,12 +154,24 @@ def status(
 def exec_(
     command: Annotated[list[str], typer.Argument(help="The command and its arguments.")],
     clock: Clock = False,
+    user: Annotated[str, typer.Option(help="Run it as a user of the site profiles: alice, bob, carol, dave.")] = "",
     dir: Dir = None,
 ) -> None:
     """Run a command that uses this cluster, and pass its exit code on."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
+    env |= _variables(dir, clock)
+    if user:
+        users = running(dir).users()
+        if user not in users:
+            names = ", ".join(users) or "none: root creates them with a sandbox with --site"
+            raise UsageError(f"No such user of the sandbox: {user!r}", f"there are {names}")
+        env |= users[user].env()
+        os.setgroups([])
+        os.setgid(users[user].gid)
+        os.setuid(users[user].uid)
+        os.chdir(users[user].home)
     try:
-        os.execvpe(command[0], command, {**env, **_variables(dir, clock)})
+        os.execvpe(command[0], command, env)
     except FileNotFoundError as error:
         raise UsageError(f"No such command: {command[0]!r}", str(error)) from error
     except PermissionError as error:

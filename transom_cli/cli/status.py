@@ -13,7 +13,9 @@ from transom_cli.cli.show import show_list, show_status
 Run = Annotated[
     str | None, typer.Argument(help="Run ID, name or path [default: the newest run].", autocompletion=run_ids)
 ]
-Root = Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")]
+Root = Annotated[  # readable=False: our own error says who may not read it
+    Path | None, typer.Option("--root", help="Folder that holds the run directories.", readable=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 NoColor = Annotated[
     bool, typer.Option("--no-color", help="Do not use colours (NO_COLOR in the environment does the same).")

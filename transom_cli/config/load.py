@@ -16,7 +16,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from transom_cli.config.describe import ENV_PREFIX, Setting, settings_of
-from transom_cli.config.model import Settings
+from transom_cli.config.model import OBSERVE, Settings
 from transom_cli.config.notify import unknown_target_key
 from transom_cli.config.policy import DEFAULT_TABLE, RuleTable, merge_named, with_source
 from transom_cli.config.sources import SITE_FILE, absolute, is_setting, user_file
@@ -81,6 +81,7 @@ _BY_PATH = {setting.path: setting for setting in _ALL}
 _SECTIONS = {setting.path[:depth] for setting in _ALL for depth in range(len(setting.path))}
 _BY_VARIABLE = {setting.variable: setting for setting in _ALL}
 _RULES = ("policy", "rules")
+_MODE = ("run", "mode")
 _NAMED_TABLES = (_RULES, ("notify", "targets"))  # lists of tables with names
 _PATHS = {setting.path for setting in _ALL if setting.kind == "path"} | {("launch", "python")}
 
@@ -284,6 +285,8 @@ def _merge(below: Flat, above: Flat) -> None:
     for path, value in above.items():
         if isinstance(value, dict) and isinstance(below.get(path), dict):
             value = {**below[path], **value}
+        if path == _MODE and below.get(path) == OBSERVE:
+            continue  # the strictest layer decides
         if path in _NAMED_TABLES:
             value = merge_named(value, below.get(path))
         below[path] = value

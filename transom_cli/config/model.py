@@ -130,6 +130,11 @@ class Launch(Section):
         min_length=1,
         description="interpreter on the nodes that has transom; unset: the interpreter of transom run",
     )
+    agent_cpus: str = Field(
+        default="",
+        pattern=r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?$",
+        description="CPUs of each node's agent and snapshot daemon, such as 0-1,64; empty: not bound",
+    )
     container: Container = Field(default_factory=Container, description="container of the training step")
 
 
@@ -195,8 +200,15 @@ class Isolate(Section):
         le=1,
         description="share of the job's maximum of nodes isolated per window (the larger cap counts)",
     )
+    max_cluster_nodes: int = Field(
+        default=5, ge=0, description="maximum of nodes drained per window by transom for all users of the cluster"
+    )
     window: float = Field(default=3600.0, gt=0, description="window of the caps in seconds")
     expiry: float = Field(default=3600.0, gt=0, description="seconds after which an exclusion on suspicion ends")
+    shared_history: OptionalPath = Field(
+        default=None,
+        description="root's folder in which users report the nodes that they exclude (docs/sites.md); unset: none",
+    )
 
 
 class Health(Section):
@@ -266,10 +278,20 @@ class OperatorSection(Section):
     )
 
 
+class Foreign(Section):
+    """Checkpoints that the trainer makes by itself (docs/frameworks.md)."""
+
+    pattern: OptionalText = Field(
+        default=None,
+        description='their names in the job\'s directory, such as "out/ckpt-*.pt", to be sealed; unset: none',
+    )
+
+
 class Checkpoint(Section):
     """Where checkpoints are stored."""
 
     directory: OptionalPath = Field(default=None, description="directory of the checkpoints; unset: <run>/checkpoints")
+    foreign: Foreign = Field(default_factory=Foreign, description="checkpoints that the trainer makes by itself")
 
 
 class PolicySection(Section):
@@ -313,8 +335,16 @@ class Metrics(Section):
         return self.textfile is not None or self.port is not None
 
 
+OBSERVE = "observe"
+
+
 class RunSection(Section):
-    """Who else may read the run, and act on it (docs/sharing.md)."""
+    """Whether transom acts on the run (docs/observe.md), and who else may read it and act on it (docs/sharing.md)."""
+
+    mode: Literal["act", "observe"] = Field(
+        default="act",
+        description="observe: report what transom would do, and do nothing; no other layer can undo it",
+    )
 
     share: Share = Field(default=None, description='"group:NAME" lets this Unix group read the run; unset: nobody else')
     on_call: Lines = Field(default=(), description="users of that group whose requests the operator carries out")
@@ -326,7 +356,7 @@ class RunSection(Section):
     @model_validator(mode="after")
     def _readable_by_those_on_call(self) -> RunSection:
         if self.on_call and not self.share:
-            raise ValueError("on_call is set, but not share: those on call could not read the run")
+            raise ValueError("on_call is set without share, so the users on call could not read the run")
         return self
 
 

@@ -55,8 +55,10 @@ def policy_of(settings: Settings) -> Policy:
         cap_nodes=settings.isolate.max_nodes,
         cap_fraction=settings.isolate.max_fraction,
         cap_window=settings.isolate.window,
+        cap_cluster=settings.isolate.max_cluster_nodes,
         expiry=settings.isolate.expiry,
         rules=rules_of(settings),
+        observe=settings.run.mode == "observe",
     )
 
 

@@ -82,6 +82,7 @@ RUN_VARIABLES: frozenset[str] = frozenset(
         "TRANSOM_LAUNCH",
         "TRANSOM_WORLD_SIZE",
         "TRANSOM_BEAT_DIR",
+        "TRANSOM_BEAT_PLACE",
         "TRANSOM_MEMORY",
         "TRANSOM_MEMORY_LINGER",
         "TRANSOM_CHECKPOINT_DIR",

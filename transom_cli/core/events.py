@@ -217,6 +217,7 @@ class LaunchSeen(Event):
     """The launcher started the training step on `nodes`; `idle` are the allocation's others: spares, given up.
 
     succeeds: as in JobSeen. faults: what checks found against idle nodes, so that they carry no rank.
+    job_step: the name of the user's job step, "" if the job has only one. checkpoints: its folder, "": as set.
     """
 
     attempt: str
@@ -226,6 +227,16 @@ class LaunchSeen(Event):
     idle: tuple[str, ...] = ()
     succeeds: int = 0
     faults: tuple[NodeFault, ...] = ()
+    job_step: str = ""
+    checkpoints: str = ""
+
+
+@dataclass(frozen=True)
+class JobStepDone(Event):
+    """A job step of the user's own script is done. The attempt continues: its script may start another one."""
+
+    attempt: str
+    job_step: str
 
 
 @dataclass(frozen=True)
@@ -258,6 +269,7 @@ class OutcomeSeen(Event):
     blamed: nodes of the allocation that should carry no rank of the next attempt, for all that the launcher knows.
     taken: what its policy decided in this attempt; the times are seconds before this outcome, below zero.
     since_start: the steps count from the start of the processes: `step` is the most that one launch has made.
+    job_step: as in LaunchSeen.
     """
 
     attempt: str
@@ -274,6 +286,7 @@ class OutcomeSeen(Event):
     faults: tuple[NodeFault, ...] = ()  # what checks found against nodes: before the first launch, or beside one
     taken: tuple[Taken, ...] = ()
     since_start: bool = False
+    job_step: str = ""
 
 
 @dataclass(frozen=True)
@@ -355,13 +368,22 @@ class Probed(Event):
 
 
 @dataclass(frozen=True)
+class OtherExclusion:
+    """Another user's run excludes the same node, for so many more seconds; None: until a person ends that."""
+
+    user: str
+    seconds: float | None
+
+
+@dataclass(frozen=True)
 class Isolated(Event):
-    """A node is kept away from the run: `how` is drained or excluded."""
+    """A node is kept away from the run: `how` is drained or excluded. others: as the shared history has them."""
 
     key: str
     node: str
     how: str
     detail: str
+    others: tuple[OtherExclusion, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -380,6 +402,13 @@ class Acted(Event):
 
     key: str
     detail: str = ""
+
+
+@dataclass(frozen=True)
+class Withheld(Event):
+    """The run is only observed: the executor did not carry out the action."""
+
+    key: str
 
 
 @dataclass(frozen=True)
@@ -419,3 +448,10 @@ class ResumeRequested(Event):
 
     who: str
     request: str
+
+
+@dataclass(frozen=True)
+class FilesRestored(Event):
+    """Files of the run directory were gone, and the operator has written them again from its memory."""
+
+    files: tuple[str, ...]

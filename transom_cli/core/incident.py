@@ -22,6 +22,7 @@ class Stage(enum.Enum):
     WAITING = "waiting"  # back-off
     RESTARTING = "restarting"  # the job is being given back to Slurm
     STARTING = "starting"  # waiting for the first new step
+    WITHHELD = "withheld"  # decided, but not carried out: the run is only observed
     CLOSED = "closed"
 
 
@@ -189,6 +190,11 @@ class Incident:
     def silence_only(self) -> bool:
         """Nothing has ended and no node is known to be gone: all that was seen is a silence."""
         return not (self.outcome or self.ended or self.dead)
+
+    @property
+    def lost_rank(self) -> bool:
+        """A rank has ended badly: no step of the others means that the launch recovers."""
+        return self.outcome is not None and any(x.bad for x in self.outcome.exits)
 
     @property
     def attempt(self) -> str:

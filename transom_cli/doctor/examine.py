@@ -12,17 +12,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transom_cli import __version__
-from transom_cli.doctor import symptom
+from transom_cli.doctor import config as judges
+from transom_cli.doctor import service, symptom, trial
+from transom_cli.doctor.containers import judge_containers, read_containers
+from transom_cli.doctor.host import examine_host, sample
 from transom_cli.doctor.symptom import DrainWay, Grade, Symptom
 from transom_cli.errors import TransomError
+from transom_cli.health.history.shared import refused
+from transom_cli.health.reach import STEP
 from transom_cli.plural import several
 from transom_cli.slurm.port import BackendTrial, Slurm
 from transom_cli.slurm.runner import Runner
+from transom_cli.submit.inputs import root_warning
 
 NEEDED = ("sbatch", "squeue", "scontrol", "scancel", "srun")
 USEFUL = ("sacct",)
@@ -40,6 +46,16 @@ _OPTIONAL = (
 DrainSettings = tuple[tuple[str, ...], Path | None]
 
 
+@dataclass(frozen=True)
+class Site:
+    """What `--site` needs of the settings. job: sbatch's options for the trial job, None: submit none. partition: that
+    runs use, "": Slurm's default. shared: `isolate.shared_history`."""
+
+    job: tuple[str, ...] | None = None
+    partition: str = ""
+    shared: Path | None = None
+
+
 def examine(
     slurm: Slurm,
     runner: Runner,
@@ -47,15 +63,18 @@ def examine(
     pyslurm: Callable[[], BackendTrial],
     drain: Callable[[], DrainSettings] = lambda: ((), None),
     operators: Callable[[], tuple[int, int | None]] = lambda: (0, None),
+    site: Callable[[], Site] | None = None,
 ) -> Iterator[Symptom]:
     """Yield symptoms as they are found.
 
     Args:
+        site: also examine what differs between sites.
         operators: returns how many runs are registered on this host, and the process that operates them.
         root: returns the root of run directories; raises what is wrong with the settings.
         drain: returns the site's drain command and spool.
     """
     yield Symptom("transom", Grade.OK, f"{__version__} on Python {sys.version.split()[0]}")
+    runs = None
     try:
         runs = root()
     except TransomError as error:
@@ -63,38 +82,69 @@ def examine(
     else:
         yield Symptom("settings", Grade.OK, "the settings of the site, the user and the environment are valid")
         yield _runs(runs)
-    yield from _slurm(slurm, runner, drain)
+    config = yield from _slurm(slurm, runner, drain)
     yield from _backend(pyslurm)
     yield symptom.of_operators(*operators())
+    host = service.read_host("enable" in config.get("ScronParameters", ""))
+    yield service.of_service(service.Service.of(os.environ).installed(), host)
     yield _logout()
     limit = symptom.of_cpu_limit(float("inf") if _cpu() == resource.RLIM_INFINITY else _cpu())
     if limit is not None:
         yield limit
+    yield from judge_containers(read_containers())
     yield from _packages()
+    if site is not None and config and runs is not None:
+        yield from _site(slurm, runner, runs, config, site())
 
 
-def _slurm(slurm: Slurm, runner: Runner, drain: Callable[[], DrainSettings]) -> Iterator[Symptom]:
+def _site(slurm: Slurm, runner: Runner, runs: Path, config: Mapping[str, str], site: Site) -> Iterator[Symptom]:
+    named = [site.partition] if site.partition else []
+    try:
+        text = runner.run(["scontrol", "show", "partition", "-o", *named], timeout=PATIENCE)
+        nodes = slurm.nodes()
+    except TransomError as error:
+        yield Symptom("controller", Grade.FAIL, "; ".join([error.what, *error.why.splitlines()]), error.hint)
+        return
+    yield from judges.of_site(config, judges.partition_of(text))
+    yield from examine_host(runs, os.environ, nodes)
+    if site.shared is not None:
+        why = refused(site.shared)
+        words = f"not used: {why}" if why else f"{site.shared} is used"
+        hint = "root creates it: install -d -m 1777 FOLDER"
+        yield Symptom("shared history", Grade.WARN if why else Grade.OK, words, hint)
+    if site.job is None:
+        yield trial.NOT_TRIED
+    else:
+        step = None if runner.cluster else lambda argv: runner.run(argv, timeout=3 * STEP)
+        yield from trial.of_trial(trial.try_job(slurm, runs, site.job, sample(nodes), step))
+
+
+def _slurm(
+    slurm: Slurm, runner: Runner, drain: Callable[[], DrainSettings]
+) -> Generator[Symptom, None, Mapping[str, str]]:
+    """Return Slurm's configuration; empty if Slurm does not answer."""
     missing = [name for name in NEEDED if shutil.which(name) is None]
     if missing:
         hint = "run transom where Slurm's commands are, on a login node; to try it without a cluster: make demo"
         yield Symptom("slurm", Grade.FAIL, f"not found: {', '.join(missing)}", hint)
-        return
+        return {}
     yield symptom.of_versions({name: _version(name) for name in (*NEEDED, *USEFUL) if shutil.which(name)})
     began = time.monotonic()
     try:
         jobs = [job for job in slurm.jobs() if not job.state.ended]
         took = time.monotonic() - began
-        config = symptom.config_of(runner.run(["scontrol", "show", "config"], timeout=PATIENCE))
+        config = judges.config_of(runner.run(["scontrol", "show", "config"], timeout=PATIENCE))
     except TransomError as error:
         yield Symptom("controller", Grade.FAIL, "; ".join([error.what, *error.why.splitlines()]), error.hint)
-        return
+        return {}
     name = config.get("ClusterName", "")
     words = f"{name + ': ' if name else ''}answers in {took * 1000:.0f} ms, {several(len(jobs), 'job')} of yours"
     slow = Symptom("controller", Grade.WARN, words, "sdiag shows why it is slow")
     yield slow if took > 2.0 else Symptom("controller", Grade.OK, words)
-    yield from symptom.of_cluster(config)
+    yield from judges.of_cluster(config)
     me = pwd.getpwuid(os.getuid()).pw_name
     yield symptom.of_rights(me, os.getuid(), config, _admin_level(runner, me), _drain_ways(drain))
+    return config
 
 
 def _drain_ways(drain: Callable[[], DrainSettings]) -> list[DrainWay]:
@@ -144,25 +194,13 @@ def _runs(root: Path) -> Symptom:
     except OSError as error:
         hint = "choose another: --root, TRANSOM_ROOT, or `root` in the settings"
         return Symptom("runs", Grade.FAIL, f"cannot write in {there}: {error.strerror}", hint)
-    kind = _file_system(there)
-    words = f"{root} on {kind or 'a file system'}, {free / (1 << 30):,.0f} GiB free"
+    words = f"{root}, {free / (1 << 30):,.0f} GiB free"
+    warning = root_warning(root)
     if free < ROOM:
         return Symptom("runs", Grade.WARN, words, f"free some space: df -h {there}")
-    if kind in ("tmpfs", "ramfs"):
-        return Symptom("runs", Grade.WARN, f"{words}: only in this machine's memory", "choose a shared file system")
-    return Symptom("runs", Grade.OK, words, "to see whether compute nodes share it: transom check")
-
-
-def _file_system(path: Path) -> str:
-    """Return the file system type of the mount that holds the path (proc(5), /proc/self/mounts)."""
-    real = path.resolve()
-    try:
-        rows = [line.split() for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines()]
-    except OSError:
-        return ""
-    mounts = ((row[1], row[2]) for row in rows if len(row) > 2)
-    fitting = [(len(point), kind) for point, kind in mounts if real.is_relative_to(point)]
-    return max(fitting, default=(0, ""))[1]
+    if warning is not None:
+        return Symptom("runs", Grade.WARN, f"{words}. {warning}")
+    return Symptom("runs", Grade.OK, words, "to see whether compute nodes share it: transom doctor --site --job")
 
 
 def _logout() -> Symptom:

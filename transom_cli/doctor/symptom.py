@@ -1,9 +1,8 @@
-"""The doctor's judges of Slurm's configuration and the system's files, and their results. Pure."""
+"""What the doctor finds, and its judges of Slurm's commands, rights and the system's files. Pure."""
 
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,36 +34,11 @@ def of_operators(runs: int, process: int | None) -> Symptom:
         words = (
             f"{several(runs, 'run')} of yours {was(runs, 'has', 'have')} no operator: its process on this host is gone"
         )
-        return Symptom("operator", Grade.WARN, words, "start it again: transom operate --all (as a service), or attach")
+        return Symptom("operator", Grade.WARN, words, "start it again: transom service install, or transom attach")
     return Symptom("operator", Grade.OK, "no run of yours is operated on this host")
 
 
 _WAYS = "docs/sites.md shows how a site can allow draining"
-KILL_WAIT = 30  # seconds between TERM and KILL for which transom plans to save
-
-
-def of_cluster(config: Mapping[str, str]) -> list[Symptom]:
-    """Judge the settings that a run's recovery depends on (slurm.conf(5)), from `scontrol show config`."""
-    found = []
-    if config.get("JobRequeue") == "0":
-        hint = 'add `--requeue` to [job] sbatch, or set restart.how = "resubmit"'
-        found.append(Symptom("requeue", Grade.WARN, "JobRequeue=0: Slurm requeues only jobs with --requeue", hint))
-    else:
-        found.append(Symptom("requeue", Grade.OK, "jobs may be requeued"))
-    wait = _seconds(config.get("KillWait", ""))
-    if wait is not None and wait < KILL_WAIT:
-        words = f"KillWait={wait}: a final checkpoint has only {wait} s; transom plans with {KILL_WAIT} s"
-        found.append(Symptom("kill wait", Grade.WARN, words, "ask the site for KillWait=30, Slurm's default"))
-    track = config.get("ProctrackType", "")
-    if track and "cgroup" not in track:
-        words = f"ProctrackType={track}: processes that leave their session may outlive their step"
-        found.append(Symptom("stray processes", Grade.NOTE, words, "transom finds and ends them itself"))
-    if config.get("AccountingStorageType", "").rpartition("/")[2] in ("", "none", "(null)"):
-        words = "Slurm has no accounting: only transom's own files say how former attempts ended"
-        found.append(Symptom("accounting", Grade.NOTE, words))
-    else:
-        found.append(Symptom("accounting", Grade.OK, config["AccountingStorageType"].rpartition("/")[2]))
-    return found
 
 
 def of_pyslurm(works: str, why_not: str, detours: Mapping[str, str], wish: str = "") -> Symptom:
@@ -136,7 +110,8 @@ def of_logout(kill: bool, excluded: Sequence[str], user: str, lingers: bool) -> 
         return Symptom("logout", Grade.OK, "processes survive a logout")
     words = "this machine kills a session's processes at logout (KillUserProcesses=yes), the operator included"
     linger = "" if lingers else f"loginctl enable-linger {user}; then "
-    return Symptom("logout", Grade.WARN, words, f"{linger}systemd-run --user --scope transom run ...")
+    hint = f"{linger}transom service install --systemd, or systemd-run --user --scope transom run ..."
+    return Symptom("logout", Grade.WARN, words, hint)
 
 
 def logind(texts: Sequence[str]) -> tuple[bool, tuple[str, ...]]:
@@ -158,7 +133,7 @@ def of_cpu_limit(seconds: float) -> Symptom | None:
         return None
     words = f"processes here are killed after {seconds:.0f} s of CPU time, an operator after some days"
     grade = Grade.WARN if seconds < 3600 else Grade.NOTE
-    hint = "transom attach continues where a killed operator stopped; a launcher continues without one"
+    hint = "`transom service install` starts a killed operator again; a launcher continues without one"
     return Symptom("cpu limit", grade, words, hint)
 
 
@@ -175,14 +150,3 @@ def of_versions(versions: Mapping[str, str]) -> Symptom:
         return Symptom("slurm", Grade.OK, kinds[0])
     found = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     return Symptom("slurm", Grade.WARN, f"commands of different versions: {found}", "which -a sbatch squeue scontrol")
-
-
-def config_of(text: str) -> dict[str, str]:
-    """Parse `scontrol show config`: lines "Name = value"."""
-    pairs = (line.partition("=") for line in text.splitlines() if " = " in line)
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _seconds(value: str) -> int | None:
-    found = re.match(r"(\d+)\b", value)
-    return int(found[1]) if found else None

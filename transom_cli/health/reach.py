@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import ipaddress
 import re
 import socket
 import threading
@@ -25,6 +26,7 @@ from transom_cli.health.finding import Finding, Verdict
 from transom_cli.slurm.runner import Runner, SlurmTimeout
 
 CHECK = "reach"
+CALLED_DOWN = "Slurm calls it down"
 STEP = 6.0  # minimum timeout of an empty step, in seconds
 STEP_FACTOR, STEP_MARGIN = 3.0, 3.0  # timeout relative to a step of this job on a good node: factor, plus seconds
 SLOWEST = 90.0  # seconds for a step on a good node that shows how long one takes
@@ -97,6 +99,7 @@ class Reach:
     link: Link
     step: Step = Step.NOT_TRIED
     detail: str = ""  # the system's or srun's message
+    alive: bool = False  # the machine itself refused the connection: only its slurmd does not run
     second: Second = Second.NOT_ASKED
     by: str = ""  # who gave the second opinion
 
@@ -160,14 +163,15 @@ def read_reach(
     Args:
         times: known durations of this job's steps; a step that takes longer is tried again with more time.
         peers: returns good nodes; called only if this node fails, to see whether this host reaches any node.
-        slurm_says: Slurm's statement that the node is gone ("Slurm calls it down"), or "".
+        slurm_says: Slurm's statement that the node is gone (such as CALLED_DOWN), or "".
         another_says: who else just failed to reach the node; counts if this host reaches a peer.
         ask_peers: let a peer in the job try to reach the node, if there is no other second opinion.
     """
     times = times or StepTimes()
     asking = _Asking(runner or Runner(), node, address or node, port, job_id, tcp_timeout, step_timeout, times)
     link, detail = _connect(asking.address, port, tcp_timeout)
-    reach = Reach(node, address, port, link, detail=detail)
+    alive = link is Link.REFUSED and slurm_says != CALLED_DOWN and not _is_loopback(asking.address)
+    reach = Reach(node, address, port, link, detail=detail, alive=alive)
     good: list[Peer] | None = None
     if link is Link.CONNECTED:
         if job_id is None:
@@ -295,7 +299,8 @@ def read_second(line: str) -> bool | None:
 
 def step_argv(job_id: int, node: str) -> list[str]:
     """Return the command line of an empty step on one node, overlapping with other steps."""
-    return ["srun", "--jobid", str(job_id), "--overlap", "-N1", "-n1", "-w", node, "--mem=0", "--gres=none", "true"]
+    ask = ["--export=ALL", "--overlap", "-N1", "-n1", "-w", node, "--mem=0", "--gres=none"]
+    return ["srun", "--jobid", str(job_id), *ask, "true"]
 
 
 def _connect(address: str, port: int, timeout: float) -> tuple[Link, str]:
@@ -309,6 +314,14 @@ def _connect(address: str, port: int, timeout: float) -> tuple[Link, str]:
     except OSError as error:
         reached_out = error.errno in (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ECONNRESET)
         return (Link.UNREACHABLE if reached_out else Link.LOCAL), str(error)
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether it leads to this very host, as in a sandbox: what our own kernel refuses shows no life of a machine."""
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(address)).is_loopback
+    except (OSError, ValueError):
+        return False
 
 
 def is_interrupted(words: str) -> bool:
@@ -345,8 +358,9 @@ _BY_SECOND = {
 def judge_reach(reach: Reach) -> Finding:
     """Judge reachability.
 
-    FAIL: neither this host nor a second one reaches slurmd. SUSPECT: only this host was tried. UNKNOWN: the test could
-    not be made, or this host reaches no node. One FAIL is one failed probe: the core tries twice before it isolates
+    FAIL: neither this host nor a second one reaches slurmd. SUSPECT: only this host was tried; or the machine refuses
+    the connection, so it lives: an upgrade of slurmd takes a while. UNKNOWN: the test could not be made, or this host
+    reaches no node. One FAIL is one failed probe: the core tries twice before it isolates
     (docs/architecture.md, "Blame").
     """
     connected = reach.link is Link.CONNECTED
@@ -357,4 +371,6 @@ def judge_reach(reach: Reach) -> Finding:
         good = connected and reach.step is not Step.UNKNOWN
         return Finding(CHECK, Verdict.PASS if good else Verdict.UNKNOWN, reach.node, words)
     verdict, second = _BY_SECOND[reach.second]
+    if reach.alive and verdict is Verdict.FAIL:
+        verdict, second = Verdict.SUSPECT, f"{second}; the machine itself answers (is slurmd being restarted?)"
     return Finding(CHECK, verdict, reach.node, f"{words}; {second.format(by=reach.by)}")

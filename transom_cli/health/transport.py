@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from transom_cli.health.protocol import Assembler, Message
 from transom_cli.heartbeat.paths import ROLE
+from transom_cli.slurm.gpus import all_of_them
 from transom_cli.start import own
 
 WORKER = "transom_cli.health.node_worker"
@@ -210,6 +211,7 @@ def step_argv(job_id: int, nodes: tuple[str, ...], srun_options: Sequence[str] =
     return [
         "srun",
         f"--jobid={job_id}",
+        "--export=ALL",  # where SLURM_EXPORT_ENV is NONE, nothing would be passed on
         "--overlap",
         "--no-kill",
         "--kill-on-bad-exit=0",
@@ -220,6 +222,7 @@ def step_argv(job_id: int, nodes: tuple[str, ...], srun_options: Sequence[str] =
         f"--nodelist={','.join(nodes)}",
         "--mem=0",
         "--cpu-bind=none",
+        *all_of_them(os.environ),
         "--job-name=transom-check",
         *srun_options,
         *own(WORKER),

@@ -137,6 +137,7 @@ def _open() -> Sink:
             from transom_cli.heartbeat import tracing
 
             tracing.allow()
+            paths.require_place(os.environ[paths.BEAT_DIR], os.environ.get(paths.BEAT_PLACE, ""))
             found = open_record(os.environ[paths.BEAT_DIR], _fresh(paths.own_launch()))
         elif os.environ.get(paths.RUN_DIR) or os.environ.get(paths.ATTEMPT_DIR):
             from transom_cli.heartbeat import local_table  # imports threading and pathlib, which few ranks need

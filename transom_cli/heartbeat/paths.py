@@ -20,7 +20,7 @@ import stat
 from zlib import crc32
 
 # pathlib and contextlib would double the start-up time of every rank's wrapper
-# ruff: noqa: PTH100, PTH102, PTH106, PTH108, PTH116, PTH118, PTH119, PTH120, PTH208, SIM105
+# ruff: noqa: PTH100, PTH102, PTH106, PTH108, PTH112, PTH116, PTH118, PTH119, PTH120, PTH208, SIM105
 
 
 RUN_DIR = "TRANSOM_RUN_DIR"
@@ -28,6 +28,8 @@ ATTEMPT = "TRANSOM_ATTEMPT"
 ATTEMPT_DIR = "TRANSOM_ATTEMPT_DIR"
 LAUNCH = "TRANSOM_LAUNCH"
 BEAT_DIR = "TRANSOM_BEAT_DIR"
+BEAT_PLACE = "TRANSOM_BEAT_PLACE"
+"""Device and inode of that directory: a container with a /dev/shm of its own may have another of the same name."""
 WORLD_SIZE = "TRANSOM_WORLD_SIZE"
 """How many ranks were launched, if each rank is a Slurm task; checked at the first heartbeat (world_size)."""
 CHECKPOINT_DIR = "TRANSOM_CHECKPOINT_DIR"
@@ -82,6 +84,18 @@ def enter_beats(attempt_dir: str, node: str) -> tuple[str, int]:
         except OSError as error:
             failed.append(f"{path}: {error.strerror}" if error.strerror else str(error))
     raise OSError("; ".join(failed) or f"no heartbeat directory can be created in {', '.join(_bases())}")
+
+
+def place(path: str) -> str:
+    """Return what identifies a directory, whatever its name. Raises OSError."""
+    found = os.stat(path)
+    return f"{found.st_dev}:{found.st_ino}"
+
+
+def require_place(path: str, wanted: str) -> None:
+    """Raise OSError if `path` is not the directory that was meant. wanted: "" accepts any."""
+    if wanted and (not os.path.isdir(path) or place(path) != wanted):
+        raise OSError(f"{os.path.dirname(path)} is not the node's: mount it into the container (docs/containers.md)")
 
 
 def _candidates(name: str) -> list[str]:

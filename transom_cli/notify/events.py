@@ -172,6 +172,7 @@ def _next(state: State, incident: Incident) -> str:
     return {
         Stage.RELAUNCHING: "next: the launcher recovers within the allocation",
         Stage.EXAMINING: "next: checking nodes and logs",
+        Stage.WITHHELD: "only observed: transom does nothing about it",
         Stage.STARTING: "next: start of the job, and its first step",
     }.get(incident.stage, f"next: restart{without}")
 

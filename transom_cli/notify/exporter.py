@@ -12,7 +12,7 @@ from pathlib import Path
 from transom_cli import __version__
 from transom_cli.ckpt.names import step_name
 from transom_cli.ckpt.snapshot.account import newest_whole
-from transom_cli.ckpt.snapshot.status import read_all
+from transom_cli.ckpt.snapshot.status_file import read_all
 from transom_cli.core.events import Event
 from transom_cli.core.goodput import Sums
 from transom_cli.core.operator.state import State

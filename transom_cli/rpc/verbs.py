@@ -1,8 +1,8 @@
 """Requests, replies and their dispatch, the same for TCP connections and for the Unix socket within a node.
 
-A service lists what it answers in one table, ``VERBS: dict[str, Verb]``. A request is a frozen dataclass, so that its
-fields and their types are declared in one place. `decode` validates them, and a request checks ranges in its
-``__post_init__``. Whatever a handler or a check raises becomes the error of the reply.
+A service lists what it answers in one table, ``VERBS: dict[str, Verb]``. A request is a frozen dataclass, or the
+parameters of a handler that is marked with `verb`, so that its fields and their types are declared in one place.
+`decode` validates them. Whatever a handler or a check raises becomes the error of the reply.
 
     call     {"verb": name, "request": {field: value}}
     result   {"ok": true, "answer": {field: value}, "bulk": bytes that follow}, or {"ok": false, "error": text}
@@ -11,6 +11,7 @@ fields and their types are declared in one place. `decode` validates them, and a
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -90,10 +91,11 @@ class Result:
 @dataclass(frozen=True)
 class Verb:
     """``handler``: called with the service and the request, and with the call's descriptors if ``fds`` is not 0.
-    ``limit``: bytes of the call's message. ``fds``: descriptors that must come with it."""
+    ``request``: None if the fields are the handler's parameters, by name. ``limit``: bytes of the call's message.
+    ``fds``: descriptors that must come with it."""
 
     handler: Callable[..., Reply]
-    request: type[Any]
+    request: type[Any] | None
     limit: int = 4096
     fds: int = 0
 
@@ -110,8 +112,30 @@ def dispatch(verbs: Mapping[str, Verb], service: object, call: Call) -> Reply:
         raise ValueError(f"{call.verb} has {call.size} bytes, and {verb.limit} are allowed")
     if len(call.fds) < verb.fds:
         raise ValueError(f"{call.verb} needs {verb.fds} descriptors, and {len(call.fds)} came")
+    if verb.request is None:
+        more = {"fds": call.fds} if verb.fds else {}
+        return verb.handler(service, **_known(verb.handler, call.request, ("self", "fds")), **more)
     request = decode(verb.request, call.request)
     return verb.handler(service, request, call.fds) if verb.fds else verb.handler(service, request)
+
+
+F = TypeVar("F", bound=Callable[..., Reply])
+
+
+def verb(*, limit: int = 4096, fds: int = 0) -> Callable[[F], F]:
+    """Mark a method as a handler, whose parameters are the fields of its request. See `Verb`."""
+
+    def marked(handler: F) -> F:
+        handler.__dict__["verb"] = Verb(handler, None, limit, fds)
+        return handler
+
+    return marked
+
+
+def verbs_of(service: type, prefix: str = "") -> dict[str, Verb]:
+    """The table of the marked methods of a class, by their names without the prefix."""
+    marked = {name: method.__dict__.get("verb") for name, method in vars(service).items() if inspect.isfunction(method)}
+    return {name.removeprefix(prefix): found for name, found in marked.items() if found is not None}
 
 
 def explain(error: BaseException) -> str:
@@ -132,18 +156,25 @@ def decode(cls: type[T], fields: Mapping[str, object], *, strict: bool = False) 
     Raises ValueError for a missing field, for a value of another type, and for an unknown field if ``strict``, as in
     nested values. A request itself may have more fields, from a newer version.
     """
-    hints, known = _hints(cls), {}  # type: ignore[arg-type]  # a class is hashable
-    for one in dataclasses.fields(cls):  # type: ignore[arg-type]  # a request is a dataclass
-        if one.name in fields:
-            known[one.name] = _value(hints[one.name], fields[one.name], one.name)
-        elif one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{one.name} is missing")
+    known = _known(cls, fields)
     if strict and len(known) < len(fields):
         raise ValueError(f"not a {cls.__name__}: {sorted(set(fields) - set(known))} are unknown")
     return cls(**known)
 
 
+def _known(taker: Callable[..., Any], fields: Mapping[str, object], but: tuple[str, ...] = ()) -> Fields:
+    """The fields that are parameters of a class or function. Raises ValueError."""
+    hints, known = _hints(taker), {}
+    for name, parameter in _parameters(taker).items():
+        if name in fields and name not in but:
+            known[name] = _value(hints[name], fields[name], name)
+        elif parameter.default is inspect.Parameter.empty and name not in but:
+            raise ValueError(f"{name} is missing")
+    return known
+
+
 _hints = cache(typing.get_type_hints)
+_parameters = cache(lambda taker: inspect.signature(taker).parameters)
 
 
 def _value(hint: Any, value: object, name: str) -> Any:

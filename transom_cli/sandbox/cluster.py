@@ -14,17 +14,20 @@ from pathlib import Path
 
 from transom_cli.errors import SlurmUnreachable, TransomError, UsageError
 from transom_cli.sandbox import daemons as accounting
-from transom_cli.sandbox import processes, state
+from transom_cli.sandbox import processes, sites, state, users
 from transom_cli.sandbox.conf import keep_private, prepare
 from transom_cli.sandbox.daemons import daemon_env, late_view, log_tail, start_daemon
+from transom_cli.sandbox.network import Wall
 from transom_cli.sandbox.processes import Ident
 from transom_cli.sandbox.release.known import ReleaseHome
 from transom_cli.sandbox.state import SandboxSpec, State, check_place, check_spec, node_names
 from transom_cli.sandbox.tools import callers_path, find_tools, run_tool, unmount
+from transom_cli.sandbox.users import User
 
 __all__ = ["DaemonStatus", "NodeStatus", "Sandbox", "SandboxSpec", "Status"]
 
 _READY_TIMEOUT_S = 60.0
+_POWER_MARKS = "~#%"  # switched off, on its way up, on its way down
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Sandbox:
         """
         spec = replace(spec, dir=spec.dir.expanduser().absolute())
         check_spec(spec)
+        spec = replace(spec, accounting=spec.accounting or sites.accounting(spec.site))
         find_tools(spec.accounting, spec.home)
         check_place(spec)
         try:
@@ -91,13 +95,18 @@ class Sandbox:
             fresh = False
             keep_private(spec.dir)  # an earlier version left it open to others
         else:
+            sites.check(spec.site)
             known = prepare(spec, old)
             fresh = True
         sandbox = cls(spec.dir, spec, known.cluster)
         try:
+            if fresh and "firewalled" in spec.site:
+                Wall(known.cluster).build()
             for name in sandbox.daemon_names:
                 sandbox._ensure_daemon(known, name)
             sandbox.wait_nodes(sandbox.node_names, only_idle=fresh)
+            if fresh:
+                sites.populate(sandbox)
         except BaseException:
             if fresh:
                 sandbox._down_locked(known)
@@ -134,6 +143,7 @@ class Sandbox:
         They also keep these nodes out of the user's own history of nodes.
         """
         env = {"SLURM_CONF": str(self.dir / "slurm.conf"), "TRANSOM_STATE_DIR": str(self.dir / "state")}
+        env |= sites.env(self.spec.site, self.dir)
         if self.spec.home:
             env["PATH"] = callers_path(self._first_on_path)
             python = ReleaseHome(Path(self.spec.home)).python
@@ -171,6 +181,11 @@ class Sandbox:
         """Return the folders that nodes see late (`faults.late_files`), and how: "3" seconds, or "nfs=30"."""
         known = state.load(self.dir)
         return dict(known.late) if known and known.of_this_boot else {}
+
+    def users(self) -> dict[str, User]:
+        """Return the users that exist for site profiles: alice and bob (ordinary), carol (operator), dave (admin)."""
+        known = state.load(self.dir)
+        return dict(known.users) if known else {}
 
     @property
     def is_up(self) -> bool:
@@ -220,7 +235,7 @@ class Sandbox:
             except TransomError as error:  # the controller is starting
                 last = error.why or error.what
                 return False
-            late = [seen[name] for name in names if seen[name].state not in good]
+            late = [seen[name] for name in names if seen[name].state.rstrip(_POWER_MARKS) not in good]
             last = ", ".join(f"{node.name} is {node.state} {node.reason}".rstrip() for node in late)
             return not late
 
@@ -272,8 +287,11 @@ class Sandbox:
             index = self.node_names.index(name)
             stepd = ["-d", f"{self.spec.home}/bin/slurmstepd"] if self.spec.home else []
             view = late_view(known.late, self._log(f"view-{name}"))
-            argv, port = [*view, str(tools["slurmd"]), "-N", name, *stepd], known.ports.nodes + index
+            booted = ["-b"] if "suspending" in self.spec.site else []  # slurmctld waits for a newly booted machine
+            argv, port = [*view, str(tools["slurmd"]), *booted, "-N", name, *stepd], known.ports.nodes + index
             (self.dir / "spool" / name).mkdir(mode=0o755, exist_ok=True)
+        if "firewalled" in self.spec.site and (is_node or name == "slurmctld"):
+            argv = [*Wall(self.cluster).prefix, *argv]
         pid_name = f"slurmd-{name}" if is_node else name
         started = start_daemon(
             name, argv, env=env, cwd=self.dir, pid_file=run / f"{pid_name}.pid", log=self._log(pid_name), port=port
@@ -296,7 +314,12 @@ class Sandbox:
         processes.freeze_then_kill(everything)
         for mounted in (*known.mounts, *known.disks):
             unmount(Path(mounted))
-        known.daemons, known.disks, known.mounts, known.late = {}, [], [], {}
+        if "firewalled" in self.spec.site:
+            Wall(self.cluster).remove()
+        if "cgroup" in self.spec.site:
+            sites.remove_groups(self.node_names)
+        users.remove(known.users)
+        known.daemons, known.disks, known.mounts, known.late, known.users = {}, [], [], {}, {}
         state.save(self.dir, known)
 
 

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import transom_cli
 from transom_cli.errors import TransomError
-from transom_cli.sandbox import processes, state
+from transom_cli.sandbox import processes, sites, state, users
 from transom_cli.sandbox.daemons import free_ports
+from transom_cli.sandbox.network import LOOPBACK, Wall
 from transom_cli.sandbox.release.known import ReleaseHome
 from transom_cli.sandbox.state import LOCK_FILE, STATE_FILE, Ports, SandboxSpec, State
 from transom_cli.sandbox.tools import find_tools, slurm_release
@@ -31,9 +32,10 @@ def slurm_conf(spec: SandboxSpec, *, cluster: str, user: str, ports: Ports, firs
     where = spec.dir
     last = ports.nodes + spec.nodes - 1
     gpus = spec.gpus_per_node
+    wall = Wall(cluster) if "firewalled" in spec.site else None
     settings = {
         "ClusterName": cluster,
-        "SlurmctldHost": "localhost(127.0.0.1)",
+        "SlurmctldHost": f"localhost({wall.controller if wall else LOOPBACK})",
         "SlurmctldPort": str(ports.controller),
         "SlurmUser": user,
         "SlurmdUser": user,
@@ -63,27 +65,33 @@ def slurm_conf(spec: SandboxSpec, *, cluster: str, user: str, ports: Ports, firs
         settings["GresTypes"] = "gpu"
     if spec.accounting:
         settings["AccountingStorageType"] = "accounting_storage/slurmdbd"
-        settings["AccountingStorageHost"] = "127.0.0.1"
+        settings["AccountingStorageHost"] = wall.outside if wall else LOOPBACK
         settings["AccountingStoragePort"] = str(ports.dbd)
         settings["AccountingStoragePass"] = f"{where}/munge.sock"  # with munge: its socket
         settings["AccountingStorageTRES"] = "gres/gpu"
     if spec.switches:
         settings["TopologyPlugin"] = "topology/tree"
+    settings.update(sites.settings(spec.site, where, with_accounting=spec.accounting))
     settings.update(spec.extra)
+    for name in sites.dropped(spec.site):
+        del settings[name]
+    # processes can be bound only to CPUs that exist
+    cpus = os.cpu_count() if "cgroup" in spec.site else max(8, 4 * gpus)
     node = (
-        f"NodeName={_span('node', 1, spec.nodes)} NodeHostname=localhost NodeAddr=127.0.0.1"
-        f" Port={_span('', ports.nodes, last)} CPUs={max(8, 4 * gpus)} RealMemory=16000"
-        + (f" Gres=gpu:{gpus}" if gpus else "")
+        f"NodeName={_span('node', 1, spec.nodes)} NodeHostname=localhost NodeAddr={wall.nodes if wall else LOOPBACK}"
+        f" Port={_span('', ports.nodes, last)} CPUs={cpus} RealMemory=16000" + (f" Gres=gpu:{gpus}" if gpus else "")
     )
     lines = [f"{key}={value}" for key, value in settings.items()]
     return "\n".join([*lines, node, "PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE", ""])
 
 
-def cgroup_conf(release: tuple[int, int]) -> str:
+def cgroup_conf(release: tuple[int, int], used: bool = False) -> str:
     """Return cgroup.conf, which keeps slurmd off cgroup v2: it would need a scope from systemd.
 
     `disabled` exists since 24.05. Before that, the v1 plugin touches nothing until something uses it.
     """
+    if used:
+        return f"CgroupPlugin=cgroup/{sites.cgroup_version()}\nIgnoreSystemd=yes\nConstrainCores=yes\n"
     return f"CgroupPlugin={'disabled' if release >= (24, 5) else 'cgroup/v1'}\n"
 
 
@@ -155,6 +163,7 @@ def prepare(spec: SandboxSpec, old: State | None) -> State:
     user = _user_name()
     if old is not None:
         processes.freeze_then_kill(lambda: processes.of_sandbox(old.cluster))
+        users.remove(old.users)
     for entry in spec.dir.iterdir():
         if entry.name not in (STATE_FILE, LOCK_FILE):
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
@@ -169,6 +178,11 @@ def prepare(spec: SandboxSpec, old: State | None) -> State:
     )
     state.save(spec.dir, known)
     keep_private(spec.dir)
+    if spec.site and os.geteuid() == 0:
+        odd = any(site.odd_names for site in sites.find(spec.site))
+        known.users = users.create(spec.dir, known.cluster[-4:], odd_names=odd)
+        state.save(spec.dir, known)
+    sites.write(spec.site, spec.dir)
     for name, mode in (
         ("keys", 0o700),
         ("state", 0o700),
@@ -190,7 +204,7 @@ def prepare(spec: SandboxSpec, old: State | None) -> State:
     files = {
         "slurm.conf": text,
         "gres.conf": gres_conf(spec),
-        "cgroup.conf": cgroup_conf(slurm_release(find_tools(home=spec.home)["slurmctld"])),
+        "cgroup.conf": cgroup_conf(slurm_release(find_tools(home=spec.home)["slurmctld"]), "cgroup" in spec.site),
     }
     if spec.switches:
         files["topology.conf"] = topology_conf(spec)

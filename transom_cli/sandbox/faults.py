@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli.errors import TransomError
-from transom_cli.sandbox import processes
+from transom_cli.sandbox import processes, sites
 from transom_cli.sandbox.cluster import Sandbox, wait_until
 from transom_cli.sandbox.fault_clock import clock_env, jump_clock, offsets, reset_clock
 from transom_cli.sandbox.fault_disks import (
@@ -191,3 +191,4 @@ def heal(sb: Sandbox) -> None:
     for disk in map(Path, sb.disks()):
         free_disk(sb, disk, unmount=True)
     sb.wait_nodes(sb.node_names, only_idle=True)
+    sites.crowd(sb)

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Sequence
 from types import TracebackType
 
+LOOPBACK = "127.0.0.1"
 _NUMBERS = itertools.count()  # of this process's networks
 NOBODY = "02:00:00:00:00:fe"  # a hardware address that no node has
 
@@ -104,6 +105,39 @@ class Network:
     def _remove(self) -> None:
         for space in (*self.spaces.values(), self.switch):
             subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+
+
+class Wall:
+    """A firewall around a cluster: its daemons have a network namespace of their own.
+
+    From outside, slurmctld answers at `controller`, and packets to `nodes` are dropped. From inside, all of `outside`
+    can be reached. Addresses follow from the cluster's unique name.
+    """
+
+    def __init__(self, cluster: str) -> None:
+        token = cluster[-8:]
+        self.space, self._link = f"wall-{token}", f"w{token}"
+        second, third = int(token[:2], 16), int(token[2:4], 16) & ~7
+        self.outside, self.controller, self.nodes = (f"10.79.{second}.{third + i}" for i in (1, 2, 3))
+
+    @property
+    def prefix(self) -> list[str]:
+        """The command prefix that starts a daemon inside."""
+        return ["nsenter", f"--net=/run/netns/{self.space}"]
+
+    def build(self) -> None:
+        _run("ip", "netns", "add", self.space)
+        _run("ip", "link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", self.space)
+        for address in (self.controller, self.nodes):
+            _run("ip", "-n", self.space, "addr", "add", f"{address}/29", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            _run("ip", "-n", self.space, "link", "set", device, "up")
+        _run("ip", "addr", "add", f"{self.outside}/29", "dev", self._link)
+        _run("ip", "link", "set", self._link, "up")
+        _run("ip", "neigh", "replace", self.nodes, "lladdr", NOBODY, "dev", self._link, "nud", "permanent")
+
+    def remove(self) -> None:
+        subprocess.run(["ip", "netns", "del", self.space], check=False, capture_output=True)
 
 
 def _run(*command: str) -> None:

@@ -19,6 +19,7 @@ from transom_cli.errors import NotPermitted, TransomError, UsageError
 from transom_cli.files import make_private
 from transom_cli.plural import several
 from transom_cli.sandbox.processes import Ident, boot_id
+from transom_cli.sandbox.users import User
 
 STATE_FILE = "sandbox.json"
 LOCK_FILE = "lock"
@@ -36,6 +37,7 @@ class SandboxSpec:
         extra: adds or replaces slurm.conf settings, for tests.
         home: where a release of Slurm was built (`release.known.ReleaseHome`); empty: this machine's own Slurm.
         switches: leaf switches of a tree, to which the nodes are assigned in order; 0: no topology.
+        site: names of site profiles (`sites`).
     """
 
     dir: Path
@@ -45,6 +47,10 @@ class SandboxSpec:
     extra: Mapping[str, str] = field(default_factory=dict)
     home: str = ""
     switches: int = 0
+    site: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "site", tuple(self.site))
 
     def shape(self) -> dict[str, object]:
         """Return everything except the folder: specs with equal shape describe the same sandbox."""
@@ -55,6 +61,7 @@ class SandboxSpec:
             "extra": dict(self.extra),
             "home": self.home,
             "switches": self.switches,
+            "site": self.site,
         }
 
     def __str__(self) -> str:
@@ -62,6 +69,7 @@ class SandboxSpec:
         words += f" on {several(self.switches, 'switch', 'switches')}" if self.switches else ""
         words += ", with accounting" if self.accounting else ""
         words += f", Slurm of {Path(self.home).name}" if self.home else ""
+        words += f", like a site with {', '.join(self.site)}" if self.site else ""
         return words + "".join(f", {key}={value}" for key, value in sorted(self.extra.items()))
 
 
@@ -157,6 +165,7 @@ class State:
         disks: small file systems that a fault mounted.
         mounts: folders that `disk_server` serves.
         late: folders that every node sees late, and how (`stale_view`).
+        users: users that were created for the site profiles.
     """
 
     cluster: str
@@ -170,6 +179,7 @@ class State:
     disks: list[str] = field(default_factory=list)
     mounts: list[str] = field(default_factory=list)
     late: dict[str, str] = field(default_factory=dict)
+    users: dict[str, User] = field(default_factory=dict)
 
     @property
     def of_this_boot(self) -> bool:
@@ -196,6 +206,7 @@ def load(where: Path) -> State | None:
             disks=raw["disks"],
             mounts=raw.get("mounts", []),  # an earlier version wrote none
             late=raw.get("late", {}),
+            users={name: User(**user) for name, user in raw.get("users", {}).items()},
         )
     except FileNotFoundError:
         return None
@@ -229,6 +240,7 @@ def save(where: Path, state: State) -> None:
         "disks": state.disks,
         "mounts": state.mounts,
         "late": state.late,
+        "users": {name: asdict(user) for name, user in state.users.items()},
     }
     write_private(where / STATE_FILE, json.dumps(document, indent=1) + "\n")
 

@@ -65,6 +65,28 @@ class CliSlurm:
         excluded = hosts(exclude) if exclude else ""
         self._runner.run(["scontrol", "update", f"jobid={job_id}", *count, f"ExcNodeList={excluded}"])
 
+    def keep_nodes(self, job_id: int, nodes: Sequence[str], comment: str) -> int:
+        ours = ["squeue", "--me", "--all", "--noheader", "--states=PENDING,RUNNING", f"--Format={parse.TERMS_FORMAT}"]
+        known = parse.parse_terms(self._runner.run(ours))
+        for keeper in (number for number, text, _ in known if text == comment):
+            return keeper
+        terms = next((terms for number, _, terms in known if number == job_id), {})
+        if not nodes or not self._others_wait(terms.get("partition", "")):
+            return 0
+        where = [f"--nodes={len(nodes)}", f"--nodelist={hosts(nodes)}", "--exclusive", "--time=1", "--chdir=/"]
+        quiet = ["--no-requeue", "--output=/dev/null", "--mail-type=NONE", "--job-name=transom-keep"]
+        same = [f"--{name}={value}" for name, value in terms.items()]
+        argv = ["sbatch", "--parsable", *same, *where, *quiet, f"--comment={comment}", "--wrap=sleep 60"]
+        return parse.parse_submitted(self._runner.submit(argv, {}, None))
+
+    def _others_wait(self, partition: str) -> bool:
+        """Return whether the partition has no idle node, or a pending job that only waits for nodes."""
+        idle = ["sinfo", "--noheader", f"--partition={partition}", "--states=idle", "--format=%D"]
+        if not self._runner.run(idle).strip():
+            return True
+        pending = ["squeue", "--noheader", "--states=PENDING", f"--partition={partition}", "--format=%r"]
+        return bool({"Resources", "Priority"} & set(self._runner.run(pending).split()))
+
     def release(self, job_id: int) -> None:
         with unless_done(RELEASED_UNSTARTABLE):
             self._runner.run(["scontrol", "release", str(job_id)])

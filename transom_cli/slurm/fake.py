@@ -216,6 +216,9 @@ class FakeSlurm:
         job.num_nodes = num_nodes or job.num_nodes
         job.num_tasks = num_tasks or job.num_tasks
 
+    def keep_nodes(self, job_id: int, nodes: Sequence[str], comment: str) -> int:
+        return 0  # nobody else uses this cluster
+
     @_recorded
     def release(self, job_id: int) -> None:
         job = self._ours(job_id)

@@ -1,8 +1,9 @@
 """Parse Slurm's output into the port's data classes. Pure: one function for each kind of output.
 
-Free text (job names, comments, reasons) may contain spaces, equals signs and newlines, so nothing splits on them:
-`squeue` is given control characters as separators, and in `scontrol show job` the free fields are located by the fixed
-fields around them. Unexpected output raises SlurmUnknown, which quotes the line.
+Text that people and sites choose (names of users and groups too) may contain spaces, equals signs, newlines and whole
+fields of Slurm's, so nothing splits on it: `squeue` is given control characters as separators, and in the output of
+`scontrol show` such text is located by the fixed fields around it. Unexpected output raises SlurmUnknown, which quotes
+the line.
 """
 
 from __future__ import annotations
@@ -26,17 +27,22 @@ SQUEUE_FORMAT = ",".join(f"{column}:{FIELD}" for column in _COLUMNS[:-1]) + f",{
 
 _EMPTY = frozenset({"", "(null)", "N/A", "n/a", "None", "None assigned", "(none)"})
 _JOB = re.compile(
-    r"JobId=(?P<id>\d+) (?:\S+=\S+ )*?JobName=(?P<name>.*?) UserId=(?P<user>\S+)\(\d+\) GroupId=\S+ "
-    r"(?P<body>MCS_label=\S* Priority=\d+ .*?) Command=(?P<tail>.*)",
+    r"JobId=(?P<id>\d+) (?:\S+=\S+ )*?JobName=(?P<name>.*?) UserId=(?P<user>(?:(?! GroupId=).)*)\(\d+\)"
+    r" GroupId=(?:(?! UserId=).)*?\(\d+\) (?P<body>MCS_label=\S* Priority=\d+ .*?) OverSubscribe=.*?"
+    r" Command=(?P<tail>.*)",
     re.DOTALL,
 )
 _COMMAND = re.compile(r"(.*?) WorkDir=", re.DOTALL)
-_COMMENT = re.compile(r".* Comment=(.*?) (?:StdErr|StdIn|StdOut|Power)=", re.DOTALL)
+# Ours, whatever other comments, the paths, and a site's addition to ours contain; else the last one.
+_COMMENT = re.compile(r"(?:.*? Comment=(?=transom:)|.* Comment=)(.*?) (?:StdErr|StdIn|StdOut|Power)=", re.DOTALL)
 _SWITCHES = re.compile(r".* Switches=(\d+@[\d:-]+)", re.DOTALL)
 _REQUIREMENTS = (("reservation", "Reservation"), ("constraint", "Features"), ("nodelist", "ReqNodeList"))
 # No free text follows it.
 _OUTPUT = re.compile(r".* StdOut=(.*?)(?: Switches=\d+@\S+)?(?: Power=.*)?$", re.DOTALL)
-_NODE_REASON = re.compile(r" Reason=(.*?)(?: \[(\S+)@[^\]\s]+\])?(?: Comment=.*)?$", re.DOTALL)
+# A node's free text comes last. Only the first field can be trusted to be one.
+_NODE_TEXT = re.compile(r" (Reason|Comment|Extra|InstanceId|InstanceType|ReservationName)=")
+_NODE_REASON = re.compile(r"(.*?) \[([^\]]+)@(\d{4}-[^\]\s]+|Unknown)\](?: |$)")
+_PART = re.compile(r"\b(Array|Het)JobId=")
 _SHORT_STATES = {
     "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CD": "COMPLETED", "CA": "CANCELLED", "F": "FAILED",
     "TO": "TIMEOUT", "NF": "NODE_FAIL", "PR": "PREEMPTED", "BF": "BOOT_FAIL", "DL": "DEADLINE",
@@ -207,6 +213,22 @@ def parse_squeue(text: str) -> list[Job]:
     return jobs
 
 
+_TERMS = ("JobID", "Comment", "Partition", "Account", "QOS", "Reservation")
+TERMS_FORMAT = ",".join(f"{column}:{FIELD}" for column in _TERMS[:-1]) + f",{_TERMS[-1]}:{RECORD}"
+
+
+def parse_terms(text: str) -> list[tuple[int, str, dict[str, str]]]:
+    """Parse `squeue -h -O TERMS_FORMAT`: job ID, comment, and the sbatch options that decide where a job may run."""
+    records = [record.split(FIELD) for record in text.split(RECORD + "\n") if record]
+    try:
+        return [
+            (int(job_id), comment.strip(), {k.lower(): v for k, v in zip(_TERMS[2:], rest, strict=True) if _value(v)})
+            for job_id, comment, *rest in records
+        ]
+    except ValueError as error:
+        raise unexpected_output(text, "squeue") from error
+
+
 def parse_show_job(text: str) -> Job:
     """Parse `scontrol show job -o ID`: one job. Its paths may contain newlines, so the whole text is one record."""
     reading = "scontrol show job -o"
@@ -233,6 +255,7 @@ def parse_show_job(text: str) -> Job:
             start=expected_start(job, body["StartTime"]),
             requirements=_requirements(body, found["tail"]),
             suspended_at=_value(body.get("SuspendTime", "")),
+            part_of=part[1].lower() if (part := _PART.search(text, 0, found.start("name"))) else "",
         )
     except (ValueError, KeyError, AttributeError) as error:
         raise unexpected_output(text, reading) from error
@@ -256,15 +279,20 @@ def parse_show_nodes(text: str) -> list[Node]:
 
 
 def _parse_node(line: str) -> Node:
+    fixed, key, text = (*_NODE_TEXT.split(line, 1), "", "")[:3]
     # The operating system's name is free text, but contains none of these keys.
-    body = dict(re.findall(r"(?:^| )(NodeName|State|NodeAddr|Port)=(\S+)", line))
+    body = dict(re.findall(r"(?:^| )(NodeName|State|NodeAddr|Port)=(\S+)", fixed))
     if not {"NodeName", "State"} <= body.keys():
         raise unexpected_output(line, "scontrol show node -o")
-    reason = _NODE_REASON.search(line)
-    return make_node(body, _value(reason[1]) if reason else "", (reason[2] or "") if reason else "")
+    if key != "Reason":
+        return make_node(body)
+    by = _NODE_REASON.match(text)
+    if by is None:
+        return make_node(body, _value(_NODE_TEXT.split(text, 1)[0].strip()))
+    return make_node(body, _value(by[1]), by[2], by[3])
 
 
-def make_node(body: Mapping[str, str], reason: str, reason_user: str) -> Node:
+def make_node(body: Mapping[str, str], reason: str = "", reason_user: str = "", reason_at: str = "") -> Node:
     """Build a node from Slurm's fields: NodeName, State with flags and marks, optionally NodeAddr and Port."""
     base, *flags = body["State"].upper().split("+")
     marks = "".join(mark for part in (base, *flags) for mark in part[len(part.rstrip("*~#!%$@^-")) :])
@@ -276,6 +304,7 @@ def make_node(body: Mapping[str, str], reason: str, reason_user: str) -> Node:
         not_responding="*" in marks or "NOT_RESPONDING" in flags,
         reason=reason,
         reason_user=reason_user,
+        reason_at=reason_at,
         address=body.get("NodeAddr", ""),
         port=int(body.get("Port", "6818")) if body.get("Port", "6818").isdigit() else 6818,
     )

@@ -109,6 +109,7 @@ class Job:
     start: str = ""  # expected start of a pending job, as Slurm prints it; only from `job`
     requirements: tuple[tuple[str, str], ...] = ()  # node requirements: sbatch flag and value; only from `job`
     suspended_at: str = ""  # last suspended or resumed, as Slurm prints it; only from `job`
+    part_of: str = ""  # array or het, if the job is one part of that; only from `job`
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class Node:
     not_responding: bool = False
     reason: str = ""
     reason_user: str = ""
+    reason_at: str = ""  # when the reason was set, on the controller's clock, as Slurm prints it
     address: str = ""  # NodeAddr
     port: int = 6818  # the port of its slurmd
 
@@ -205,6 +207,13 @@ class Slurm(Protocol):
 
         A job with --ntasks-per-node never starts on fewer nodes than its task and CPU counts need: `num_tasks` changes
         these too.
+        """
+
+    def keep_nodes(self, job_id: int, nodes: Sequence[str], comment: str) -> int:
+        """Submit a job of one minute that takes these nodes when the given job leaves them. Return its ID.
+
+        If there is one with this comment already, its ID is returned. Nothing is submitted, and 0 returned, without
+        nodes, or if nobody else seems to wait for nodes of the partition.
         """
 
     def release(self, job_id: int) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import math
 import pwd
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from transom_cli.errors import TransomError
@@ -37,7 +37,7 @@ from transom_cli.slurm.successor import (
     submit_recorded,
     submit_successor,
 )
-from transom_cli.slurm.tags import has_hold_reason, is_other_runs, tag_of
+from transom_cli.slurm.tags import has_hold_reason, is_other_runs, keep_comment, tag_of
 
 log = logging.getLogger("transom.accounting")
 
@@ -199,17 +199,41 @@ class _Restart:
         if self._batch_host_is_dead(job) or (request.resubmit and not was_pending):
             return self._succeed(job, ())
         if not was_pending:
+            self._shrink(job)
+        with self._nodes_kept(job):
+            result = self._requeue(job, was_pending)
+        return result or self._succeed(job, ())
+
+    def _requeue(self, job: Job, was_pending: bool) -> RestartResult | None:
+        """Return None if the job cannot be requeued, or not be changed, and needs a successor."""
+        if not was_pending:
             try:
-                self._shrink(job)
                 self.slurm.requeue_hold(job.job_id)
             except SlurmDenied:
                 raise
             except SlurmRefused:  # Requeue=0, not a batch job, or forgotten since
-                return self._succeed(job, ())
+                return None
         waiting = self._wait_pending()
-        if waiting is None:
-            return self._succeed(job, ())
-        return self._start(waiting, "already" if was_pending else "requeued")
+        return self._start(waiting, "already" if was_pending else "requeued") if waiting else None
+
+    @contextlib.contextmanager
+    def _nodes_kept(self, job: Job) -> Iterator[None]:
+        """Keep the good nodes of a running job between its end and its next start, if other jobs wait for nodes.
+
+        A small job of ours waits for these nodes, takes them, and ends when the job may start. It ends by itself, too,
+        and the restart does not depend on it.
+        """
+        avoided = {*self.request.dead, *self.request.exclude}
+        good = [node for node in job.nodes if node not in avoided] if job.state is JobState.RUNNING else []
+        keeper = 0
+        with contextlib.suppress(TransomError):
+            keeper = self.slurm.keep_nodes(job.job_id, good, keep_comment(self.request.tag))
+        try:
+            yield
+        finally:
+            if keeper:
+                with contextlib.suppress(TransomError):
+                    self.slurm.cancel(keeper)
 
     def _require_uncancelled(self) -> None:
         if self.request.since is None:
@@ -227,12 +251,9 @@ class _Restart:
     def _shrink(self, job: Job) -> None:
         living = tuple(node for node in job.nodes if node not in self.request.dead)
         if job.state in (JobState.RUNNING, JobState.SUSPENDED) and living and living != job.nodes:
-            try:
+            # 22.05 without accounting allows one shrink per start, a site may allow none; patience decides then
+            with contextlib.suppress(SlurmRefused, SlurmDenied):
                 self.slurm.shrink(job.job_id, living)
-            except SlurmDenied:
-                raise
-            except SlurmRefused:
-                return  # 22.05 without accounting allows one shrink per start; the wait's patience decides then
 
     def _requeued_meanwhile(self, job: Job, successor: Job) -> bool:
         """Return whether Slurm requeued the job after a try that was interrupted while its successor was still held."""
@@ -244,9 +265,8 @@ class _Restart:
         if job.state is not JobState.PENDING:
             return RestartResult(job.job_id, job.restarts, "already")
         waiting = self._wait_pending()
-        if waiting is None:
-            return self._succeed(job, ())
-        return self._start(waiting, "already")
+        result = self._start(waiting, "already") if waiting else None
+        return result or self._succeed(job, ())
 
     def _wait_pending(self) -> Job | None:
         """Return the job when its last start is completely gone, or None if that takes too long."""
@@ -261,14 +281,24 @@ class _Restart:
                 return None
             self.sleep(POLL)
 
-    def _start(self, job: Job, how: str) -> RestartResult:
+    def _start(self, job: Job, how: str) -> RestartResult | None:
+        """Let the pending job start without the excluded nodes, or return None if the site lets nobody change it."""
         if job.state is not JobState.PENDING:  # someone else released or ended it in the meantime
             if how == "requeued" and job.restarts <= self.request.expect_restarts and not job.state.ended:
                 raise _state_lost(f"that it had requeued job {job.job_id}")
             return RestartResult(job.job_id, job.restarts, "already")
-        refused = None
+        not_ours = job.reason != _HELD_BY_US or self._held_on_purpose(job)  # held by a person or a failed prolog
+        stays_held = job.held and how == "already" and not_ours
+        refused: SlurmRefused | SlurmDenied | None = None
         try:
-            self._release(job, how)
+            self._set_exclusions(job)
+        except (SlurmRefused, SlurmDenied) as error:
+            refused, now = error, self.slurm.job(job.job_id)
+            if not stays_held and now.state is JobState.PENDING and now.restarts == job.restarts:
+                return None  # a successor has the exclusions from the start
+        try:
+            if refused is None and not stays_held:
+                self._release(job)
         except SlurmDenied:
             raise
         except SlurmRefused as error:
@@ -279,19 +309,21 @@ class _Restart:
             raise refused
         return RestartResult(job.job_id, job.restarts, how)
 
-    def _release(self, job: Job, how: str) -> None:
+    def _set_exclusions(self, job: Job) -> None:
         exclude = self._exclusions(job)
         if set(exclude) != set(job.excluded) or job.num_nodes != self.request.num_nodes:
             count = self.request.num_nodes if job.num_nodes != self.request.num_nodes else None
             tasks = count * self.request.tasks_per_node if count is not None else 0
             self.slurm.update_pending(job.job_id, exclude=exclude, num_nodes=count, num_tasks=tasks or None)
-        not_ours = job.reason != _HELD_BY_US or self._held_on_purpose(job)  # held by a person or a failed prolog
-        if job.held and how == "already" and not_ours:
-            return
+
+    def _release(self, job: Job) -> None:
         self._clear_hold_reason(job)
         self.slurm.release(job.job_id)  # Slurm's own delay still keeps it from starting
         self.sleep(SETTLE)
-        self.slurm.start_now(job.job_id)
+        try:
+            self.slurm.start_now(job.job_id)
+        except (SlurmRefused, SlurmDenied) as error:  # the job is released, and starts after Slurm's own delay
+            log.info("job %s starts after Slurm's delay, not at once: %s", job.job_id, error.why or error.what)
 
     def _held_on_purpose(self, job: Job) -> bool:
         return (job.job_id, job.restarts) == self.request.held

@@ -24,6 +24,11 @@ def successor_tag(tag: str, attempt: str) -> str:
     return f"{tag}{_AFTER}{attempt}"
 
 
+def keep_comment(tag: str) -> str:
+    """Return the comment of the job that keeps nodes for a restart. It is no tag: the job never trains."""
+    return f"transom-keep:{tag.removeprefix(_PREFIX)}"
+
+
 def tag_of(comment: str) -> str:
     return comment.partition(" ")[0]
 

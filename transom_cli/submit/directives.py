@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from transom_cli.errors import UsageError
 
-# short|long, then "=" for a required value or "?" for an optional one
-_TABLE = """
+# entries of an `OptionTable`: short|long, then "=" for a required value or "?" for an optional one
+SBATCH_TABLE = """
 A|account= acctg-freq= a|array= batch= bb= bbf= b|begin= D|chdir= cluster-constraint= M|clusters= comment=
 C|constraint= consolidate-segments container= container-id= contiguous S|core-spec= cores-per-socket= cpu-freq=
 cpus-per-gpu= c|cpus-per-task= deadline= delay-boot= d|dependency= m|distribution= e|error= x|exclude= exclusive?
@@ -31,15 +31,6 @@ time-min= tmp= tres-bind= tres-per-task= uid= u|usage use-min-nodes v|verbose V|
 wckey= workdir= wrap=
 """
 
-TAKES: dict[str, str] = {}
-SHORT: dict[str, str] = {}
-for _entry in _TABLE.split():
-    _short, _, _long = _entry.rpartition("|")
-    _name = _long.rstrip("=?")
-    TAKES[_name] = _long[len(_name) :]
-    if _short:
-        SHORT[_short] = _name
-
 
 @dataclass(frozen=True)
 class Option:
@@ -48,42 +39,77 @@ class Option:
     name: str
     value: str | None = None
 
-
-def full_name(name: str) -> str:
-    """Return the long option that `name` abbreviates, or `name` itself if none or several match."""
-    if name in TAKES:
-        return name
-    matches = [known for known in TAKES if known.startswith(name)]
-    return matches[0] if len(matches) == 1 else name
+    @property
+    def word(self) -> str:
+        return f"--{self.name}" if self.value is None else f"--{self.name}={self.value}"
 
 
-def read_options(words: Sequence[str]) -> Iterator[Option]:
-    """Yield the options among `words`; other words are skipped. A missing value is None."""
-    waiting = iter(words)
-    for word in waiting:
-        if word.startswith("--") and len(word) > 2:
-            name, equals, value = word[2:].partition("=")
-            name = full_name(name)
-            if not equals and TAKES.get(name) == "=":
-                yield Option(name, next(waiting, None))
-            else:
-                yield Option(name, value if equals else None)
-        elif word.startswith("-") and word != "-" and word != "--":
-            yield from _bundle(word[1:], waiting)
+class OptionTable:
+    """The options of a command. Later entries replace earlier ones of the same name."""
 
+    def __init__(self, *tables: str) -> None:
+        self.takes: dict[str, str] = {}
+        self._short: dict[str, str] = {}
+        for entry in " ".join(tables).split():
+            short, _, long = entry.rpartition("|")
+            name = long.rstrip("=?")
+            self.takes[name] = long[len(name) :]
+            if short:
+                self._short[short] = name
 
-def _bundle(letters: str, waiting: Iterator[str]) -> Iterator[Option]:
-    """Read `-HN2`: flags, then possibly an option with its value, joined or as the next word."""
-    while letters:
-        name, letters = SHORT.get(letters[0], letters[0]), letters[1:]
-        takes = TAKES.get(name, "")
-        if takes == "=":
-            yield Option(name, letters or next(waiting, None))
+    def full_name(self, name: str) -> str:
+        """Return the long option that `name` abbreviates, or `name` itself if none or several match."""
+        if name in self.takes:
+            return name
+        matches = [known for known in self.takes if known.startswith(name)]
+        return matches[0] if len(matches) == 1 else name
+
+    def read(self, words: Sequence[str]) -> Iterator[Option]:
+        """Yield the options among `words`; other words are skipped. A missing value is None."""
+        waiting = iter(words)
+        for word in waiting:
+            if word.startswith("-") and word not in ("-", "--"):
+                yield from self._options(word, waiting)
+
+    def split(self, words: Sequence[str]) -> tuple[list[Option], list[str]]:
+        """Return the options before the first other word, and that word with all after it. `--` ends the options."""
+        found: list[Option] = []
+        waiting = iter(words)
+        for word in waiting:
+            if word == "--":
+                break
+            if word == "-" or not word.startswith("-"):
+                return found, [word, *waiting]
+            found += self._options(word, waiting)
+        return found, list(waiting)
+
+    def _options(self, word: str, waiting: Iterator[str]) -> Iterator[Option]:
+        if not word.startswith("--"):
+            yield from self._bundle(word[1:], waiting)
             return
-        if takes == "?":
-            yield Option(name, letters or None)
-            return
-        yield Option(name)
+        name, equals, value = word[2:].partition("=")
+        name = self.full_name(name)
+        if not equals and self.takes.get(name) == "=":
+            yield Option(name, next(waiting, None))
+        else:
+            yield Option(name, value if equals else None)
+
+    def _bundle(self, letters: str, waiting: Iterator[str]) -> Iterator[Option]:
+        """Read `-HN2`: flags, then possibly an option with its value, joined or as the next word."""
+        while letters:
+            name, letters = self._short.get(letters[0], letters[0]), letters[1:]
+            takes = self.takes.get(name, "")
+            if takes == "=":
+                yield Option(name, letters or next(waiting, None))
+                return
+            if takes == "?":
+                yield Option(name, letters or None)
+                return
+            yield Option(name)
+
+
+SBATCH = OptionTable(SBATCH_TABLE)
+full_name, read_options = SBATCH.full_name, SBATCH.read
 
 
 _BLANKS = " \t\n\v\f\r"  # C's isspace

@@ -47,6 +47,7 @@ class Prepared:
         return self.script_text or render_script(self.settings, run_dir, self.words)
 
     def record(self, run_dir: Path) -> SubmissionRecord:
+        from transom_cli.submit.adopt import find_steps
         from transom_cli.submit.directives import read_directives
         from transom_cli.submit.script import ScriptFacts, added_options, export_options, inspect_script
         from transom_cli.submit.submission import SubmissionRecord, sbatch_variables, script_environment
@@ -63,6 +64,8 @@ class Prepared:
         checkpoints = self.settings.checkpoint.directory
         env = script_environment(run_dir, self.settings.auto_beat, os.environ, checkpoints=checkpoints)
         options = added_options(facts, job_name=Path(self.words[0]).name, exported=tuple(env), environ=os.environ)
+        if any(step.spares for step in find_steps(self.script_text)):
+            options = (*options, "--no-kill")  # the job survives the loss of a node
         if self.array:
             options = (*options, f"--array={self.array[0]}")
         if self.avoided:
@@ -109,6 +112,30 @@ def leave_outer_launch(words: tuple[str, ...]) -> None:
         print(f"note: {names} {be} set in this shell and {be} not passed to the job", file=sys.stderr)
 
 
+_OF_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")
+_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
+_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
+
+
+def leave_outer_job() -> None:
+    """Drop the variables of a Slurm job that this process is in: its sizes and its GPUs are not those of the run."""
+    job, node = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURMD_NODENAME")
+    if not job:
+        return
+    for name in tuple(os.environ):
+        if (name.startswith(_OF_JOB) and name not in _KEPT) or name in _DEVICES:
+            del os.environ[name]
+    print(
+        f"note: this shell is in job {job}: the run gets a job of its own, and none of its variables", file=sys.stderr
+    )
+    if node:
+        print(
+            f"warning: an operator that starts here ends with job {job}, and the run continues without one: run this "
+            "on a login node, or use --operator job; `transom attach` starts another operator",
+            file=sys.stderr,
+        )
+
+
 def _given_options() -> tuple[str, ...]:
     """Return the options of this `transom run`, for the command that an error suggests."""
     words = sys.argv[1:]
@@ -129,12 +156,18 @@ def prepare(
         flags: settings from the command line.
         nodes_to_avoid: returns the nodes to exclude, given `job.cluster`.
     """
+    from transom_cli.config.model import OBSERVE
     from transom_cli.submit.sharing import check_sharing
     from transom_cli.submit.submission import refuse_caller
 
     refuse_caller(os.environ)
     kind = _prepare_script if is_script(words) else _prepare_command
     prepared = kind(words, run_file, flags, nodes_to_avoid)
+    if prepared.settings.run.mode == OBSERVE:
+        print(
+            "note: run.mode is observe: transom reports what it would do about faults, and does nothing",
+            file=sys.stderr,
+        )
     check_sharing(prepared.settings)
     return prepared
 
@@ -146,6 +179,7 @@ def _prepare_script(
     nodes_to_avoid: Callable[[str], tuple[str, ...]],
 ) -> Prepared:
     from transom_cli.config.load import load
+    from transom_cli.submit.adopt import step_notes
     from transom_cli.submit.inputs import read_script
     from transom_cli.submit.script import elements, inspect_script, refuse_no_job, refuse_whole, script_notes
 
@@ -163,13 +197,13 @@ def _prepare_script(
     if facts.array is not None:
         refuse_whole(text)
         array = elements(facts.array, f"line {facts.lines['array']} of the script: --array={facts.array}")
-    for note in script_notes(facts):
+    for note in (*script_notes(facts), *step_notes(text, words[0])):
         print(f"note: {words[0]}, {note}", file=sys.stderr)
     named = {**flags, "name": flags.get("name") or facts.job_name or Path(words[0]).stem}
     settings = load(run_file, named, os.environ)
     settings = _on_cluster(settings, facts.clusters, facts.lines.get("clusters", 0))
     _check_auto_resume(settings, text, words)
-    unused = unused_settings(settings)
+    unused = unused_settings(settings, text)
     if unused:
         print(
             f"note: {words[0]} is submitted unchanged; these settings are not used: {', '.join(unused)}",
@@ -188,6 +222,7 @@ def _prepare_command(
 ) -> Prepared:
     from transom_cli.config.load import load
     from transom_cli.submit.inputs import missing_program
+    from transom_cli.submit.starters import apply, refuse_python_within_torchrun
     from transom_cli.submit.unsupported import refuse_nested
 
     if "/" in words[0] and Path(words[0]).is_dir():
@@ -195,7 +230,10 @@ def _prepare_command(
             f"`{words[0]}` is a folder, neither a script nor a command",
             hint="transom run train.sbatch, or transom run [options] -- COMMAND",
         )
-    settings = _on_cluster(load(run_file, flags, os.environ))
+    words, settings, note = apply(words, _on_cluster(load(run_file, flags, os.environ)))
+    if note:
+        print(f"note: {note}", file=sys.stderr)
+    refuse_python_within_torchrun(words, settings)
     refuse_nested(words, settings, _given_options())
     _check_auto_resume(settings, "", words)
     exclude = tuple(dict.fromkeys((*settings.job.exclude, *nodes_to_avoid(settings.job.cluster or ""))))
@@ -231,9 +269,15 @@ def _on_cluster(settings: Settings, script: str | None = None, line: int = 0) ->
     return settings.model_copy(update={"job": settings.job.model_copy(update={"cluster": name or None})})
 
 
-def unused_settings(settings: Settings) -> list[str]:
+def unused_settings(settings: Settings, script: str = "") -> list[str]:
     """Return the settings of job and launcher that do not apply to the user's own script."""
-    job = [f"job.{key}" for key in settings.job.model_fields_set - {"chdir", "cluster"}]
+    from transom_cli.submit.adopt import Kind, find_steps
+
+    launched = any(step.kind is Kind.LAUNCHED for step in find_steps(script))
+    used = {"chdir", "cluster", *(("signal_before",) if launched else ())}
+    job = [f"job.{key}" for key in settings.job.model_fields_set - used]
+    if launched:
+        return sorted(job)
     launch = [f"launch.{key}" for key in settings.launch.model_fields_set]
     restart = [f"restart.{key}" for key in settings.restart.model_fields_set & {"relaunches", "leave_drained"}]
     return sorted([*job, *launch, *restart])

@@ -128,7 +128,7 @@ _UNSUPPORTED = {
 
 
 def render_script(settings: Settings, run_dir: Path, command: Sequence[str]) -> str:
-    """Return the batch script that starts `command` under `transom launch`. run_dir: absolute.
+    """Return the batch script that starts `command` under `transom attempt-launcher`. run_dir: absolute.
 
     Raises:
         UsageError: the command is empty, a value is not possible in an #SBATCH line, or `job.sbatch` contains an
@@ -157,7 +157,7 @@ def render_script(settings: Settings, run_dir: Path, command: Sequence[str]) -> 
         output=output_pattern(str(run_dir), JOB_LOG),
         job=settings.job,
         signal_before=settings.job.warn_before,
-        flags=_flags(settings),
+        flags=job_flags(settings),
         slurm_tasks_per_node=1 if torchrun else settings.ranks_per_node,
         transom=installed(launch.python, "transom_cli"),
         run_dir=run_dir,
@@ -171,7 +171,7 @@ def render_script(settings: Settings, run_dir: Path, command: Sequence[str]) -> 
     )
 
 
-def _flags(settings: Settings) -> list[str]:
+def job_flags(settings: Settings) -> list[str]:
     """Return the sbatch flags of the settings. Settings without a value are left to Slurm."""
     job = settings.job
     given = {

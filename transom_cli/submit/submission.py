@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,6 +47,9 @@ def script_environment(
         "TRANSOM_CHECKPOINT_DIR": str(checkpoints or RunDir(run_dir).checkpoints),
         TUNABLES: with_streaming_copies(environ),
     }
+    path = environ.get("PATH")
+    if path and shutil.which("transom", path=path) is None:  # for `transom launch` in the script
+        added["PATH"] = f"{path}{os.pathsep}{Path(sys.executable).parent}"
     if auto_beat:
         package = package or Path(transom_cli.__file__).resolve().parent
         hook = package / "heartbeat" / "auto"
@@ -103,6 +108,7 @@ class SubmissionRecord:
         requested_cluster: `job.cluster`; "": the cluster that Slurm's commands use by default.
         cluster: the name that the controller reported when the run was created.
         sbatch: the SBATCH_* variables of the user who submitted; None: they were not kept.
+        observed: the job that the run observes, if transom did not submit it.
     """
 
     options: tuple[str, ...] = ()
@@ -112,6 +118,7 @@ class SubmissionRecord:
     requested_cluster: str = ""
     cluster: str = ""
     sbatch: tuple[tuple[str, str], ...] | None = None
+    observed: int = 0
 
     def save(self, run: RunDir) -> None:
         data = {**asdict(self), "env": dict(self.env), "sbatch": None if self.sbatch is None else dict(self.sbatch)}
@@ -125,7 +132,8 @@ class SubmissionRecord:
             clusters = data.get("requested_cluster", ""), data.get("cluster", "")
             words = tuple(data["options"]), tuple(data["args"]), data["chdir"], tuple(data["env"].items())
             kept = data.get("sbatch")
-            return cls(*words, *clusters, tuple(kept.items()) if kept is not None else None)
+            sbatch = tuple(kept.items()) if kept is not None else None
+            return cls(*words, *clusters, sbatch, int(data.get("observed", 0)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TransomError(f"`{run.submission}` is damaged", f"{type(error).__name__}: {error}") from error
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -54,16 +55,49 @@ def refuse_nested(words: tuple[str, ...], settings: Settings, given: tuple[str, 
     raise UsageError(f"`{name}` cannot be the command of this run", why, _instead(name, arguments, given))
 
 
-def _launcher(words: list[str], depth: int = 0) -> tuple[str, list[str]] | None:
-    """Return the launcher that this command line starts, and its arguments."""
+def direct_launcher(words: list[str]) -> tuple[str, list[str]] | None:
+    """Return the launcher that the first word is, with its arguments; None if a shell or another program starts it."""
+    if not words or PurePath(words[0]).name in (*_SHELLS, *_PREFIXES):
+        return None
+    return _launcher(words)
+
+
+def refuse_nested_in_step(words: tuple[str, ...], nodes: int, per_node: int) -> None:
+    """Raise UsageError if the command of a job step would start several trainings."""
+    found = _launcher(list(words))
+    if found is None or nodes * per_node == 1 or (per_node == 1 and _joins_nodes(*found)):
+        return
+    raise UsageError(
+        f"`{found[0]}` cannot be the command of `transom launch`",
+        f"it would start {several(nodes * per_node, 'separate training')}, which overwrite each other's checkpoints",
+        "transom launch -- python train.py (Slurm starts every rank), or transom launch --torchrun -- train.py",
+    )
+
+
+def program_of(words: tuple[str, ...], depth: int = 0) -> str:
+    """Return the name of the program that a command line starts, also in `env A=b PROGRAM` or `bash -c PROGRAM`."""
+    left = _after_prefixes(list(words))
+    name = PurePath(left[0]).name if left else ""
+    if name in _SHELLS and depth < 3 and len(left) > 2 and re.fullmatch(r"-[a-z]*c", left[1]):
+        return program_of(tuple(_END.split(left[2].strip(" ;\n"))[-1].split()), depth + 1)
+    return name
+
+
+def _after_prefixes(words: list[str]) -> list[str]:
     while words:
         name = PurePath(words[0]).name
         if _ASSIGNMENT.fullmatch(words[0]):
             words = words[1:]
-        elif name in _PREFIXES:
+        elif name in _PREFIXES and len(words) > 1:
             words = _after_options(words[1:])
         else:
             break
+    return words
+
+
+def _launcher(words: list[str], depth: int = 0) -> tuple[str, list[str]] | None:
+    """Return the launcher that this command line starts, and its arguments."""
+    words = _after_prefixes(words)
     if not words:
         return None
     name, rest = PurePath(words[0]).name, words[1:]
@@ -76,6 +110,9 @@ def _launcher(words: list[str], depth: int = 0) -> tuple[str, list[str]] | None:
         return ("accelerate launch", rest) if module in _ACCELERATE else None
     if name == "accelerate":
         return ("accelerate launch", rest[1:]) if rest[:1] == ["launch"] else None
+    if name in ("fabric", "lightning"):
+        words = rest[2:] if rest[:2] == ["run", "model"] else rest[1:]
+        return (f"{name} run", words) if rest[:1] == ["run"] else None
     if name in ("torchrun", "torchrun-script") or name in _OTHERS:
         return name, rest
     return None
@@ -131,7 +168,7 @@ def _joins_nodes(name: str, arguments: list[str]) -> bool:
 def _instead(name: str, arguments: list[str], given: tuple[str, ...]) -> str:
     """Return the command to use instead."""
     options = [word for word in given if word != "--torchrun"]
-    training, ranks = _training(arguments)
+    training, ranks, _ = _training(arguments)
     shown = shlex.join(training) if training else "train.py"
     start = " ".join(["transom run", *([shlex.join(options)] if options else [])])
     if name in ("mpirun", "mpiexec", "orterun", "horovodrun", "srun", "ray"):
@@ -142,22 +179,51 @@ def _instead(name: str, arguments: list[str], given: tuple[str, ...]) -> str:
     return f"{start} --torchrun{many} -- {shown}\nor, without torchrun, one rank per task: {start}{many} -- {by_slurm}"
 
 
-def _training(arguments: list[str]) -> tuple[list[str], str]:
-    """Return the script with its arguments, after the launcher's options, and the ranks per node that these request."""
-    ranks, left = "", list(arguments)
+@dataclass(frozen=True)
+class TorchrunCommand:
+    """A command that starts torchrun itself. options: those that transom does not set. ranks: per node, if given."""
+
+    program: tuple[str, ...]
+    options: tuple[str, ...]
+    training: tuple[str, ...]
+    ranks: str
+
+
+def torchrun_command(words: tuple[str, ...]) -> TorchrunCommand | None:
+    """Take apart what `srun torchrun train.py` starts. None for any other command."""
+    found = _launcher(list(words))
+    if found is None or not (found[0].startswith("torchrun") or found[0].endswith(_TORCHRUN)):
+        return None
+    at = len(words) - len(found[1])
+    training, ranks, options = _training(found[1])
+    if not training or list(words[at:]) != found[1]:
+        return None
+    kept = (o for o in options if not o.lstrip("-").replace("_", "-").startswith(_SET_BY_TRANSOM))
+    return TorchrunCommand(words[:at], tuple(kept), tuple(training), ranks)
+
+
+_SET_BY_TRANSOM = ("nnodes", "nproc-per-node", "node-rank", "rdzv-", "master-", "max-restarts", "standalone")
+
+
+def _training(arguments: list[str]) -> tuple[list[str], str, list[str]]:
+    """Return the script with its arguments, after the launcher's options; the ranks per node; the other options."""
+    ranks, left, options = "", list(arguments), list[str]()
     while left and left[0].startswith("-"):
         flag, equals, value = left[0].partition("=")
         if flag in ("-m", "--module"):
-            return ["-m", *left[1:]], ranks
+            return ["-m", *left[1:]], ranks, options
         if flag in _ALONE:
+            options.append(flag)
             left = left[1:]
             continue
         if not equals and len(left) > 1 and not (left[1].startswith("-") or left[1].endswith(".py")):
             value, left = left[1], left[1:]
         if flag.replace("_", "-") in ("--nproc-per-node", "--num-processes", "--num-gpus"):
             ranks = value
+        else:
+            options.append(f"{flag}={value}" if value else flag)
         left = left[1:]
-    return left, ranks
+    return left, ranks, options
 
 
 HYPERPOD_FOLDER = "/opt/sagemaker_cluster"  # exists on HyperPod's machines; common scripts test for it too

@@ -1,7 +1,7 @@
-"""Does a file system answer? Asked again and again, by threads of a process whose others would hang in it.
+"""Detects file systems that do not respond, from threads of a process whose other threads would hang in them.
 
-A file server that is gone lets every call wait for as long as it is gone (NFS with `hard`, the default). `statvfs` asks
-the server itself: no client answers it from what it has kept.
+While a file server is down, every call blocks (NFS with `hard`, the default). `statvfs` asks the server itself: no
+client answers it from its cache.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ TURN = 0.25
 
 
 class Answering:
-    """Calls, from a thread: `lost` once the folder's file system has owed an answer for `patience` seconds, with since
-    when it does (seconds since the epoch); from then on every turn `still`, with for how many seconds; `back`, with how
-    many it took, when it answers again. An error is an answer. Time in which this process itself stood still is no
-    silence.
+    """Watches the file system of one folder, and calls these functions from a thread.
+
+    Args:
+        lost: Called when there was no answer for `patience` seconds, with the time since when (Unix time).
+        still: Called in each turn after that, with the seconds without an answer.
+        back: Called when the file system responds again, with the seconds without an answer.
+
+    An error is an answer. Time in which this process itself was stopped does not count.
     """
 
     def __init__(
@@ -48,7 +52,7 @@ class Answering:
         return self
 
     def stop(self) -> None:
-        """Returns at once; a question that hangs ends with the process, or when it is answered."""
+        """Stop. Returns at once; a call that hangs ends with the process, or when it is answered."""
         self._stopped.set()
 
     def _ask(self) -> None:
@@ -116,7 +120,7 @@ class Folders:
 
 
 def interrupted() -> bool:
-    """Whether a Ctrl-C waits for this process, that is: for its main thread to come back from the kernel (proc(5))."""
+    """Return whether a Ctrl-C is pending, because the main thread is blocked in the kernel (proc(5))."""
     lines = Path("/proc/self/status").read_text().splitlines()
     pending = next((line.split()[1] for line in lines if line.startswith("ShdPnd:")), "0")
     return bool(int(pending, 16) & 1 << (signal.SIGINT - 1))

@@ -1,4 +1,4 @@
-"""Readers of the files of a run's attempts. A file that is not there yet, or is torn, counts as not there."""
+"""Reads the files of a run's attempts. A file that is missing or incomplete counts as absent."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transom_cli.ckpt.names import SEALED
 from transom_cli.ckpt.save.status import SaveStatus, worst
 from transom_cli.core import events as ev
 from transom_cli.core.codec import BadRecord, build
@@ -23,7 +24,7 @@ LIST_AGAIN = 1.0  # seconds after which a folder is listed although its modifica
 
 
 class ExitRecords:
-    """The records of one launch; each file is read once, since its wrapper writes it once."""
+    """The exit records of one launch. Each file is read once, since its wrapper writes it once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,7 +32,7 @@ class ExitRecords:
         self._changed, self._listed = -1, float("-inf")
 
     def read(self) -> dict[int, RankExit]:
-        """By rank (under torchrun: by node). A record that cannot be read yet is left out until a later call."""
+        """Return the records by rank (under torchrun: by node). Unreadable records are left out until a later call."""
         for path in self._folder.glob("*.json") if self._has_changed() else ():
             try:
                 number = int(path.stem.rpartition("-")[2])
@@ -42,7 +43,7 @@ class ExitRecords:
         return dict(self._known)
 
     def _has_changed(self) -> bool:
-        """Whether to list the folder. It is opened, which revalidates it on a network file system."""
+        """Return whether to list the folder. Opening it makes a network file system revalidate it."""
         try:
             descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
@@ -98,7 +99,7 @@ class FileChange:
 
 
 class Tail:
-    """New whole lines of a growing JSON-lines file. A file that has not grown costs three calls."""
+    """Reads new complete lines of a growing JSON-lines file. If it has not grown, that takes three calls."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -122,14 +123,25 @@ class Tail:
 
 
 def newest_checkpoint(directory: Path, up_to: float = float("inf")) -> int:
-    """The step of the newest published checkpoint (its manifest exists), or -1. Its bytes are not read here.
+    """Return the step of the newest published or sealed checkpoint (its manifest exists), or -1. Its data is not read.
 
-    up_to: of a step that is not beyond this one.
+    Args:
+        up_to: Ignore later steps, and sealed checkpoints, since only the Checkpointer's are rolled back.
     """
-    there = (p for p in listed(directory) if p.name.startswith("step-") and p.name[5:].isdecimal())
-    steps = sorted(((int(p.name[5:]), p) for p in there), reverse=True)
+    there = listed(directory)
+    named = (p for p in there if p.name.startswith("step-") and p.name[5:].isdecimal())
+    steps = sorted(((int(p.name[5:]), p) for p in named), reverse=True)
     # os.path and not pathlib: an EIO or EACCES there is "not seen now", and no exception
-    return next((n for n, p in steps if n <= up_to and os.path.exists(p / "manifest.json")), -1)  # noqa: PTH110
+    own = next((n for n, p in steps if n <= up_to and os.path.exists(p / "manifest.json")), -1)  # noqa: PTH110
+    sealed = directory / SEALED
+    return max(own, _sealed_step(read_json(sealed))) if sealed in there and up_to == float("inf") else own
+
+
+def _sealed_step(told: dict[str, object]) -> int:
+    """The step of the newest checkpoint that the trainer's framework made, if its seal exists (ckpt.seal); or -1."""
+    step, seal = told.get("step"), told.get("seal")
+    exists = isinstance(seal, str) and os.path.exists(seal)  # noqa: PTH110
+    return step if isinstance(step, int) and exists else -1
 
 
 def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:
@@ -143,7 +155,7 @@ def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:
 
 
 def read_saves(attempt: AttemptDir) -> SaveStatus | None:
-    """What the training reports about its saves; None if it has reported nothing."""
+    """Return what the training reports about its saves; None if it has reported nothing."""
     try:
         return worst(attempt.saves.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -151,7 +163,7 @@ def read_saves(attempt: AttemptDir) -> SaveStatus | None:
 
 
 def read_sign(attempt: AttemptDir) -> bytes:
-    """The launcher's sign of life; empty if there is none. Three calls to the file system, since it is read often."""
+    """Return the launcher's sign of life; empty if there is none. Takes three file system calls: it is read often."""
     try:
         descriptor = os.open(attempt.launcher_alive, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -199,7 +211,7 @@ SCHEMA = 1  # of the file that `supervise.launcher.reporting` writes
 
 
 def read_reports(attempt: AttemptDir) -> dict[str, Any]:
-    """An empty one where it has said nothing, or nothing that can be read."""
+    """Return the reports; an empty document if there are none, or none that can be read."""
     try:
         data = json.loads(attempt.reports.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -208,7 +220,7 @@ def read_reports(attempt: AttemptDir) -> dict[str, Any]:
 
 
 def saves_fail(run: RunDir, state: State) -> SavesFail | None:
-    """The file counts where there is one: it is written at once, also while there is no operator."""
+    """Return how saves fail, or None. The file takes precedence: it is written at once, also without an operator."""
     saves = read_saves(run.attempt(state.job.id, state.job.restarts)) if state.job.id else None
     if saves is None:
         return state.saves_fail

@@ -213,6 +213,7 @@ def _hosts(run: RunDir) -> list[str]:
         for event in read_events(run.journal):
             for value in (getattr(event, key, ()) for key in ("nodes", "idle", "lost_nodes", "node", "batch_host")):
                 found.update([value] if isinstance(value, str) else map(str, value))
+            found.add(getattr(event, "who", "").partition(" on ")[2])  # from where a person stopped the run
         found.update(fold(run.journal).state.job.nodes)
     except TransomError:
         pass

@@ -1,7 +1,7 @@
-"""Reads the run directory for the operator: launcher's journal, outcome, beats, checkpoints, requests. By polling.
+"""Polls the run directory for the operator: launcher's journal, outcome, heartbeats, checkpoints, requests.
 
-Only the present attempt is read, and any newer one of the same job. Whatever is not there yet is simply not there yet:
-on a network file system a file may show seconds late.
+It reads the present attempt, and newer ones of the same job. A missing file is no error: on a network file system it
+may appear seconds late.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class AttemptFollower:
         self._saves_looked = float("-inf")
         self._saves: tuple[SaveStatus, float] | None = None  # what was last reported of the saves, and when
         self._saves_read: SaveStatus | None = None
+        self._between = False  # a job step is done, and the script has not started another one
         self._suspended = (False, "")  # whether Slurm has stopped the job, and when it last stopped or resumed it
 
     @property
@@ -82,9 +83,11 @@ class AttemptFollower:
         return self._watch.seen
 
     def poll(self, now: float, batch_host: str = "", suspended: tuple[bool, str] = (False, "")) -> Iterator[ev.Event]:
-        """`suspended`: whether Slurm has stopped the job, and when it last stopped or resumed it.
+        """Yield what is new.
 
-        The silence of a job that is stopped is not judged, and after it the watch starts again.
+        Args:
+            suspended: Whether Slurm has stopped the job, and when it last stopped or resumed it. The silence of a
+                stopped job is not judged, and afterwards the time limits start again.
         """
         if suspended != self._suspended:
             self._suspended = suspended
@@ -100,7 +103,15 @@ class AttemptFollower:
         self._files_looked = now if files else self._files_looked
         for record in self._tail.records() if files and self._journal_changed(now) else ():
             event = _from_journal(now, self.name, record)
+            if isinstance(event, ev.OutcomeSeen):  # what it would have led to; the ranks live on
+                yield from self._report_step(now)
+            if isinstance(event, ev.JobStepDone):
+                yield from self._report_step(now)
+                self._between, self._held = True, None
             if isinstance(event, ev.LaunchSeen):
+                if self._between:  # its agents have just been started
+                    self._between = False
+                    self._watch.resumed(now)
                 if self._launch is not None and event.launch > self._launch.launch:
                     self._begin_launch()
                 self._launch = event
@@ -139,7 +150,7 @@ class AttemptFollower:
 
     def _abandoned(self, now: float, batch_host: str) -> ev.OutcomeSeen | None:
         """Read how the ranks ended; `core.operator.silent_launcher` decides whether that is the outcome."""
-        if self._launch is None or now - self._looked < LOOK_EVERY:
+        if self._launch is None or self._between or now - self._looked < LOOK_EVERY:
             return None
         self._looked = now
         if self.launcher_lives:
@@ -156,9 +167,10 @@ class AttemptFollower:
         return end.outcome(now, since, launcher_seen=bool(self._sign), batch_host=batch_host)
 
     def lost_before_launch(self, now: float, first_step: float | None) -> ev.OutcomeSeen | None:
-        """The outcome of a running job whose launcher is silent and has started no launch; each poll counts up to 2 s.
+        """Return the outcome of a running job whose launcher is silent without a launch. Each poll counts up to 2 s.
 
-        first_step: the time allowed for the launcher's first sign of life; None: the job may have no launcher.
+        Args:
+            first_step: Seconds allowed for the launcher's first sign of life; None if the job may have no launcher.
         """
         if self._outcome or self._launch is not None or self._suspended[0] or self._launcher_lives(now):
             self._waited = 0.0, now
@@ -173,6 +185,8 @@ class AttemptFollower:
         return ev.OutcomeSeen(now, self.name, "failed", why)
 
     def _beats(self, now: float) -> Iterator[ev.Event]:
+        if self._between:
+            return  # the agents have ended
         findings = self._watch.look(now, self._signed)
         launch = self._launch.launch if self._launch else 0
         step, since_start = self._watch.step(launch), self._watch.since_start(launch)
@@ -240,7 +254,8 @@ class Follower:
         """launcher_within: seconds from a job's start to its launcher's first sign; None: it may have no launcher."""
         self._run = run
         self._launcher_within = launcher_within
-        self._checkpoints = checkpoints
+        self._checkpoints = self._set = checkpoints  # of the present job step; of the settings
+        self._job_step = ""
         self._limits = limits
         self._attempt: AttemptFollower | None = None
         self._known = ""  # the attempt that the state knew at the last poll
@@ -273,6 +288,8 @@ class Follower:
                     yield from self._checkpoint(now)  # the budget of a restart counts on what is durable by now
                 if isinstance(event, ev.RecoverySeen) and event.durable is not None:
                     self._durable = event.durable  # set back: what comes now counts from there
+                if isinstance(event, ev.LaunchSeen):
+                    self._in_job_step(event)
                 if isinstance(event, ev.LaunchSeen) and parse_attempt(event.attempt)[0] != state.job.id:
                     event = replace(event, succeeds=state.job.id)
                 yield event
@@ -281,12 +298,20 @@ class Follower:
                 if lost is not None:
                     yield lost
 
-    def _newest_attempt(self, state: State) -> str:
-        """The attempt that the state knows, or a newer start of the same job that Slurm has not reported yet; or of
-        the job that the launcher says it submitted in its place.
+    def _in_job_step(self, launch: ev.LaunchSeen) -> None:
+        """Follow the checkpoints of another job step, and report its newest one."""
+        if launch.job_step != self._job_step:
+            self._job_step, self._durable = launch.job_step, -1
+            self._checkpoints = Path(launch.checkpoints) if launch.checkpoints else self._set
 
-        A newer one counts once its launcher writes, since only a launch reports it to the core; and not during a
-        restart, whose own answer does. An event that comes too early would be lost: each event is sent once.
+    def _newest_attempt(self, state: State) -> str:
+        """Return the attempt that the state knows, or a newer start that Slurm has not reported yet.
+
+        That start is one of the same job, or of the job that the launcher says it submitted as its successor.
+
+        A newer attempt counts once its launcher writes, because only a launch reports it to the core; and not during a
+        restart, whose own answer reports it. An event that comes too early would be lost, because each event is sent
+        once.
         """
         if not state.job.id or (state.incident is not None and state.incident.stage is Stage.RESTARTING):
             return state.attempt
@@ -320,12 +345,16 @@ class Follower:
                 yield event
 
 
-def _from_journal(now: float, attempt: str, record: dict[str, object]) -> ev.LaunchSeen | ev.RecoverySeen | None:
-    """A line of the launcher's journal that the core should know of."""
+def _from_journal(now: float, attempt: str, record: dict[str, object]) -> ev.Event | None:
+    """Return the event of a line of the launcher's journal; None if the core need not know it."""
     known = {"launch": 0, "nodes": [], "idle": [], "world_size": 0, **record, "at": now, "attempt": attempt}
     try:
         if record.get("type") == "launch":
             return build(ev.LaunchSeen, known)
+        if record.get("type") == "withheld" and isinstance(outcome := record.get("outcome"), dict):
+            return build(ev.OutcomeSeen, {**outcome, "at": now, "attempt": attempt})
+        if record.get("type") == "job_step":
+            return build(ev.JobStepDone, known)
         return build(ev.RecoverySeen, known) if record.get("type") == "recovery" else None
     except BadRecord:
         return None  # another version's launcher

@@ -34,7 +34,7 @@ class Handoff:
 
 
 def read_handoff(attempt: AttemptDir) -> Handoff | None:
-    """None: its launcher has not, or could not, or there was an operator to do it."""
+    """Return the handoff of an attempt; None if its launcher did not need to hand the job over, or could not."""
     handed = None
     try:
         text = attempt.launcher_journal.read_text(encoding="utf-8", errors="replace")
@@ -54,7 +54,7 @@ def newest_handoff(run: RunDir, before: tuple[int, int] | None = None) -> Handof
 
 
 def attempt_numbers(run: RunDir) -> list[tuple[int, int]]:
-    """(job id, restart count) of every attempt that has a folder."""
+    """Return (job ID, restart count) of every attempt that has a folder."""
     found = []
     try:
         names = os.listdir(run.attempts)  # noqa: PTH208

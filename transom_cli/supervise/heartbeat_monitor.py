@@ -1,8 +1,8 @@
-"""Reads an attempt's heartbeat tables and judges their silence. Used by launcher and operator, each on its clock.
+"""Reads an attempt's heartbeat tables and judges their silence. Launcher and operator use it, each with its own clock.
 
-The launcher gets the tables over its connections to the agents, and reads the file of a node from which none comes. The
-operator reads the launcher's one file of all tables (`heartbeat.aggregate`). While that is followed, the agents seldom
-write their own files. When the launcher falls silent they write them once a second, and the operator reads those.
+The launcher gets the tables over its connections to the agents, and reads a node's file if its connection yields none.
+The operator reads the launcher's file of all tables (`heartbeat.aggregate`). Meanwhile, the agents rarely write their
+own files. If the launcher falls silent, they write them once a second, and the operator reads those.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class HeartbeatMonitor:
         self.news = self.trouble = False  # a table differs in more than steps; in more than a phase
 
     def expect(self, nodes: Iterable[str]) -> None:
-        """Nodes of the attempt: one of them that never sends a table is found silent too."""
+        """Set the nodes of the attempt: a node that never sends a table is found silent too."""
         self._stall_state = stall.expect(self._stall_state, nodes)
 
     def attach(self, stream: Stream) -> None:
@@ -108,7 +108,7 @@ class HeartbeatMonitor:
         self._stream = stream
 
     def resumed(self, now: float) -> None:
-        """Everything was stopped up to now (by Slurm, say): listen with fresh patience."""
+        """Restart all time limits: everything was stopped up to now, by Slurm for example."""
         self._stall_state = stall.resumed(self._stall_state, now)
         self._renewed = dict.fromkeys(self._renewed, now)
         self._alone, self._found, self._due = {}, None, float("-inf")
@@ -171,7 +171,7 @@ class HeartbeatMonitor:
         return stall.HeardBefore(ages, still)
 
     def _trust(self, now: float, at: float) -> None:
-        """Until its last sign of life, the launcher saw no table late beside those that it published as late."""
+        """Trust the launcher: until its last sign of life, it saw no late tables but those published as late."""
         assert self._followed is not None
         good = [node for node, renewed in self._renewed.items() if self._followed - renewed <= OVERDUE]
         self._renewed.update((node, max(at, self._renewed[node])) for node in good)
@@ -181,7 +181,7 @@ class HeartbeatMonitor:
     # --- tables one by one ---
 
     def _read(self, now: float) -> int:
-        """Take what is new. Returns how many files were read."""
+        """Take new tables. Return how many files were read."""
         fetched: frozenset[str] = frozenset()
         if self._stream is not None:
             tables, fetched = self._stream.take()
@@ -227,19 +227,19 @@ class HeartbeatMonitor:
             self.news = True
 
     def _dated(self, now: float) -> stall.HeardBefore:
-        """What is new in an undated table counts from the node's last sign of life."""
+        """Date an undated table: its content counts from the node's last sign of life."""
         undated, self._undated = self._undated, {}
         ages = {key: now - self._renewed[table.node] for key, table in undated.items()}
         return stall.HeardBefore(ages, {beat.rank: ages[key] for key, table in undated.items() for beat in table.ranks})
 
     def _names(self, fetched: frozenset[str]) -> Iterable[str]:
-        """The files to read: of nodes whose tables do not come by themselves."""
+        """Return the files to read: of nodes whose tables do not arrive by connection."""
         if not fetched or self._stream is None:
             return self._listed()
         return (f"{node}{_SUFFIX}" for node in self._stream.nodes if node not in fetched)
 
     def parts(self, now: float) -> Iterator[Part]:
-        """The tables for the file of all of them."""
+        """The tables for the file of all tables."""
         clock, pulses = self._stall_state.clock, self._stall_state.pulses
         for key, data in self._raw.items():
             table = self.tables[key]
@@ -247,65 +247,65 @@ class HeartbeatMonitor:
             yield Part(data, max(0.0, now - self._renewed[table.node]), tuple(max(0.0, clock - at) for at in moved))
 
     def forget_news(self) -> None:
-        """What differs is published."""
+        """Note that all differences are published."""
         self.news = self.trouble = False
 
     @property
     def found(self) -> Stall | None:
-        """The present stall, if there is one."""
+        """The present stall, or None."""
         return self._found if self._stall_state.stalled else None
 
     def blind(self, now: float) -> bool:
-        """Whether all ranks that are quiet are on nodes that cannot be seen: it may be their agents that are."""
+        """Return whether all silent ranks are on nodes that cannot be seen, so that their agents may be the cause."""
         overdue = set(self.overdue(now))
         return bool(self._stall_state.stalled) and overdue.issuperset(self.nodes_of(self._stall_state.stalled))
 
     @property
     def launch(self) -> int:
-        """The launch that the tables and findings are about; -1: none yet."""
+        """The launch that the tables and findings are about; -1 if none yet."""
         return self._stall_state.launch[1] if self._stall_state.launch is not None else -1
 
     def step(self, launch: int) -> int:
-        """The last step that every rank of this launch has done; -1: none, or the tables are still about another."""
+        """Return the last step that every rank of this launch has done; -1 if none, or if the tables are of another."""
         return self._stall_state.step if self.launch == launch else -1
 
     def since_start(self, launch: int) -> bool:
-        """Whether that step counts from the start of the processes."""
+        """Return whether that step counts from the start of the processes."""
         return self.launch == launch and self._stall_state.since_start
 
     @property
     def step_time(self) -> float:
-        """Median seconds of a step; 0 as long as too few were seen."""
+        """Median seconds of a step; 0 until enough were seen."""
         return self._stall_state.times.median if self._stall_state.times.known else 0.0
 
     @property
     def unusual(self) -> float:
-        """Seconds without a step that are unusual if there is other evidence against a rank; 0: not known yet."""
+        """Seconds without a step that are unusual if there is other evidence against a rank; 0 if not known yet."""
         limits, times = self._limits, self._stall_state.times
         return times.tight(limits.factor, limits.floor, limits.ceiling) if times.known else 0.0
 
     def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
-        """Where these ranks of the present launch are."""
+        """Return the nodes of these ranks of the present launch."""
         where = {r.rank: t.node for t in self.tables.values() for r in t.ranks if r.launch == self.launch}
         return tuple(dict.fromkeys(where[r] for r in ranks if r in where))
 
     def gone(self, launch: int, world_size: int) -> bool:
-        """Whether the process of every rank of this launch has ended."""
+        """Return whether the process of every rank of this launch has ended."""
         ranks = {r.rank: r for t in self.tables.values() for r in t.ranks if r.launch == launch}
         return 0 < world_size <= len(ranks) and all(r.proc == "X" or r.phase == "done" for r in ranks.values())
 
     def overdue(self, now: float) -> tuple[str, ...]:
-        """Nodes whose own table is late: what is on them cannot be seen any more."""
+        """Return nodes whose own table is late, so that nothing on them can be seen."""
         now = now if self._followed is None else self._followed  # later news would have been published
         return tuple(sorted(node for node, at in self._renewed.items() if now - at > OVERDUE))
 
     @property
     def seen(self) -> dict[str, NodeTable]:
-        """The tables without those that are late while others come: what is on those nodes is not known."""
+        """The tables without those that are late while others arrive: the state of those nodes is unknown."""
         return {key: table for key, table in self.tables.items() if table.node not in self._alone}
 
     def alone(self, now: float) -> tuple[tuple[str, float], ...]:
-        """Nodes whose table is late, and for how many seconds it has been, while another's came all the time."""
+        """Return nodes whose table is late while another's arrived all the time, and for how many seconds."""
         return tuple((node, now - since) for node, since in sorted(self._alone.items()))
 
     def _listed(self) -> list[str]:
@@ -317,7 +317,7 @@ class HeartbeatMonitor:
 
 
 def _condition(table: NodeTable) -> tuple[list[object], list[bool]]:
-    """What the operator and the screens should know at once; and which ranks save or restore."""
+    """Return what the operator and the screens should know at once, and which ranks save or restore."""
     about: list[object] = [table.attempt, table.closed, table.alarms]
     for r in table.ranks:
         about.append((r.rank, r.launch, r.pid, r.count > 0, r.phase == "done", r.proc in _DEAD and r.proc))
@@ -325,7 +325,7 @@ def _condition(table: NodeTable) -> tuple[list[object], list[bool]]:
 
 
 def _bytes(path: str) -> bytes:
-    """Without a file object: thousands of them a second are a third of what reading the tables takes."""
+    """Read a file without a file object, which would be a third of the time: there are thousands per second."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, LARGEST)

@@ -93,7 +93,7 @@ class Folding:
         self._reported = float("-inf")  # when a checkpoint was last reported
         self._checkpoints = 0  # reported so far
         self._rows = False  # steps and checkpoints need not be played one by one
-        self._stepping = b""  # the attempt that steps
+        self._stepping, self._since_start = b"", False  # the attempt that steps, and how it counts
         self._header = False  # the first line was read
 
     def more(self) -> Folded:
@@ -129,10 +129,10 @@ class Folding:
                     file.seek(self._offset)
             rest = b""
             while block := file.read(BLOCK):
+                size = len(rest) + len(block)
                 *lines, rest = (rest + block).split(b"\n")
-                for line in lines:
-                    self._offset += len(line) + 1
-                    yield line
+                self._offset += size - len(rest)
+                yield from lines
             if _record(rest) is not None:
                 self._offset += len(rest)
                 yield rest
@@ -165,14 +165,16 @@ class Folding:
         _, moment, attempt, number, since_start = found.groups()
         at, step = float(moment), int(number)
         if attempt is not None:
-            if attempt != self._stepping or (since_start == b"true") != self._state.progress.since_start:
+            if attempt != self._stepping or (since_start == b"true") != self._since_start:
                 return False
             if self._held is not _NONE:
                 self._release()
-            self._last_at = max(self._last_at, at)
-            self._keep(StepSeen(at, self._times.attempt, step, self._state.progress.since_start))
+            if at > self._last_at:
+                self._last_at = at
+            self._keep(StepSeen(at, self._times.attempt, step, self._since_start))
             return True
-        self._last_at = max(self._last_at, at)
+        if at > self._last_at:
+            self._last_at = at
         if step > self._held[1]:
             self._held = (at, step)
         if self._checkpoints < FREQUENT or at - self._reported >= CHECKPOINT_EVERY:
@@ -211,7 +213,7 @@ class Folding:
 
     def _moved(self) -> None:
         self._rows = not self._each_step and undisturbed(self._state)
-        self._stepping = self._state.attempt.encode()
+        self._stepping, self._since_start = self._state.attempt.encode(), self._state.progress.since_start
 
     def _announce(self, before: State, event: Event) -> None:
         self._times.hear(event, self._times.attempt if before is self._state else self._state.attempt)

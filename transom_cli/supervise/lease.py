@@ -1,8 +1,8 @@
-"""Who is the operator of a run: a lease that is renewed while it lives, and an epoch that fences the one before.
+"""Decides who is the operator of a run: a lease, which is renewed, and an epoch, which fences earlier operators.
 
-Epoch n is taken by making the file `epochs/<n>` with O_EXCL, which only one can do, also on NFS. An operator that finds
-a higher epoch than its own has been replaced and must stop at once. The lease shows whether an operator is alive: on
-the same boot of the same host by the process itself, elsewhere by its renewals, timed by the watcher's own clock.
+An operator takes epoch n by creating the file `epochs/<n>` with O_EXCL, which only one process can do, also on NFS. An
+operator that finds a higher epoch has been replaced and must stop at once. The lease shows whether an operator is
+alive: on the same boot of the same host by its process, elsewhere by its renewals, timed by the observer's own clock.
 """
 
 from __future__ import annotations
@@ -67,14 +67,17 @@ def read_holder(run: RunDir) -> Holder | None:
 
 
 def highest_epoch(run: RunDir) -> int:
+    """Return the newest epoch. The lease counts too: a purge of old files may have deleted the epoch's own file."""
+    holder = read_holder(run)
+    known = holder.epoch if holder is not None else 0
     try:
-        return max((int(p.name) for p in run.epochs.iterdir() if p.name.isdigit()), default=0)
+        return max((int(p.name) for p in run.epochs.iterdir() if p.name.isdigit()), default=known)
     except OSError:
-        return 0
+        return known
 
 
 def operator_alive(run: RunDir, sleep: Callable[[float], None] = time.sleep, patience: float = STALE) -> Holder | None:
-    """The living operator, or None. Takes up to `patience` seconds when the lease is from another host."""
+    """Return the living operator, or None. Takes up to `patience` seconds if the lease is from another host."""
     deadline = time.monotonic() + patience
     seen = read_holder(run)
     while True:
@@ -94,7 +97,7 @@ def operator_alive(run: RunDir, sleep: Callable[[float], None] = time.sleep, pat
 
 
 def _forsaken(run: RunDir, holder: Holder) -> bool:
-    """Return whether this very process held the lease and does not any more."""
+    """Return whether this process held the lease and has given it up."""
     return holder.pid == os.getpid() and (run.path, holder.epoch) not in _held
 
 
@@ -108,7 +111,7 @@ def _overwrite(path: Path, text: str) -> None:
 
 
 class Lease:
-    """Held by the operator of one epoch."""
+    """The lease of the operator of one epoch."""
 
     def __init__(self, run: RunDir, holder: Holder) -> None:
         self._run = run
@@ -122,8 +125,8 @@ class Lease:
         return self._holder.epoch
 
     @classmethod
-    def take(cls, run: RunDir) -> Lease:
-        """Become the operator. OperatorAlive when there is one."""
+    def take(cls, run: RunDir, journal_epoch: int = 0) -> Lease:
+        """Become the operator. journal_epoch: the newest in the journal. Raises OperatorAlive if there is one."""
         newest = highest_epoch(run)  # before asking who lives: who comes in between takes the number we would
         alive = operator_alive(run)
         if alive is not None:
@@ -133,7 +136,7 @@ class Lease:
                 f"Watch it with `transom attach {run.run_id}`.",
             )
         run.epochs.mkdir(mode=0o700, exist_ok=True)
-        epoch = newest + 1
+        epoch = max(newest, journal_epoch) + 1
         try:
             os.close(os.open(run.epochs / str(epoch), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError as error:
@@ -155,7 +158,7 @@ class Lease:
         publish_text(self._run.lease, self._text())
 
     def fenced(self) -> bool:
-        """A newer operator exists: stop, and touch nothing more. Over NFS too one on another host shows in a second."""
+        """Return whether a newer operator exists, so that this one must stop. On NFS, it shows within a second."""
         if time.monotonic() - self._asked >= ANEW:
             self._asked = time.monotonic()
             refresh_directory(self._run.epochs)
@@ -169,7 +172,7 @@ class Lease:
         _overwrite(self._run.lease, self._text())
 
     def give_up(self) -> None:
-        """The run is over, or the operator was asked to leave: the next one need not wait."""
+        """Give the lease up: the run is over or the operator leaves, and the next one need not wait."""
         _held.discard((self._run.path, self.epoch))
         if not self.fenced():
             self._holder = Holder(**{**asdict(self._holder), "released": True})

@@ -1,7 +1,7 @@
-"""What a run prints while all is well, kept for the runs after it: templates of its log lines, in its own directory.
+"""Keeps templates of the log lines of successful runs, in the run's own directory, for comparison by later runs.
 
-Written by the operator once the run is done, when nobody waits for it any more. Read where a failure is one that no
-rule knows: a line that resembles one of an earlier run of the same name is not new.
+The operator writes them once the run is done. They are read if no rule knows a failure: a line that resembles one of an
+earlier run of the same name is not new.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ID = re.compile(r"(?P<name>.+)-(?P<stamp>\d{8}-\d{6})-[0-9a-f]{4}")
 
 
 def remember(run: RunDir) -> None:
-    """Keep what the last launch of a run that is done has printed. It is for comparison alone: no error is raised."""
+    """Keep the log templates of the last launch of a run that is done, for comparison. Errors are ignored."""
     try:
         logs = _last_logs(run)
         if logs:
@@ -56,7 +56,7 @@ def of_past_runs(run: RunDir) -> Templates:
 
 
 def run_of(path: Path) -> RunDir | None:
-    """The run whose directory this is, or lies in."""
+    """Return the run whose directory this is, or contains it."""
     absolute = path.absolute()
     return next((RunDir(p) for p in (absolute, *absolute.parents) if RunDir(p).settings.is_file()), None)
 

@@ -13,9 +13,10 @@ from transom_cli.core.events import Event, StepSeen
 from transom_cli.core.goodput import JournalHistory, account, attempt_of
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
+from transom_cli.files import json_lines
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.handoff_record import attempt_numbers, newest_handoff
-from transom_cli.supervise.journal import fold
+from transom_cli.supervise.journal import BLOCK, fold
 from transom_cli.supervise.lease import operator_alive
 from transom_cli.supervise.run_record import Launcher, RunRecord
 
@@ -23,9 +24,15 @@ WELL = ("pass", "unknown")  # verdicts that accuse no node
 
 
 def read_run_record(run: RunDir, now: float | None = None, *, patience: float = 0.0, gpus: int = 0) -> RunRecord:
-    """now: seconds since the epoch, the present where not given. patience: as in `view.read.read_view`.
+    """Read a run's record.
 
-    gpus: of a node, 0 where it is not known. Raises JournalError.
+    Args:
+        now: Unix time; the present if not given.
+        gpus: Of a node; 0 if unknown.
+        patience: As in `view.read.read_view`.
+
+    Raises:
+        JournalError: The journal cannot be read.
     """
     collecting = gc.isenabled()
     gc.disable()  # a long journal is many small values, all of which are kept
@@ -42,7 +49,7 @@ def _read(run: RunDir, now: float | None, patience: float, gpus: int) -> RunReco
 
     def hear(_before: State, event: Event, after: State) -> None:
         journal.hear(event, after)
-        if not isinstance(event, StepSeen):
+        if type(event) is not StepSeen:
             events.append(event)
 
     folded = fold(run.journal, hear, each_step=False)
@@ -61,7 +68,7 @@ def _read(run: RunDir, now: float | None, patience: float, gpus: int) -> RunReco
 
 
 def read_findings(run: RunDir, node: str) -> tuple[tuple[float, str, str], ...]:
-    """What agents found against a node, in every attempt, oldest first: (seconds, attempt, words)."""
+    """Return the agents' findings about a node in every attempt, oldest first: (Unix time, attempt, message)."""
     found = []
     for number in sorted(attempt_numbers(run)):
         attempt = run.attempt(*number)
@@ -73,7 +80,7 @@ def read_findings(run: RunDir, node: str) -> tuple[tuple[float, str, str], ...]:
 
 
 def _held(run: RunDir, state: State, alive: bool) -> str:
-    """Why it waits for a person: by the operator's word; or by that of a launcher which no operator has heard yet."""
+    """Return why the run waits for a person, as its operator says, or a launcher that no operator has read yet."""
     if state.phase is Phase.HELD:
         return state.verdict
     handed = None if alive or state.phase.over else newest_handoff(run)
@@ -83,16 +90,11 @@ def _held(run: RunDir, state: State, alive: bool) -> str:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a journal, none if it cannot be read. It is not held in memory: it may be long."""
+    """Yield the records of a journal; none if it cannot be read. It may be long and is not kept in memory."""
     try:
         with path.open("rb") as file:
-            for line in file:
-                try:
-                    record = json.loads(line.decode())
-                except ValueError:  # cut off by a crash
-                    continue
-                if isinstance(record, dict):
-                    yield record
+            while lines := file.readlines(BLOCK):
+                yield from json_lines(b"".join(lines))
     except OSError:
         return
 

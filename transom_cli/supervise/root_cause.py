@@ -1,4 +1,4 @@
-"""Reads the logs of an attempt for the first cause: the tail of one rank's log, or of the job's own output."""
+"""Reads the logs of an attempt for the first cause: the end of one rank's log, or of the job's own output."""
 
 from __future__ import annotations
 
@@ -33,9 +33,12 @@ HITS = 32768  # matched lines of all nodes that are compared
 def candidates(
     run: RunDir, attempt: AttemptDir, rank: int | None, without: Collection[str] = frozenset()
 ) -> list[Path]:
-    """The logs to read, best first: the rank that died first, then its fellows, then what the batch script printed.
+    """Return the logs to read, best first: the rank that died first, other ranks, the batch script's output.
 
-    The last one is shared by all attempts of a job. without: names of rank logs that have been read already.
+    The output is shared by all attempts of a job.
+
+    Args:
+        without: Names of rank logs that have been read already.
     """
     launches = [p for p in (attempt.path / "logs").glob("*") if p.name.isdecimal()]
     ranks: list[Path] = []
@@ -57,15 +60,15 @@ def examine(
     since: int = 0,
     seconds: float = SECONDS,
 ) -> Examined:
-    """What the rules make of them (`diagnose.logs.cause`), or the last line of the rank that died first.
+    """Return the cause that the rules find (`diagnose.logs.cause`), or the last line of the rank that died first.
 
-    The batch script's output counts only when no rank has said anything, and of it what is this attempt's
+    The batch script's output counts only if no rank has written anything, and only this attempt's part of it
     (`batchlog.of_attempt`).
 
     Args:
-        asked: what the nodes' own agents have read (see `agent.logs.read_cause`); only the other logs are read here.
-        since: length of the batch script's output, in bytes, when an earlier attempt was over.
-        seconds: for all logs together. What was not read by then is left out, and `where` says so.
+        asked: What the nodes' agents have read (see `agent.logs.read_cause`); only the other logs are read here.
+        since: Length of the batch script's output, in bytes, when an earlier attempt ended.
+        seconds: For all logs together. Logs that were not read by then are left out, and `where` says so.
     """
     until = time.monotonic() + seconds
     deadline = min(until, time.monotonic() + SETTLE)
@@ -100,8 +103,10 @@ def examine(
 
 
 def _examined(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> Examined:
-    """A step that was cancelled is no cause here: the rest of a failed launch is ended like that, and whether it
-    was the job is known from Slurm."""
+    """Return the cause in the matches. A cancelled step is no cause: the rest of a failed launch ends that way.
+
+    Slurm knows whether the job was cancelled.
+    """
     lost = CRIES if _ended_without_a_cry(hits, said, rank) else ()
     passed_over = (Category.SLURM_CANCELLED, *lost)
     found = incidents([hit for hit in hits if hit.rule.category not in passed_over], died=rank)
@@ -115,7 +120,7 @@ def _examined(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str]
 
 
 def _ended_without_a_cry(hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> bool:
-    """Whether the rank that died first, with a log of its own, did not complain of the others: then they do of it."""
+    """Return whether the log of the rank that died first has no errors: then those of the others are about it."""
     own = f"rank-{rank}.log"
     return own in said and not any(Path(hit.file).name == own and hit.rule.category in CRIES for hit in hits)
 
@@ -128,8 +133,7 @@ def _without(left_out: int, unread: int) -> str:
 
 
 def _with_new(cause: Examined, run: RunDir, paths: Sequence[Path], until: float) -> Examined:
-    """Where no rule knows why: what is like nothing that this run or one before it has printed, rather than its last
-    line."""
+    """If no rule knows the cause, prefer lines that no run has printed before to the last line."""
     try:
         found = new_errors([path for path in paths if path.exists()], of_past_runs(run), until)
     except OSError:
@@ -141,8 +145,10 @@ def _with_new(cause: Examined, run: RunDir, paths: Sequence[Path], until: float)
 
 
 def _heard(asked: Sequence[Mapping[str, object]]) -> tuple[list[Hit], dict[str, str], set[str], int]:
-    """What the agents' answers hold: hits, the logs' last lines, the logs that were read for it, and how many bytes of
-    them were left out. An answer that is none is left out."""
+    """Return what the agents' answers contain: matches, last lines, logs that were read, bytes left out of each.
+
+    Invalid answers are left out.
+    """
     left_out = 0
     hits: list[Hit] = []
     last: dict[str, str] = {}
@@ -178,10 +184,10 @@ _ERROR, _HINT = b"error: ", b"hint: "  # how transom's commands print an error (
 
 
 def of_attempt(data: bytes, attempt: str) -> bytes:
-    """As many lines as `data` has, so that a line keeps its number; empty ones for those that do not count.
+    """Return the lines of this attempt, with empty lines for the others, so that line numbers stay the same.
 
-    What is before the attempt's last launch does not; where it has begun none (the script failed before), what is
-    before the last line of an earlier attempt's launcher does not. Of a script without a launcher all is kept.
+    Lines before the attempt's last launch do not count; without a launch (the script failed before), lines before the
+    last line of an earlier attempt's launcher do not count. Without a launcher, all lines count.
     """
     lines = data.split(b"\n")
     first = max((n + 1 for n, line in enumerate(lines) if _REQUEUED in line), default=0)
@@ -194,7 +200,7 @@ def of_attempt(data: bytes, attempt: str) -> bytes:
 
 
 def error_in(data: bytes) -> bytes:
-    """The line that says what went wrong, where one of transom's own errors is the end of it; else none."""
+    """Return the message of one of transom's own errors at the end of the text, if there is one."""
     lines = [line for line in data.split(b"\n") if line.strip()]
     at = max((n for n, line in enumerate(lines) if line.startswith(_ERROR)), default=-1)
     rest = lines[at + 1 :]

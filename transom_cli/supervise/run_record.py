@@ -1,7 +1,7 @@
-"""What a run's journals say together: incidents of operator and launchers, and attempts. Pure.
+"""Combines a run's journals: incidents of operator and launchers, and attempts. Pure.
 
-An operator that was away reads a launcher's words late; here each has the time at which the launcher wrote it. What no
-operator heard of is an incident all the same, by the launcher's own name for it (7.0/l1).
+An operator that was away reads a launcher's records late; here, each has the launcher's own time. A fault that no
+operator read about is an incident too, under the launcher's own name for it (7.0/l1).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LATE = 5.0  # seconds after which the operator was not there to hear it at once
 
 @dataclass(frozen=True)
 class Launcher:
-    """The journal of one attempt's launcher: JSON objects as they stand there."""
+    """The journal of one attempt's launcher, as JSON objects."""
 
     attempt: str
     records: tuple[Mapping[str, Any], ...]
@@ -66,7 +66,7 @@ def incidents(book: RunRecord) -> tuple[Incident, ...]:
 
 
 def recoveries(records: tuple[Mapping[str, Any], ...], attempt: str) -> Iterator[RecoverySeen]:
-    """The launcher's story, at its own times."""
+    """Return the launcher's recoveries, with its own times."""
     for record in records:
         wall = record.get("wall")
         if record.get("type") == "recovery" and isinstance(wall, (int, float)):
@@ -77,7 +77,7 @@ def recoveries(records: tuple[Mapping[str, Any], ...], attempt: str) -> Iterator
 
 
 def _written(launcher: Launcher) -> dict[tuple[str, str], list[float]]:
-    """When the launcher said what, and in which words."""
+    """Return when the launcher recorded each message."""
     written: dict[tuple[str, str], list[float]] = {}
     for record in recoveries(launcher.records, launcher.attempt):
         written.setdefault((record.what, record.words), []).append(record.at)
@@ -85,7 +85,7 @@ def _written(launcher: Launcher) -> dict[tuple[str, str], list[float]]:
 
 
 def _in_time(incident: Incident, written: Mapping[tuple[str, str], list[float]]) -> Incident:
-    """Takes from `written` what it has used: a launcher says the same words of one fault after the other."""
+    """Use the launcher's times, and remove them from `written`: the same message may occur for several faults."""
 
     def right(mark: Mark) -> Mark:
         times = written.get((mark.what, mark.words), [])
@@ -103,7 +103,7 @@ def _in_time(incident: Incident, written: Mapping[tuple[str, str], list[float]])
 
 
 def _alone(launcher: Launcher, known: set[tuple[str, str]]) -> Iterator[Incident]:
-    """What the launcher took up, and no operator heard of."""
+    """Return what the launcher handled and no operator read about."""
     job_id, restarts = parse_attempt(launcher.attempt)
     found: dict[str, Incident] = {}
     for record in recoveries(launcher.records, launcher.attempt):
@@ -136,10 +136,16 @@ NO_OUTCOME = "nothing tells how it ended"
 
 @dataclass(frozen=True)
 class AttemptSummary:
-    """Times are seconds of the wall clock, None: not known. nodes: of its allocation. launches: (number, when).
+    """One attempt. Times are Unix time; None if unknown.
 
-    status: done, failed, left or stopped, as its launcher says; "" where none did. words: how it ended. exit_code: of
-    its launcher. runs: no end of it is known. incident: for which the operator gave it up, with its diagnosis.
+    Attributes:
+        nodes: Of its allocation.
+        launches: (number, when).
+        status: done, failed, left or stopped, as its launcher says; "" if it says nothing.
+        words: How it ended.
+        exit_code: Of its launcher.
+        runs: Its end is not known.
+        incident: For which the operator ended it, with its diagnosis.
     """
 
     name: str
@@ -156,7 +162,7 @@ class AttemptSummary:
 
     @property
     def number(self) -> tuple[int, int]:
-        """Job id and restart count."""
+        """Return job ID and restart count."""
         return parse_attempt(self.name)
 
 
@@ -170,7 +176,7 @@ def attempt_summaries(book: RunRecord) -> tuple[AttemptSummary, ...]:
 
 
 def job_ids(book: RunRecord) -> tuple[int, ...]:
-    """Every job that the run is known to have had, whether it ever began or not."""
+    """Return every job that the run is known to have had, also those that never started."""
     kinds = (ev.Submitted, ev.Restarted, ev.JobSeen)
     seen = [event.job_id for event in book.events if isinstance(event, kinds)]
     return tuple(sorted({*seen, *(parse_attempt(one.name)[0] for one in book.history.attempts)}))
@@ -211,15 +217,17 @@ class _Seen:
             self.why[e.attempt] = e.why
 
     def ended(self, number: tuple[int, int]) -> float | None:
-        """When this start was seen to be over, or there was a later one."""
+        """Return when this start was seen to end, or a later one to begin."""
         times = [at for other, at in self._first.items() if other > number]
         times += [at for at in (self._over.get(number), self._gone.get(number[0])) if at is not None]
         return min(times, default=None)
 
 
 def _summary(one: goodput.Attempt, records: Iterable[Mapping[str, Any]], seen: _Seen) -> AttemptSummary:
-    """The launcher's own nodes come first: Slurm drops the nodes of a completing job one by one."""
-    outcome, written = _newest(records, "outcome"), _newest(records, "attempt").get("nodes")
+    """Summarize an attempt. The launcher's nodes come first: Slurm drops those of a completing job one by one."""
+    records = tuple(records)
+    last = records[-1] if records and records[-1].get("type") == "job_step" else {}  # the script ended after it
+    outcome, written = _newest(records, "outcome") or last, _newest(records, "attempt").get("nodes")
     code, (incident, why) = outcome.get("exit_code"), seen.given_up.get(one.name, ("", ""))
     return AttemptSummary(
         name=one.name,
@@ -227,7 +235,7 @@ def _summary(one: goodput.Attempt, records: Iterable[Mapping[str, Any]], seen: _
         ended=one.ended / NS if one.ended is not None else seen.ended(parse_attempt(one.name)),
         nodes=tuple(map(str, written)) if isinstance(written, list) else seen.nodes.get(one.name, ()),
         launches=tuple((launch.number, launch.at / NS) for launch in one.launches if one.launcher),
-        status=one.status,
+        status=one.status or str(last.get("status", "")),
         words=str(outcome.get("why", "")) or seen.why.get(one.name, NO_OUTCOME),
         exit_code=code if isinstance(code, int) else None,
         incident=incident,

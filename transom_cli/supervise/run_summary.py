@@ -40,6 +40,7 @@ class RunSummary:
     verdict: str
     exit_code: int | None
     saves_fail: SavesFail | None
+    observed: bool = False
 
 
 def write_summary(run: RunDir, state: State, submitted: float | None, *, keep: bool = True) -> RunSummary:
@@ -58,6 +59,7 @@ def write_summary(run: RunDir, state: State, submitted: float | None, *, keep: b
         verdict=" ".join(state.verdict.split())[:4096],
         exit_code=state.exit_code,
         saves_fail=saves_fail(run, state),
+        observed=state.policy.observe,
     )
     if keep:
         with contextlib.suppress(OSError):

@@ -161,6 +161,9 @@ def _place(key: str) -> str:
 
 def _events(book: RunRecord, node: str) -> Iterator[Fact]:
     """Yield what the operator saw of the node outside of incidents, and users' requests."""
+    for one in book.state.withheld:
+        if node in one.nodes:
+            yield Fact(one.at, _place(one.key), f"would have {one.words}")
     for event in book.events:
         if isinstance(event, ev.NodeSilent) and event.node == node:
             yield Fact(event.at, event.attempt, f"{node} silent for {event.silent_for:.1f} s")

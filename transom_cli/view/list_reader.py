@@ -146,4 +146,5 @@ def ended_view(run: RunDir, summary: RunSummary, owner: int) -> RunView:
         steps_since_start=summary.steps_since_start,
         saves_fail=summary.saves_fail,
         owner="" if owner == os.geteuid() else user_name(owner),
+        observed=summary.observed,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Incident
-from transom_cli.core.operator.state import Exclusion, SavesFail, State, UserRequest
+from transom_cli.core.operator.state import Exclusion, SavesFail, State, UserRequest, WouldHave
 from transom_cli.core.progress import newest_step
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat.table import NodeTable, reached
@@ -161,6 +161,7 @@ class RunView:
     step_time: float | None = None  # seconds per step, recently
     durable_age: float | None = None  # since the newest checkpoint on disk was seen
     node_views: tuple[NodeView, ...] = ()  # of the current attempt; () until a node has reported
+    job_step: str = ""  # of the user's own script: its name, or its number
     steps_since_start: bool = False  # `step` counts from the start of the processes, not of the training
     excluded_until: tuple[tuple[str, float | None], ...] = ()  # node, end of its exclusion (None: until lifted)
     next_steps: tuple[NextStep, ...] = ()
@@ -187,6 +188,8 @@ class RunView:
     blind: str = ""  # nodes that send no heartbeats, and why
     owner: str = ""  # owner of the run, if not the current user
     operations: tuple[Operation, ...] = ()  # saves and restores that take longer than a moment
+    observed: bool = False  # transom reports what it would do, and does nothing
+    withheld: tuple[WouldHave, ...] = ()  # what it would have done, oldest first
 
     @property
     def fresh(self) -> bool:
@@ -269,6 +272,7 @@ def build_view(run_id: str, state: State, tables: Mapping[str, NodeTable], now: 
         restarts=state.job.restarts,
         starts=state.job.starts,
         step=step,
+        job_step=state.job_step,
         steps_since_start=since_start and step >= 0,
         durable=state.progress.durable,
         loss=loss,
@@ -287,4 +291,6 @@ def build_view(run_id: str, state: State, tables: Mapping[str, NodeTable], now: 
         max_without_progress=state.policy.max_without_progress,
         requests=state.requests[-MAX_REQUESTS:],
         saves_fail=state.saves_fail,
+        observed=state.policy.observe,
+        withheld=state.withheld,
     )

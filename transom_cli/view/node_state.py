@@ -154,7 +154,7 @@ def blind_nodes(state: State, sights: Mapping[str, NodeSight], launched: float |
         if last is not None and last.verdict in _BAD:
             blind[node] = last.words
         elif (sight is None or sight.table is None) and node not in state.idle.nodes:
-            blind[node] = "its agent writes no table, see the attempt's agents.log"
+            blind[node] = "no table from the agent, see the attempt's agents.log"
     return f"{some(tuple(blind))}: {next(iter(blind.values()))}" if blind else ""
 
 

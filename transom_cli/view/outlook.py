@@ -163,11 +163,15 @@ def next_steps(
         found.append(first if state.launch.started else NextStep(ranks))
     if limit_at is not None:
         then = "all ranks save, and the run continues in its next attempt" if warned else "Slurm ends the attempt"
+        if warned and state.progress.since_start:  # it has no Checkpointer and no callback, which would know the step
+            then = "the ranks get SIGUSR2; the next attempt continues from what the trainer has saved"
         found.append(NextStep("time limit", limit_at, then))
     return tuple(found)
 
 
 def _incident_step(state: State, incident: Incident) -> NextStep:
+    if incident.stage is Stage.WITHHELD:
+        return NextStep(f"{incident.id}: nothing, since the run is only observed; Slurm or you decide")
     stage, pending = incident.stage, [a for a in state.pending if a.key.startswith(f"{incident.id}/")]
     if stage is Stage.RELAUNCHING:
         return NextStep(f"{incident.id}: the launcher relaunches the ranks or swaps a node within this allocation")
@@ -199,9 +203,11 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
     """Return (label, command) for what the user can do. Run IDs need no quotes; paths are quoted."""
     run, status, job = view.run_id, view.status, view.job_id
     explain, stop = ("details", f"transom explain {run}"), ("stop", f"transom stop {run}")
-    attach = [("attach", f"transom attach {run}")] if not view.operator and not view.over else []
+    attach = [("attach", f"transom attach {run}")] if not view.operator and not view.over and not view.owner else []
     if view.operator_pending:  # a second operator would only wait for the first
         attach = [("check", cluster_command(f"squeue --start -j {view.operator_job}", view.cluster))]
+    if status == "held" and job and view.observed:
+        return [explain, ("requeue", cluster_command(f"scontrol requeue {job}", view.cluster)), stop]
     if status == "held" and job:
         excluded = tuple(node for node, *_ in view.excluded)
         return [explain, *release_commands(job, view.slurm_reason, excluded, view.cluster), stop]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from transom_cli.ckpt.progress import Part, combined
 from transom_cli.ckpt.schedule.plan import NextSaves
 from transom_cli.ckpt.snapshot.account import newest_whole
-from transom_cli.ckpt.snapshot.status import newest_attempt, read_all
+from transom_cli.ckpt.snapshot.status_file import newest_attempt, read_all
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.layout import RunDir, attempt_name
 from transom_cli.view.model import RunView

@@ -30,7 +30,7 @@ def _row(view: RunView) -> tuple[str | tuple[str, str], ...]:
         count(view.durable) if view.durable >= 0 else "",
         str(view.job_id or ""),
         brief(view.now - view.submitted) if view.submitted is not None else "",
-        "; ".join(filter(None, (f"owner {view.owner}" if view.owner else "", _note(view)))),
+        "; ".join(filter(None, ("observed" * view.observed, f"owner {view.owner}" if view.owner else "", _note(view)))),
     )
 
 
@@ -66,4 +66,5 @@ def list_row(view: RunView) -> dict[str, Any]:
         "operator": view.operator,
         "exit_code": view.exit_code,
         "owner": view.owner,
+        "observed": view.observed,
     }

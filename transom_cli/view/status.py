@@ -46,6 +46,7 @@ _OPEN = {
     "waiting": ("waiting to restart", "warn"),
     "restarting": ("restarting", "warn"),
     "starting": ("coming back", "warn"),
+    "withheld": ("only observed", "warn"),
 }
 _CLOSED = {
     "recovered": ("back in", "good"),
@@ -66,6 +67,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False) -> lis
     """Return the screen; with `everything`, list every node and every incident."""
     lines = [
         _headline(view),
+        *(rows("observed", _observed(view), width) if view.observed else []),
         *(rows("owner", f"{view.owner} (read only for you)", width) if view.owner else []),
         *(rows("reason", view.verdict, width, tone=_TONES.get(view.status, "")) if view.verdict else []),
         *_job(view),
@@ -110,6 +112,11 @@ def _headline(view: RunView) -> Line:
     return line(*head, since, f"  {start.replace(', ', '  ')}" if view.job_id else "")
 
 
+def _observed(view: RunView) -> str:
+    last = f"; last: would have {view.withheld[-1].words}" if view.withheld else ""
+    return f"transom changes nothing; {several(len(view.withheld), 'action')} withheld{last}"
+
+
 def _job(view: RunView) -> list[Line]:
     """The headline names the job of a live run."""
     if not view.over or not view.job_id:
@@ -131,6 +138,7 @@ def _progress(view: RunView, width: int | None) -> list[Line]:
     tone = "bad" if view.loss is not None and view.loss != view.loss else ""
     if not view.steps or view.steps_since_start:
         counted = " since this start" if view.steps_since_start else ""
+        counted += f" of job step {view.job_step}" if view.job_step else ""
         return [row("step", f"{count(view.step)}{counted}", (loss, tone), (pace, ""))]
     done = min(1.0, view.step / view.steps)
     to_go = (view.steps - view.step) * view.step_time if view.step_time else 0.0
@@ -266,7 +274,8 @@ def _warnings(view: RunView, width: int | None) -> list[Line]:
         found.append(f"Slurm does not respond, so the state of the job is unknown: {' '.join(view.slurm_lost.split())}")
     if not view.operator:
         job = f"; job {view.operator_job} will become the operator" if view.operator_pending else ""
-        found.append(f"no live operator to restart the run or isolate bad nodes{job}")
+        what = "observe the run" if view.observed else "restart the run or isolate bad nodes"
+        found.append(f"no live operator to {what}{job}")
     if view.blind and view.phase in ("training", "starting"):
         found.append(f"no heartbeats, so a hang is not detected, from {view.blind}")
     written = _last_written(view)

@@ -28,6 +28,7 @@ _PARTS = {
     "decided": "decided",
     "nothing": "decided",
     "spared": "decided",
+    "withheld": "withheld",
     "capped": "refused",
     "refused": "refused",
     "seen": "seen",
@@ -56,7 +57,7 @@ class Entry:
 
     Attributes:
         took: Seconds since the entry before.
-        part: seen, decided, done or refused.
+        part: seen, decided, done, refused or withheld.
         what: The kind of the journal's mark.
     """
 
@@ -209,7 +210,7 @@ def held_lines(book: RunRecord, width: int = NEVER_CUT, cluster: str = "") -> li
     since = [s.begin for s in book.account.spans if s.kind is Kind.HOLD and s.end == book.account.until]
     found = wrapped(f"held {clock_time(since[-1] / NS)}  " if since else "held  ", book.held, width)
     state = book.state
-    if state.job.id:
+    if state.job.id and not state.policy.observe:
         commands = release_commands(state.job.id, state.job.reason, state.isolation.excluded, cluster)
         found += [f"{label:<{_LABEL}}{command}" for label, command in commands]
     return [fit(line, width) for line in (*found, f"{'stop':<{_LABEL}}transom stop {book.run_id}")]

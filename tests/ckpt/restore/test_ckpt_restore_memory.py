@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.restore.read_plan import plan
-from transom_cli.ckpt.restore.reader import MappedReader, OnDisk
+from transom_cli.ckpt.restore.reader import MappedReader
 
 
 def trained(directory: Path, steps: int) -> tuple[Checkpointer, dict[str, Any]]:
@@ -28,16 +27,6 @@ def trained(directory: Path, steps: int) -> tuple[Checkpointer, dict[str, Any]]:
 def newest(ck: Checkpointer, step: int) -> Any:
     index = next(n for n, share in ck._snapshots._shares.items() if share.step == step)
     return ck._snapshots._buffers[index], ck._snapshots._shares[index]
-
-
-def test_a_snapshot_comes_back_without_a_plan_of_dcps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ck, state = trained(tmp_path / "c", 2)
-    monkeypatch.setattr("transom_cli.ckpt.restore.load.dcp_load", lambda *_, **__: pytest.fail("DCP was asked"))
-    state["weights"].fill_(-1)
-    state["note"] = ""
-    assert ck.restore() == 2
-    assert bool((state["weights"] == 2).all()) and state["note"] == "step 2"
-    ck.close()
 
 
 @pytest.mark.parametrize("where", ["first byte", "payload", "last byte"])
@@ -79,11 +68,3 @@ def test_bytes_damaged_on_the_first_look_alone_are_read_again(tmp_path: Path, mo
     assert tries == [False, True]
     assert bool((state["weights"] == 2).all())
     ck.close()
-
-
-def test_what_is_not_just_what_was_stored_is_left_to_dcp(tmp_path: Path) -> None:
-    ck, _ = trained(tmp_path / "c", 1)
-    ck.close()
-    metadata = OnDisk(tmp_path / "c" / "step-1").metadata()
-    _, rest = plan(metadata, {"weights": torch.empty(300, 700), "flags": torch.empty(2, dtype=torch.uint8)})
-    assert list(rest) == ["flags"]

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from transom_cli.ckpt.names import data_name, rank_of_data
-from transom_cli.ckpt.restore.read_plan import SMALL, Object, Part, Wanted, Whole, divide, exchange
+from transom_cli.ckpt.restore.read_plan import SMALL, Object, Part, Piece, Wanted, divide, exchange
 
 
 class Ranks:
@@ -44,8 +44,8 @@ class Ranks:
             return [one.exception() or one.result() for one in tried]
 
 
-def whole(length: int) -> Whole:
-    return Whole(MetadataIndex("w"), torch.zeros(1), 0, length)
+def whole(length: int) -> Piece:
+    return Piece(MetadataIndex("w"), torch.zeros(1), 0, length)
 
 
 def test_large_own_and_unowned_parts_are_read_locally() -> None:

@@ -46,7 +46,7 @@ class Curriculum:
 def _sealed(path: Path, step: int) -> Path:
     """A manifest that matches: anyone who can write the files can write it too."""
     (path / "manifest.json").unlink(missing_ok=True)
-    entries = tuple(files.seal(file) for file in sorted(path.iterdir()))
+    entries = tuple(files.measure(file) for file in sorted(path.iterdir()))
     manifest = Manifest(step, 1, "1.0", str(torch.__version__), "2026-01-01T00:00:00+00:00", entries)
     files.write_new(path / "manifest.json", encode(manifest))
     return path

@@ -20,9 +20,10 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorPr
 from typer.testing import CliRunner
 
 from transom_cli.ckpt.checkpointer import Checkpointer
+from transom_cli.ckpt.failures import StateMismatch
 from transom_cli.ckpt.inventory import Candidate, candidates, verify
 from transom_cli.ckpt.proof_files import diff, verify_deep
-from transom_cli.ckpt.restore.read_plan import _blocks
+from transom_cli.ckpt.restore.read_plan import pieces
 from transom_cli.ckpt.save import incremental
 from transom_cli.ckpt.save.incremental import boxes
 from transom_cli.cli.app import app
@@ -315,18 +316,20 @@ def test_an_increment_refers_only_to_the_checkpoint_that_its_ranks_have_planned(
     assert linked == [0, 1, 0, 1]
 
 
-def test_blocks_are_read_into_their_places_without_dcp() -> None:
+def test_each_stored_part_is_read_into_its_place() -> None:
     def stored(*boxes: tuple[tuple[int, ...], tuple[int, ...]]) -> TensorStorageMetadata:
         chunks = [ChunkStorageMetadata(torch.Size(at), torch.Size(size)) for at, size in boxes]
         return TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size((4, 6)), chunks)
 
     target = torch.arange(24.0).reshape(4, 6)
-    found = _blocks(stored(((0, 0), (3, 6)), ((3, 0), (1, 6))), target, target)
-    assert [view.flatten()[0].item() for _, view in found] == [0, 18]
-    assert _blocks(stored(((0, 0), (3, 6))), target, target) == [], "a row is missing"
-    assert _blocks(stored(((0, 0), (4, 3)), ((0, 3), (4, 3))), target, target) == [], "they are not contiguous"
+    found = pieces("w", stored(((0, 0), (3, 6)), ((3, 0), (1, 6))), target)
+    assert [(view.flatten()[0].item(), box) for _, view, box in found] == [(0, None), (18, None)]
+    found = pieces("w", stored(((0, 0), (4, 3)), ((0, 3), (4, 3))), target)
+    assert [view.flatten()[0].item() for _, view, _ in found] == [0, 3]
     narrow = target[:, :3]
-    assert _blocks(stored(((0, 0), (4, 6))), narrow, narrow) == [], "it has another shape"
+    assert [box for *_, box in pieces("w", stored(((0, 0), (4, 6))), narrow)] == [((0, 4), (0, 3))]
+    with pytest.raises(StateMismatch, match="do not add up"):
+        pieces("w", stored(((0, 0), (3, 6))), target)
 
 
 @pytest.mark.parametrize("full_every", [1, 0, 2.5, True])

@@ -11,9 +11,10 @@ import torch
 from ckpt_memory_holders import abandon, holder_pid, memory_of
 from processes import wait_for
 
+from transom_cli.ckpt import free_memory
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.failures import RestoredStateDiffers
-from transom_cli.ckpt.save import buffer, pressure, streamed
+from transom_cli.ckpt.save import buffer, streamed
 from transom_cli.ckpt.save.staging import Stager
 
 SAID = "snapshot(s) in memory at a time"
@@ -101,7 +102,7 @@ def test_no_memory_at_all_writes_to_disk(directory: Path, buffers: list[int], ca
     assert not list(directory.glob(".tmp-*"))
     buffers[0] = 3  # others have given some back
     train(trainer, held, 3)
-    assert trainer.last_error is None and trainer._snapshots.lent_bytes > 0
+    assert trainer.last_error is None and sum(one.size for one in trainer._snapshots._buffers.values()) > 0
     abandon(trainer)
     assert restored(directory) == 3
 
@@ -122,12 +123,12 @@ def test_checkpoint_without_a_snapshot_is_not_used_if_it_is_not_the_live_state(
     buffers[0] = 0
     held = {"weights": torch.zeros(1000, dtype=torch.int64)}
     trainer = Checkpointer(held, directory, every=1, persist=4)
-    real = streamed._pieces
+    real = streamed.data_file
 
     def stale(layout, flat, objects):
         return real(layout, {**flat, "weights": flat["weights"] + 1}, objects)
 
-    monkeypatch.setattr(streamed, "_pieces", stale)
+    monkeypatch.setattr(streamed, "data_file", stale)
     train(trainer, held, 1)
     abandon(trainer)
     with pytest.raises(RestoredStateDiffers, match="weights: its elements differ"):
@@ -187,7 +188,7 @@ class Signs:
 @pytest.fixture
 def signs(monkeypatch: pytest.MonkeyPatch) -> Signs:
     made = Signs()
-    monkeypatch.setattr(pressure, "Pressure", lambda: made)
+    monkeypatch.setattr(free_memory, "Pressure", lambda: made)
     return made
 
 
@@ -242,7 +243,7 @@ def test_signs_of_memory_pressure(tmp_path: Path) -> None:
     (group / "memory.events").write_text("low 0\nhigh 3\nmax 0\noom 0\noom_kill 0\n")
     (group / "memory.pressure").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
     free = [8 * buffer.SPARE]
-    signs = pressure.Pressure(proc, tmp_path / "cgroup", lambda: free[0])
+    signs = free_memory.Pressure(proc, tmp_path / "cgroup", lambda: free[0])
     assert not signs.look()[0]
     (group / "memory.events").write_text("low 0\nhigh 5\nmax 0\noom 0\noom_kill 0\n")
     assert signs.look()[0], "the group reached its limit"

@@ -13,8 +13,8 @@ import torch
 from ckpt_made import Training
 
 from transom_cli.ckpt.checkpointer import Checkpointer
+from transom_cli.ckpt.save.device_copy import Samples
 from transom_cli.ckpt.save.fast_copy import Copier
-from transom_cli.ckpt.save.samples import Samples
 from transom_cli.errors import UsageError
 
 

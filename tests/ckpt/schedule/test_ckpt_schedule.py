@@ -16,7 +16,7 @@ from transom_cli.ckpt.options import PersistRule
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.schedule.cadence import START, Cadence, Measured, StepTimer
 from transom_cli.ckpt.schedule.failure_rate import Failures
-from transom_cli.ckpt.schedule.schedule import LOOK, Agreement, Auto, Every, RankReport
+from transom_cli.ckpt.schedule.schedule import LOOK, Agreement, Auto, Every, RankReport, _packed
 from transom_cli.errors import UsageError
 
 
@@ -44,14 +44,10 @@ class Trainer:
             if due or self.step == force:
                 self.now += stall or 0.0
                 meeting = self.auto.copied(self.step, stall, False)
-                with self.auto.agreeing(meeting):
-                    self._write()
+                self.auto.agree(meeting, Ranks())
+                meeting.end()
             self.auto.resume(False)
         return self.saves[before:]
-
-    def _write(self) -> None:
-        self.auto.writers(Ranks()).gather("anything")
-        self.auto.writers(Ranks()).gather("once more")
 
 
 def test_it_saves_early_measures_and_then_keeps_its_distance():
@@ -95,24 +91,40 @@ def test_it_counts_calls_that_come_every_fifth_step_only():
     assert saved[:5] == [15, 25, 55, 85, 115], "each the first call beyond"
 
 
-def test_agreement_needs_all_ranks_at_one_step():
-    def note(step: int, stall: float, cadence: Cadence | None = None) -> RankReport:
-        return RankReport(step, Measured(stall, 1.0), cadence)
+class Others(Ranks):
+    """Two ranks, whose reports are given; rank 0 has the cadence."""
 
-    ours = Cadence(0.01, 3600.0)
-    for told in ([note(8, 0.1, ours), note(9, 0.1)], [note(9, 0.1, ours), None], [None, note(9, 0.1)]):
-        meeting = Agreement(note(9, 0.1))
-        meeting.hear(told)
-        assert meeting.note is not None, "still to be settled"
+    def __init__(self, *reports: RankReport | None) -> None:
+        self._reports = reports
+
+    def gather_bytes(self, data: bytes, what: str = "", patience: float | None = None) -> list[bytes]:
+        return [_packed(one) for one in self._reports]
+
+    def from_first(self, value: object) -> object:
+        return Cadence(0.01, 3600.0)
+
+
+def test_agreement_needs_all_ranks_at_one_step():
+    def report(step: int, stall: float) -> RankReport:
+        return RankReport(step, Measured(stall, 1.0), None)
+
+    auto = Auto(0.01, Hourly(1), Ranks(), print)
+    for others in (
+        Others(report(8, 0.1), report(9, 0.1)),
+        Others(report(9, 0.1), None),
+        Others(None, report(9, 0.1)),
+    ):
+        meeting = Agreement(report(9, 0.1))
+        auto.agree(meeting, others)
+        assert not meeting.settled.done()
         meeting.end()
-        assert meeting.outcome() is None
-    meeting = Agreement(note(9, 0.1))
-    meeting.hear([note(9, 0.1, ours), note(9, 0.7)])
-    meeting.hear([note(9, 5.0, ours), note(9, 5.0)])
-    settled = meeting.outcome()
-    assert settled is not None and settled.steps == 70, "the slowest rank's; heard once"
-    assert meeting.note is None
-    assert Agreement(None).outcome() is None, "nothing to wait for"
+        assert meeting.settled.result() is None
+    meeting = Agreement(report(9, 0.1))
+    auto.agree(meeting, Others(report(9, 0.1), report(9, 0.7)))
+    meeting.end()
+    settled = meeting.settled.result()
+    assert settled is not None and settled.steps == 70, "the slowest rank's"
+    assert Agreement(None).settled.result() is None, "nothing to wait for"
 
 
 def test_rank_waits_for_the_agreement_after_ten_steps():
@@ -123,13 +135,12 @@ def test_rank_waits_for_the_agreement_after_ten_steps():
         trainer.auto.resume(False)
     meeting = trainer.auto.copied(START, 0.3, False)
     assert not trainer.auto.due(START + LOOK - 1), "no need to wait yet"
-    assert trainer.auto.copied(START + LOOK - 1, 0.3, False).note is None, "out of turn: others may not make that one"
+    assert trainer.auto.copied(START + LOOK - 1, 0.3, False).report is None, "out of turn: others may not make that one"
     waiting = threading.Thread(target=lambda: due.append(trainer.auto.due(START + LOOK)), daemon=True)
     waiting.start()
     waiting.join(0.2)
     assert waiting.is_alive()
-    with trainer.auto.agreeing(meeting):
-        trainer._write()
+    trainer.auto.agree(meeting, Ranks())
     waiting.join(30.0)
     assert due == [False] and trainer.auto.every == 30, "0.3 s / 1 %: the save that was due is put off"
 
@@ -139,8 +150,7 @@ def test_failed_save_settles_nothing_and_blocks_no_rank():
     trainer.train(START - 1)
     trainer.step += 1
     assert trainer.auto.due(START)
-    with trainer.auto.agreeing(trainer.auto.copied(START, 0.1, False)):
-        pass  # a peer is gone
+    trainer.auto.copied(START, 0.1, False).end()  # a peer is gone
     assert trainer.train(30)[0] == 2 * START
 
 

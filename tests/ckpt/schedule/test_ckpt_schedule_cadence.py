@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transom_cli.ckpt.schedule.cadence import START, Cadence, Measured, retune, slowest
-from transom_cli.ckpt.schedule.intervals import LONGEST, ROOM
+from transom_cli.ckpt.schedule.cadence import LONGEST, ROOM, START, Cadence, Measured, retune, slowest
 
 seconds = st.floats(1e-4, 1e4)
 maybe = st.none() | st.floats(0, 1e5)

@@ -10,9 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.schedule.cadence import START, Cadence, Measured, retune
+from transom_cli.ckpt.schedule.cadence import LONGEST, ROOM, START, Cadence, Measured, retune
 from transom_cli.ckpt.schedule.failure_rate import Failures
-from transom_cli.ckpt.schedule.intervals import LONGEST, ROOM
 from transom_cli.ckpt.schedule.schedule import Auto
 
 QUICK = settings(max_examples=300, deadline=None)
@@ -140,8 +139,7 @@ def test_fixed_interval_with_automatic_persist():
             saved.append(step)
             now += 0.1
             meeting = auto.copied(step, 0.1, writing)
-            with auto.agreeing(meeting):
-                auto.writers(Ranks()).gather("anything")
+            auto.agree(meeting, Ranks())
             writing, began = True, now
         auto.resume(writing)
     assert saved == list(range(9, 100, 9)) and auto.every == 9
@@ -160,9 +158,8 @@ def test_write_across_several_saves_is_measured_in_full():
             auto.wrote(16.0)
         if auto.due(step):
             meeting = auto.copied(step, 0.0, 10 < step < 22)
-            seen.append(meeting.note.measured.slowed)
-            with auto.agreeing(meeting):
-                auto.writers(Ranks()).gather("anything")
+            seen.append(meeting.report.measured.slowed)
+            auto.agree(meeting, Ranks())
         auto.resume(10 <= step < 22)
     assert [value for value in seen if value is not None] == [pytest.approx(12 * 0.5)], "twelve steps, over two saves"
     assert START == 10

@@ -11,9 +11,9 @@ from ckpt_memory_made import record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.ckpt.manifest import Manifest
-from transom_cli.ckpt.snapshot.buffer import Buffer, Share, part
-from transom_cli.ckpt.snapshot.inventory import known, shares
+from transom_cli.ckpt.manifest import encode, shares
+from transom_cli.ckpt.restore.memory import known
+from transom_cli.ckpt.snapshot.record import Buffer, Record, Share, part
 
 PAGE = 4096
 
@@ -65,30 +65,32 @@ def test_a_part_is_that_of_the_whole(pieces: list[bytes], data: st.DataObject) -
             part(views, *bad)
 
 
-def made(step: int, attempt: str = "7.0.0", created: str = "2026-03-04T00:00:00+00:00") -> Manifest:
-    return replace(record(step, 2).read, attempt=attempt, created=created)
+def made(step: int, attempt: str = "7.0.0", created: str = "2026-03-04T00:00:00+00:00") -> Record:
+    one = record(step, 2)
+    return replace(one, manifest=encode(replace(one.read, attempt=attempt, created=created)))
 
 
-def rows(manifest: Manifest, *ranks: int) -> list[list[object]]:
+def rows(one: Record, *ranks: int) -> list[list[object]]:
+    manifest = one.read
     return [[manifest.step, entry.name, entry.xxh3_128] for n, entry in enumerate(shares(manifest)) if n in ranks]
 
 
 def test_a_step_is_there_when_each_share_is_held_somewhere() -> None:
-    manifest = made(5)
-    (found,) = known([("a", manifest), ("b", manifest)], {"a": rows(manifest, 0), "b": rows(manifest, 1)})
-    assert (found.step, found.nodes, found.missing) == (5, ("a", "b"), ())
-    (found,) = known([("b", manifest)], {"a": rows(manifest, 0), "b": []})
-    assert found.missing == (shares(manifest)[1].name,)
+    one = made(5)
+    (found,) = known([one, made(5)], [*rows(one, 0), *rows(one, 1)])
+    assert (found.step, found.missing) == (5, ())
+    (found,) = known([one], rows(one, 0))
+    assert found.missing == (shares(one.read)[1].name,)
 
 
 def test_a_share_with_another_checksum_or_of_another_step_counts_for_nothing() -> None:
-    manifest = made(5)
-    wrong = [[5, entry.name, "f" * 32] for entry in shares(manifest)] + rows(made(4), 0, 1)
-    (found,) = known([("a", manifest)], {"a": wrong})
+    one = made(5)
+    wrong = [[5, entry.name, "f" * 32] for entry in shares(one.read)] + rows(made(4), 0, 1)
+    (found,) = known([one], wrong)
     assert len(found.missing) == 2
 
 
 def test_the_newest_comes_first_and_of_one_step_the_latest_made() -> None:
     old, new, again, later = made(4), made(5), made(5, "7.1.0"), made(5, "7.1.0", "2026-03-05T00:00:00+00:00")
-    found = known([("a", new), ("b", again), ("c", old), ("d", later)], {})
-    assert [one.manifest for one in found] == [later, again, new, old]
+    found = known([new, again, old, later], [])
+    assert [one.record for one in found] == [later, again, new, old]

@@ -13,9 +13,9 @@ from ckpt_memory_made import by_hand, launch
 
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.failures import TakenOver
-from transom_cli.ckpt.snapshot.requests import Listen
+from transom_cli.ckpt.snapshot.session import Session
 from transom_cli.ckpt.snapshot.store import Store
-from transom_cli.rpc.verbs import decode
+from transom_cli.rpc.verbs import Call
 
 
 def test_numbers_decide_in_any_order_of_arrival() -> None:
@@ -50,8 +50,9 @@ def test_without_numbers_the_last_start_counts_and_one_before_never_again() -> N
     ],
 )
 def test_what_is_no_launch_is_refused(launch: object, why: str) -> None:
+    request = {"launch": launch, "directory": "/c", "token": "t", "node": "n", "key": ""}
     with pytest.raises(ValueError, match=re.escape(why)):
-        decode(Listen, {"launch": launch, "directory": "/c", "token": "t", "node": "n", "key": ""})
+        Session(None).answer(Call("listen", request))  # type: ignore[arg-type]
 
 
 def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

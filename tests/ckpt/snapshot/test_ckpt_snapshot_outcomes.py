@@ -144,8 +144,8 @@ def test_of_writes_that_wait_only_the_newest_wanted_one_is_not_dropped(two: Two,
         written.append(order.step)
         return ""
 
-    monkeypatch.setattr(leader._writer, "checkpoint", checkpoint)
-    monkeypatch.setattr(leader._writer, "tidy", lambda *_: None)
+    monkeypatch.setattr(leader.writer, "checkpoint", checkpoint)
+    monkeypatch.setattr(leader.writer, "tidy", lambda *_: None)
     monkeypatch.setattr(persist, "GRACE", 0.0)
     leader.begin(Order(1, "1.0", ALL))
     wait_for(lambda: not leader._pending)

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 from ckpt_memory_job import LAUNCH, Job, buffer, damage
 
-from transom_cli.ckpt.snapshot.finder import ShareNotFound
+from transom_cli.ckpt.snapshot.rebuild import ShareNotFound
 
 CODES = [("replica", 2, 1), ("replica", 5, 1), ("xor:2", 3, 1), ("rs:2+1", 4, 1), ("rs:2+2", 4, 2), ("rs:4+2", 6, 2)]
 

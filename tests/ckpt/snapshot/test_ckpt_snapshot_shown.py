@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.snapshot.account import Account, Held, Step, together
-from transom_cli.ckpt.snapshot.status import LOOK, SIGN, SILENT, StatusWriter
+from transom_cli.ckpt.snapshot.status_file import LOOK, SIGN, SILENT, StatusWriter
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.core.codec import plain
 from transom_cli.core.operator.state import Job, State

@@ -11,7 +11,7 @@ from transom_cli.ckpt.publish import Keep
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.tiers import fetch, marks, upload
 from transom_cli.ckpt.tiers.fetch import bounded, fetch_together, mirror_candidates
-from transom_cli.ckpt.tiers.objects import Marker, ObjectStore, Pace, StorageError
+from transom_cli.ckpt.tiers.objects import Marker, ObjectStore, StorageError
 from transom_cli.errors import UsageError
 
 
@@ -165,21 +165,8 @@ def test_copies_are_kept_like_checkpoints(tmp_path: Path):
         marks.write_metrics(main / f"step-{step}", {"loss": loss})
         if step == 2:
             marks.keep(main / "step-2")
-        upload.run(upload.job(main, url, step, "1.0", None, Keep(1, None, 1)), lambda _: None)
+        upload.run(upload.Job(str(main), url, step, "1.0", None, Keep(1, None, 1)), lambda _: None)
     assert ObjectStore(url).steps() == [5, 2, 1]
-
-
-def test_pace_bounds_the_rate():
-    now, slept = [0.0], []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now[0] += seconds
-
-    pace = Pace(100.0, lambda: now[0], sleep)
-    for _ in range(10):
-        pace.wait(50)
-    assert now[0] == pytest.approx(5.0)
 
 
 def test_storage_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch):

@@ -138,7 +138,7 @@ def test_failed_upload_is_reported_and_harms_nothing(
 def test_killed_upload_continues_where_it_was(s3: S3, tmp_path: Path):
     main = tmp_path / "main"
     bare_checkpoint(main, 10, data=b"x" * 10_000)
-    asked = upload.job(main, URL, 10, "1.0", 200_000.0, Keep())
+    asked = upload.Job(str(main), URL, 10, "1.0", 200_000.0, Keep())
     store = ObjectStore(URL)
     process = mirror.subprocess.Popen(
         mirror.own("transom_cli.ckpt.tiers.upload"), stdin=mirror.subprocess.PIPE, stdout=mirror.subprocess.PIPE
@@ -152,7 +152,7 @@ def test_killed_upload_continues_where_it_was(s3: S3, tmp_path: Path):
     process.wait()
     assert store.steps() == [], "half an upload is no checkpoint"
     s3.log.clear()
-    there, trouble = mirror.upload(upload.job(main, URL, 10, "1.0", None, Keep()))
+    there, trouble = mirror.upload(upload.Job(str(main), URL, 10, "1.0", None, Keep()))
     assert (trouble, [one["step"] for one in there]) == ("", [10])
     assert not any("PUT" in line and "/.metadata" in line for line in s3.log), "it was stored already"
 

@@ -8,7 +8,6 @@ running code (`restore.safe_unpickle`), unless the caller allows it.
 from __future__ import annotations
 
 import io
-import math
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from transom_cli.ckpt.convert import torch_file
 from transom_cli.ckpt.convert.outfile import appearing
@@ -28,7 +24,8 @@ from transom_cli.ckpt.inventory import Candidate
 from transom_cli.ckpt.progress import OnBytes, ignore_bytes
 from transom_cli.ckpt.restore import safe_unpickle
 from transom_cli.ckpt.restore.load import paths_of
-from transom_cli.ckpt.restore.reader import OnDisk
+from transom_cli.ckpt.restore.read_plan import pieces
+from transom_cli.ckpt.restore.reader import OnDisk, Opened, stored_tensor
 from transom_cli.ckpt.state import RANKS
 from transom_cli.ckpt.tree import Paths, flatten, unflatten
 from transom_cli.errors import UsageError
@@ -148,15 +145,14 @@ class Whole:
     def __init__(self, checkpoint: Path, *, allow_code: bool = False) -> None:
         self._checkpoint, self._allow_code = checkpoint, allow_code
         try:
-            self._metadata = OnDisk(checkpoint).metadata(allow_code=allow_code)
+            self._source = OnDisk(checkpoint)
+            self._metadata = self._source.metadata(allow_code=allow_code)
         except StateMismatch:
             raise
         except Exception as error:  # intact bytes that are not torch metadata
             raise StateMismatch(f"torch's own metadata of {checkpoint.name} cannot be read", str(error)) from None
         self.paths: Paths = paths_of(self._metadata)
         self._stored: dict[str, Any] = dict(self._metadata.state_dict_metadata)
-        self._reader = FileSystemReader(checkpoint)
-        self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
 
     def is_tensor(self, key: str) -> bool:
         return isinstance(self._stored[key], TensorStorageMetadata)
@@ -167,19 +163,19 @@ class Whole:
         return torch.empty(stored.size, dtype=stored.properties.dtype)
 
     def tensor(self, key: str) -> torch.Tensor:
-        """The whole tensor, contiguous. Needs memory for one shard more while it is read."""
-        stored = self._stored[key]
-        held = sum(math.prod(chunk.sizes) for chunk in stored.chunks)
-        if held != math.prod(stored.size):
-            raise StateMismatch(f"The shards of `{key}` have {held} elements, and it has {math.prod(stored.size)}")
+        """The whole tensor, contiguous."""
         target = self.placeholder(key)
-        self._read({key: target})
+        for chunk, part, _ in pieces(f"`{key}`", self._stored[key], target):
+            index = MetadataIndex(key, chunk.offsets)
+            opened, start, length = self._opened(index)
+            part.copy_(stored_tensor(self._metadata, index, opened.data, start, length))
         return target
 
     def value(self, key: str) -> tuple[Any, bool]:
         """A value that is not a tensor, and whether torch's `weights_only` loads it. Raises NeedsCode."""
         try:
-            data = self._read({key: None})[key]
+            opened, start, length = self._opened(MetadataIndex(key))
+            data = opened.data[start : start + length]
             try:
                 return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), True
             except pickle.UnpicklingError:
@@ -191,26 +187,15 @@ class Whole:
                 "run this where the training's own code can be imported, or choose other parts with --only",
             ) from None
 
-    def _read(self, targets: dict[str, Any]) -> dict[str, bytes]:
-        planner = _Planner()
-        planner.set_up_planner(targets, self._metadata, is_coordinator=True)
+    def _opened(self, index: MetadataIndex) -> tuple[Opened, int, int]:
+        """The file that holds it, where it begins there, and its bytes."""
+        stored: Any = self._metadata.storage_data
+        where = stored[index]
         try:
-            self._reader.read_data(planner.create_local_plan(), planner).wait()
-        except OSError as error:
+            return self._source.open(where.relative_path), where.offset, where.length
+        except (OSError, ValueError) as error:  # an empty file cannot be mapped
             raise StateMismatch(
                 f"{self._checkpoint} cannot be read any more",
                 describe(error),
                 "a training that is running deletes old checkpoints: export again",
             ) from None
-        return planner.data
-
-
-class _Planner(DefaultLoadPlanner):
-    """Fills tensors in place, and keeps the stored bytes of other values."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.data: dict[str, bytes] = {}
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        self.data[read_item.dest_index.fqn] = value.getvalue()

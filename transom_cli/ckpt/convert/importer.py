@@ -10,25 +10,24 @@ import datetime
 import os
 import secrets
 import socket
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.planner import WriteItem
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from transom_cli.ckpt import files
-from transom_cli.ckpt.convert import dcp_directory, torch_file
+from transom_cli.ckpt.convert import torch_file
 from transom_cli.ckpt.failures import BadFile, SaveFailed, describe
-from transom_cli.ckpt.manifest import Manifest, Origin, encode, encode_origin
-from transom_cli.ckpt.names import DCP_METADATA, IMPORTED, MANIFEST, local_attempt, step_name, tmp_name
+from transom_cli.ckpt.manifest import FileEntry, Manifest, Origin, encode, encode_origin
+from transom_cli.ckpt.names import DCP_METADATA, IMPORTED, MANIFEST, data_name, local_attempt, step_name, tmp_name
 from transom_cli.ckpt.progress import OnBytes, ignore_bytes
 from transom_cli.ckpt.ranks import FAILURES
+from transom_cli.ckpt.restore.plain_dcp import Stock
+from transom_cli.ckpt.save.layout import data_file, global_plan, lay_out, local_plan, places_of
+from transom_cli.ckpt.save.serialize import Serializer
+from transom_cli.ckpt.save.shares import written
 from transom_cli.ckpt.state import RANKS, RNG
 from transom_cli.ckpt.tree import Flat, Paths, flatten, unflatten
 from transom_cli.errors import UsageError, printable
@@ -70,7 +69,7 @@ def import_file(
     """
     final = directory / step_name(step)
     _refuse(final)
-    stock = dcp_directory.Stock(source) if form == "dcp" else None
+    stock = Stock(source) if form == "dcp" else None
     flat, paths = _contents(source, stock or form, under, only)
     entries = tuple(dict.fromkeys(str(path[0]) for path in paths.values()))
     both = [name for name in afresh if name in entries]
@@ -81,15 +80,16 @@ def import_file(
     work.mkdir(mode=0o700)
     try:
         size = sum(value.nbytes for value in flat.values() if isinstance(value, torch.Tensor))
-        expect(2 * size)  # written, and read again for checksums
         name, verified = printable(source.name), ""
+        expect((1 if stock is None else 2) * size)  # a copy is also verified
         if stock is not None:
-            verified = stock.copy(work, flat, paths, on_bytes).text
+            entries_of_files, checked = stock.copy(work, flat, paths, on_bytes)
+            verified = checked.text
             name += f" ({verified})"
         else:
-            _write(work, flat, paths, on_bytes)
-        files.write_new(work / IMPORTED, encode_origin(Origin(name, ranks > 0, tuple(afresh))))
-        manifest = _manifest(work, step, max(1, ranks), on_bytes)
+            entries_of_files = _write(work, flat, paths, on_bytes)
+        origin = files.write_new(work / IMPORTED, encode_origin(Origin(name, ranks > 0, tuple(afresh))))
+        manifest = _manifest([*entries_of_files, origin], step, max(1, ranks))
         files.write_new(work / MANIFEST, encode(manifest))
         _refuse(final)
         files.publish(work, final)
@@ -108,14 +108,12 @@ def _refuse(final: Path) -> None:
         )
 
 
-def _contents(
-    source: Path, form: str | dcp_directory.Stock, under: str | None, only: Sequence[str]
-) -> tuple[Flat, Paths]:
+def _contents(source: Path, form: str | Stock, under: str | None, only: Sequence[str]) -> tuple[Flat, Paths]:
     partial: tuple[str, ...] = ()
     if under == "":
         raise UsageError("An entry has a name", hint="--as model")
     try:
-        if isinstance(form, dcp_directory.Stock):
+        if isinstance(form, Stock):
             flat, paths = form.contents(under)
         elif form == "torch":
             flat, paths = _flattened(source, torch_file.read(source), under)
@@ -200,16 +198,15 @@ def _nested(source: Path, under: str) -> UsageError:
     return UsageError(f"{source} says itself that it is `{under}`", hint=f"leave out --as {under}")
 
 
-def _write(work: Path, flat: Flat, paths: Paths, on_bytes: OnBytes) -> None:
+def _write(work: Path, flat: Flat, paths: Paths, on_bytes: OnBytes) -> list[FileEntry]:
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-            dcp_save(
-                {},  # our planner has the state
-                storage_writer=FileSystemWriter(work, sync_files=False, per_thread_copy_ahead=0),
-                planner=_Planner(flat, paths, on_bytes),
-                no_dist=True,
-            )
+        plan = local_plan(flat, paths, first=True)
+        layout, serializer = lay_out((), plan, None), Serializer()
+        objects = [(index, serializer.serialize(index.fqn, flat[index.fqn])) for index in layout.objects]
+        pieces = data_file(layout, flat, [data for _, data in objects])
+        entry = files.write_pieces(work / data_name(0), pieces, on_bytes)
+        metadata = written(global_plan([plan])[1], [places_of(layout, objects)])
+        return [entry, files.write_new(work / DCP_METADATA, metadata)]
     except FAILURES as error:
         raise SaveFailed(
             f"{work.parent / work.name.split('-local-')[0].removeprefix('.tmp-')} was not written",
@@ -218,33 +215,15 @@ def _write(work: Path, flat: Flat, paths: Paths, on_bytes: OnBytes) -> None:
         ) from None
 
 
-def _manifest(work: Path, step: int, ranks: int, on_bytes: OnBytes) -> Manifest:
-    names = sorted([DCP_METADATA, IMPORTED, *(path.name for path in work.glob("__*"))])
+def _manifest(entries: Sequence[FileEntry], step: int, ranks: int) -> Manifest:
     return Manifest(
         step=step,
         world_size=ranks,
         attempt=ATTEMPT,
         torch=str(torch.__version__),
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        files=tuple(files.seal(work / name, on_bytes) for name in names),
+        files=tuple(sorted(entries, key=lambda entry: entry.name)),
     )
-
-
-class _Planner(DefaultSavePlanner):
-    """DCP's planner, with our flattening."""
-
-    def __init__(self, flat: Flat, paths: Paths, on_bytes: OnBytes) -> None:
-        super().__init__(flatten_state_dict=True, flatten_sharded_tensors=False)
-        self._flat, self._paths, self._on_bytes = flat, paths, on_bytes
-
-    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
-        self.state_dict, self.mappings, self.is_coordinator = self._flat, self._paths, is_coordinator
-
-    def resolve_data(self, write_item: WriteItem) -> Any:
-        found = super().resolve_data(write_item)
-        if isinstance(found, torch.Tensor):
-            self._on_bytes(found.nbytes)
-        return found
 
 
 def check(source: Path, flat: Flat, paths: Paths, partial: tuple[str, ...]) -> None:

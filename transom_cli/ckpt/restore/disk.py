@@ -16,11 +16,11 @@ from transom_cli.ckpt.manifest import FileEntry
 from transom_cli.ckpt.names import DCP_METADATA, IMPORTED, rank_of_data
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restore import stream
-from transom_cli.ckpt.restore.read_plan import Wanted, Whole, parts, plan
-from transom_cli.ckpt.restore.reader import MappedReader, OnDisk, RestoreProgress, is_plain
+from transom_cli.ckpt.restore.read_plan import Piece, Wanted, parts, plan
+from transom_cli.ckpt.restore.reader import MappedReader, OnDisk, RestoreProgress
 from transom_cli.ckpt.restore.stream import InPlace, Kept, Segment, Staged
 from transom_cli.ckpt.save.layout import Envelope, envelope
-from transom_cli.ckpt.tree import Flat
+from transom_cli.ckpt.tree import Flat, is_plain
 
 
 class DiskReader(MappedReader):
@@ -33,18 +33,16 @@ class DiskReader(MappedReader):
         self._shared: set[str] = set()  # files that several ranks load in full
 
     def plan(self, targets: Flat, ranks: Ranks) -> int:
-        wanted, self.rest = plan(self._metadata, targets)
+        self._far = plan(self._metadata, targets)  # also of files that no manifest names, which `open` refuses
         bits = 0
         for index, entry in enumerate(self._data):
-            some = wanted.pop(entry.name, None)
-            if some is None:
-                continue
-            if ranks.size == 1 or 2 * sum(length for *_, length in parts(entry.name, some)) >= entry.size:
-                self._near[entry.name] = some
+            some = self._far.get(entry.name, Wanted())
+            whole = Wanted([tensor for tensor in some.tensors if tensor.box is None], some.objects)
+            size = sum(length for *_, length in parts(entry.name, whole))
+            if size and (ranks.size == 1 or 2 * size >= entry.size):
+                self._near[entry.name] = whole
+                self._far[entry.name] = Wanted([tensor for tensor in some.tensors if tensor.box is not None])
                 bits |= 1 << index
-            else:
-                self._far[entry.name] = some
-        self._far |= wanted  # of a directory without a manifest; otherwise `open` refuses a file that it does not name
         return bits
 
     def prepare(self, verified: list[int], ranks: Ranks) -> str:
@@ -73,6 +71,8 @@ class DiskReader(MappedReader):
 
     def finish(self, targets: Flat) -> None:
         for name, wanted in self._far.items():
+            if not wanted.tensors and not wanted.objects:
+                continue
             opened = self._disk.open(name)
             for tensor in wanted.tensors:
                 self._fill(tensor, opened.data, tensor.start)
@@ -82,8 +82,8 @@ class DiskReader(MappedReader):
     def _load(self, name: str, wanted: Wanted, targets: Flat) -> None:
         """Raises BadFile and OSError: then tensors have bytes that are not verified, and the load has failed."""
         segments: list[Segment] = []
-        around: list[tuple[Whole, Envelope, Kept, Kept]] = []
-        kept: list[tuple[Whole, Kept]] = []
+        around: list[tuple[Piece, Envelope, Kept, Kept]] = []
+        kept: list[tuple[Piece, Kept]] = []
         for tensor in wanted.tensors:
             target = tensor.target.detach()
             expected = envelope(target.shape, target.dtype)

@@ -14,9 +14,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.tensor import DTensor
 
 from transom_cli.ckpt.failures import BadManifest, NeedsCode, StateMismatch, describe
@@ -111,17 +109,8 @@ def load(
             reader.place(targets, ranks)
         except Exception as error:
             trouble = _reason(error)
-        ends = ranks.gather((trouble, bool(reader.rest)))
-        if trouble := next((end[0] for end in ends if end[0]), ""):
+        if trouble := _agree(trouble, ranks):  # no rank maps a file before all are verified
             return trouble
-        if any(end[1] for end in ends):
-            dcp_load(
-                reader.rest,
-                storage_reader=reader,
-                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-                process_group=ranks.group,
-                no_dist=ranks.group is None,
-            )
         reader.finish(targets)
         state.write(targets, paths_of(metadata), origin.afresh if origin else (), per_rank=per_rank)
     except FAILURES as error:
@@ -175,6 +164,7 @@ def _targets(
     with undisturbed():
         flat, live_paths = state.read()
     live = {within(path): flat[key] for key, path in live_paths.items()}
+    modules = {path[:2] for path in live}
     own = {within(path) for path in live_paths.values() if path[0] == RANKS}
     afresh = origin.afresh if origin is not None else ()
     wanted = {name for name in state.names() if name not in afresh}
@@ -192,7 +182,8 @@ def _targets(
             raise StateMismatch(f"{key} is declared per rank, and the checkpoint has it once for all ranks")
         there.add(inner[0])
         held = parameters[str(inner[0])]
-        if state.loads_in_place(str(inner[0])) and inner not in live:
+        extra = state.is_extra_state(inner)
+        if (extra and inner[:2] not in modules) or (state.loads_in_place(inner) and inner not in live):
             if len(inner) > 1 or isinstance(stored[key], TensorStorageMetadata):  # otherwise a stage without parameters
                 refused.add(key)
             continue
@@ -213,7 +204,7 @@ def _targets(
         raise StateMismatch(f"the checkpoint has no {missing}{how}")
     for key, path in live_paths.items():
         inner = within(path)
-        if inner[0] in wanted and state.loads_in_place(str(inner[0])) and inner not in seen:
+        if inner[0] in wanted and state.loads_in_place(inner) and inner not in seen:
             raise StateMismatch(f"the checkpoint has no {key}")
     return targets, Request(asked, _bits(refused, paths_of(metadata)))
 
@@ -230,7 +221,7 @@ def _target(
     if not isinstance(stored, TensorStorageMetadata):
         return None
     size, dtype = stored.size, stored.properties.dtype
-    if state.loads_in_place(str(path[0])):
+    if state.loads_in_place(path):
         if not isinstance(live, torch.Tensor):
             raise StateMismatch(f"the trainer has no {key}")
         if live.shape != size or live.dtype != dtype:

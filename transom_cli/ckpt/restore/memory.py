@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata
 
 from transom_cli.ckpt.failures import BadManifest
-from transom_cli.ckpt.manifest import Manifest
-from transom_cli.ckpt.names import step_name
+from transom_cli.ckpt.manifest import Manifest, shares
+from transom_cli.ckpt.names import age, step_name
 from transom_cli.ckpt.restore.reader import Opened, checked_metadata
 from transom_cli.ckpt.save.snapshots import Snapshots
-from transom_cli.ckpt.snapshot.inventory import known
 from transom_cli.ckpt.snapshot.record import Record
 from transom_cli.rpc.errors import RpcError
 
 
 @dataclass(frozen=True)
 class MemoryCandidate:
-    """A step whose record is known. missing: shares that no node holds; parity may restore them."""
+    """A step whose record is known. missing: shares that no node holds with the recorded checksum; parity may restore
+    them."""
 
     step: int
     record: Record
@@ -43,23 +45,35 @@ def memory_candidates(snapshots: Snapshots) -> tuple[list[MemoryCandidate], list
     for node, answer in answers.items():
         if "error" in answer:
             unknown.append(f"what the memory of {node} holds is not known: {answer['error']}")
-    records: dict[Manifest, Record] = {}
-    places = []
-    held = {node: answer["held"] for node, answer in answers.items() if isinstance(answer.get("held"), list)}
-    for node in held:
-        rows = answers[node].get("records")
-        for step, manifest, metadata in rows if isinstance(rows, list) else ():
+    records: list[Record] = []
+    for node, answer in answers.items():
+        rows: Any = answer.get("records", ())
+        for step, manifest, metadata in rows:
             try:
                 record = snapshots.daemon.record(node, step, manifest, metadata)
-                made = record.read
-                records[made] = record
-                places.append((node, made))
+                record.read  # noqa: B018 - it may be damaged
+                records.append(record)
             except RpcError as error:
                 unknown.append(f"the record of step {step} on {node} cannot be had: {error.what}")
             except BadManifest as error:
                 unknown.append(f"the record of step {step} on {node} is damaged: {error.what}")
-    found = [MemoryCandidate(k.step, records[k.manifest], k.manifest, k.missing) for k in known(places, held)]
-    return found, unknown
+    held: Any = [answer.get("held", ()) for answer in answers.values()]
+    return known(records, [row for of_node in held for row in of_node]), unknown
+
+
+def known(records: Iterable[Record], held: Iterable[Sequence[Any]]) -> list[MemoryCandidate]:
+    """The steps of these records, newest first; of one step the one that was made last.
+
+    held: what all nodes hold, as [step, file, sum].
+    """
+    places = {tuple(row) for row in held}
+    by_manifest = {record.read: record for record in records}
+    found = []
+    for made, record in by_manifest.items():
+        missing = tuple(one.name for one in shares(made) if (made.step, one.name, one.xxh3_128) not in places)
+        found.append(MemoryCandidate(made.step, record, made, missing))
+    found.sort(key=lambda c: (c.step, age(c.manifest.attempt) or (0, 0, 0), c.manifest.created), reverse=True)
+    return found
 
 
 class InMemory:

@@ -1,8 +1,7 @@
 """Which stored bytes go where in a restore, and which ranks read them.
 
-Most restores ask for exactly the parts that were stored: no resharding, no other shape. Those are found by name. DCP
-would plan each load again, for any number of ranks; for a state of 741 tensors that takes longer than to copy them. The
-rest is left to DCP.
+Each rank finds this for itself: DCP would plan each load for all ranks together, and for a state of 741 tensors that
+takes longer than to copy them.
 
 Values that all ranks share (step counters, buffers, plain values) lie in one rank's share. A share is checked as a
 whole, so for a kilobyte of it each rank would bring and read all of it. Its own rank has read it already, so small
@@ -20,19 +19,23 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from transom_cli.ckpt.failures import one_line
+from transom_cli.ckpt.failures import StateMismatch, one_line
 from transom_cli.ckpt.names import rank_of_data
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.tree import PLAIN, Flat
+from transom_cli.ckpt.tree import PLAIN, Flat, local_part
+
+Box = tuple[tuple[int, int], ...]  # first element and length, in each dimension
 
 
-class Whole(NamedTuple):
-    """A stored tensor and the local `target`. start, length: its archive in the file."""
+class Piece(NamedTuple):
+    """A stored part of a tensor, and the local `target` of it. start, length: its archive in the file. box: what is
+    wanted of the part; None: all of it."""
 
     which: MetadataIndex
     target: torch.Tensor
     start: int
     length: int
+    box: Box | None = None
 
 
 class Object(NamedTuple):
@@ -45,14 +48,17 @@ class Object(NamedTuple):
 class Wanted:
     """What is wanted from one data file."""
 
-    tensors: list[Whole] = field(default_factory=list)
+    tensors: list[Piece] = field(default_factory=list)
     objects: list[Object] = field(default_factory=list)
 
 
-def plan(metadata: Metadata, targets: Flat) -> tuple[dict[str, Wanted], Flat]:
-    """Return what is read as it is stored, by data file, and the targets that are left to DCP."""
+def plan(metadata: Metadata, targets: Flat) -> dict[str, Wanted]:
+    """Return what is read of each data file.
+
+    Raises:
+        StateMismatch: the stored parts of a tensor are not all of what this rank holds of it.
+    """
     found: dict[str, Wanted] = {}
-    rest: Flat = {}
     stored: Any = metadata.storage_data
     for key, target in targets.items():
         about = metadata.state_dict_metadata[key]
@@ -60,66 +66,53 @@ def plan(metadata: Metadata, targets: Flat) -> tuple[dict[str, Wanted], Flat]:
             at = stored[MetadataIndex(key)]
             found.setdefault(at.relative_path, Wanted()).objects.append(Object(key, at.offset, at.length))
             continue
-        local = target.to_local() if isinstance(target, DTensor) else target
-        chunk = _same(about, target)
-        blocks = [(chunk, local)] if chunk is not None else _blocks(about, target, local.detach())
-        if not blocks:
-            rest[key] = target
-        for chunk, part in blocks:
+        for chunk, part, box in pieces(key, about, target):
             index = MetadataIndex(key, chunk.offsets)
             at = stored[index]
-            found.setdefault(at.relative_path, Wanted()).tensors.append(Whole(index, part, at.offset, at.length))
-    return found, rest
+            piece = Piece(index, part, at.offset, at.length, box)
+            found.setdefault(at.relative_path, Wanted()).tensors.append(piece)
+    return found
 
 
-def _blocks(
-    about: TensorStorageMetadata, target: torch.Tensor, local: torch.Tensor
-) -> list[tuple[ChunkStorageMetadata, torch.Tensor]]:
-    """The stored parts that together are what this rank holds of `target`, each with its contiguous place in `local`.
+def pieces(
+    key: str, about: TensorStorageMetadata, target: torch.Tensor
+) -> list[tuple[ChunkStorageMetadata, torch.Tensor, Box | None]]:
+    """The stored parts of which this rank holds something, each with its place in the local part of `target`.
 
-    For the blocks of an incremental checkpoint, and for shards that are put together again. Empty if a part lies across
-    the border of what this rank holds, or its place is not contiguous.
+    Nearly always it is one part, and all of it: no resharding. Raises StateMismatch.
     """
-    here = _local_box(target)
-    if here is None or target.shape != about.size:
-        return []
-    sizes, origin = here
-    found: list[tuple[ChunkStorageMetadata, torch.Tensor]] = []
+    local, (sizes, origin) = local_part(target).detach(), _local_box(key, target)
+    same = next((c for c in about.chunks if (tuple(c.sizes), tuple(c.offsets)) == (sizes, origin)), None)
+    if same is not None:
+        return [(same, local, None)]
+    found: list[tuple[ChunkStorageMetadata, torch.Tensor, Box | None]] = []
     for chunk in about.chunks:
-        at = [offset - start for offset, start in zip(chunk.offsets, origin, strict=True)]
-        ends = [start + size for start, size in zip(at, chunk.sizes, strict=True)]
-        if any(end <= 0 or start >= size for start, end, size in zip(at, ends, sizes, strict=True)):
+        lows = [max(first, start) for first, start in zip(chunk.offsets, origin, strict=True)]
+        ends = [min(a + m, b + n) for a, m, b, n in zip(chunk.offsets, chunk.sizes, origin, sizes, strict=True)]
+        if any(low >= end for low, end in zip(lows, ends, strict=True)):
             continue
-        if any(start < 0 or end > size for start, end, size in zip(at, ends, sizes, strict=True)):
-            return []
-        view = local
-        for dimension, (start, end) in enumerate(zip(at, ends, strict=True)):
-            view = view.narrow(dimension, start, end - start)
-        if not view.is_contiguous():
-            return []
-        found.append((chunk, view))
-    return found if sum(view.numel() for _, view in found) == local.numel() else []
+        view, box = local, []
+        for dimension, (low, end) in enumerate(zip(lows, ends, strict=True)):
+            view = view.narrow(dimension, low - origin[dimension], end - low)
+            box.append((low - chunk.offsets[dimension], end - low))
+        whole = view.shape == chunk.sizes
+        found.append((chunk, view, None if whole else tuple(box)))
+    if sum(view.numel() for _, view, _ in found) != local.numel():
+        raise StateMismatch(f"the stored parts of {key} do not add up to what this rank holds of it")
+    return found
 
 
-def _same(about: TensorStorageMetadata, target: torch.Tensor) -> ChunkStorageMetadata | None:
-    """The stored part that is exactly what this rank holds of `target`."""
-    if type(target) in PLAIN:
-        only = about.chunks[0]
-        return only if len(about.chunks) == 1 and only.sizes == target.shape == about.size else None
-    here = _local_box(target) if target.shape == about.size else None
-    if here is None:
-        return None
-    return next((c for c in about.chunks if (tuple(c.sizes), tuple(c.offsets)) == here), None)
-
-
-def _local_box(target: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Sizes and offsets of this rank's part in the whole tensor; None if it is no box."""
-    if type(target) in PLAIN:
+def _local_box(key: str, target: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes and offsets of this rank's part in the whole tensor."""
+    if type(target) in PLAIN or not isinstance(target, DTensor):
         return tuple(target.shape), (0,) * target.ndim
-    if not isinstance(target, DTensor) or target.device_mesh.get_coordinate() is None:
-        return None
+    local = tuple(target.to_local().shape)
+    if target.device_mesh.get_coordinate() is None:
+        return local, (0,) * target.ndim
     shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
-    return (tuple(shape), tuple(offset)) if tuple(shape) == tuple(target.to_local().shape) else None
+    if tuple(shape) != local:
+        raise StateMismatch(f"the part of {key} is {list(local)} here, and its placements say {list(shape)}")
+    return tuple(shape), tuple(offset)
 
 
 SMALL = 16 << 20  # bytes wanted from a share: up to this many are fetched from its rank

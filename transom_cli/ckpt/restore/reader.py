@@ -1,8 +1,8 @@
 """Read a checkpoint's data files, on disk or in memory: map them, and copy to the tensors with several threads.
 
-DCP's own reader unpacks an archive for every tensor. Files that our writer wrote are known byte for byte: the bytes
-around a tensor are compared with the expected envelope, and the tensor's bytes are taken from between. Anything else (a
-checkpoint by another torch, or by DCP itself) is left to torch.load.
+Files that our writer wrote are known byte for byte: the bytes around a tensor are compared with the expected envelope,
+and the tensor's bytes are taken from between. Anything else (a checkpoint by another torch, or by DCP itself) is left
+to torch.load.
 """
 
 from __future__ import annotations
@@ -18,24 +18,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import xxhash
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.futures import Future
 
 from transom_cli.ckpt.failures import BadFile, StateMismatch
 from transom_cli.ckpt.files import digest_segments
-from transom_cli.ckpt.manifest import Manifest
+from transom_cli.ckpt.manifest import FileEntry, Manifest
 from transom_cli.ckpt.names import DCP_METADATA
 from transom_cli.ckpt.progress import CHECKING, LOADING, PartCounter
 from transom_cli.ckpt.progress import Part as WorkPart
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restore import safe_unpickle
-from transom_cli.ckpt.restore.read_plan import Part, Parts, Wanted, Whole, divide, exchange, parts, plan
-from transom_cli.ckpt.save.fast_copy import Copier, Piece
+from transom_cli.ckpt.restore.read_plan import Part, Parts, Piece, Wanted, divide, exchange, parts, plan
+from transom_cli.ckpt.save.fast_copy import Copier
+from transom_cli.ckpt.save.fast_copy import Piece as Bytes
 from transom_cli.ckpt.save.layout import Envelope, envelope
-from transom_cli.ckpt.tree import Flat
+from transom_cli.ckpt.tree import Flat, is_plain
 
 _TURN = 256 << 20  # bytes copied between two progress reports
 
@@ -74,7 +71,7 @@ class OnDisk:
     def metadata(self, *, allow_code: bool = False) -> Metadata:
         data = (self.path / DCP_METADATA).read_bytes()
         entry = self.files.get(DCP_METADATA)
-        if entry is not None and (len(data), xxhash.xxh3_128_hexdigest(data)) != (entry.size, entry.xxh3_128):
+        if entry is not None and entry != FileEntry.of(DCP_METADATA, data):
             raise BadFile(f"{DCP_METADATA} is damaged (its checksum differs)")
         return checked_metadata(data, allow_code=allow_code)
 
@@ -102,46 +99,29 @@ def checked_metadata(data: bytes, *, allow_code: bool = False) -> Metadata:
     return metadata
 
 
-class MappedReader(FileSystemReader):
-    """A storage reader for `dcp.load`."""
+class MappedReader:
+    """Reads files that are in memory, or mapped."""
 
     def __init__(
         self, source: Source, metadata: Metadata, progress: RestoreProgress, *, allow_code: bool = False
     ) -> None:
-        super().__init__(source.path)
         self._allow_code = allow_code
         self._source = source
         self._metadata = metadata
         self._progress = progress
         self._near: dict[str, Wanted] = {}
         self._far: dict[str, Wanted] = {}
-        self.rest: Flat = {}
         self._whole: dict[str, Opened] = {}  # what was checked, by name
         self._copier = Copier()
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="transom-sum")
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self._metadata
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        by_file: dict[str, list[ReadItem]] = {}
-        for item in plan.items:
-            by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
-        for name, items in by_file.items():
-            opened = self._source.open(name)
-            self._read(opened.data, opened.start, items, planner)  # the mapping is freed with its last tensor
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
     def plan(self, targets: Flat, ranks: Ranks) -> int:
-        """Choose what to read as it was stored, and what is left to DCP (`rest`).
+        """Choose what to read where.
 
         Returns:
             A number with a bit for each file that this rank verifies as it loads it.
         """
-        wanted, self.rest = plan(self._metadata, targets)
-        self._near, self._far = divide(wanted, ranks)
+        self._near, self._far = divide(plan(self._metadata, targets), ranks)
         return 0
 
     def prepare(self, verified: list[int], ranks: Ranks) -> str:
@@ -149,7 +129,7 @@ class MappedReader(FileSystemReader):
         return ""
 
     def place(self, targets: Flat, ranks: Ranks) -> None:
-        """Read everything that is wanted as it was stored. A collective."""
+        """Read what is wanted. A collective."""
         trouble: Exception | None = None
         try:
             self._progress.loading(sum(length for name, some in self._near.items() for *_, length in parts(name, some)))
@@ -198,14 +178,16 @@ class MappedReader(FileSystemReader):
     def _object(self, key: str, data: bytes) -> Any:
         return safe_unpickle.value(data, key, allow_code=self._allow_code)
 
-    def _fill(self, tensor: Whole, data: mmap.mmap | bytearray, start: int) -> None:
-        stored = self._stored(tensor.which, data, start, tensor.length)
+    def _fill(self, tensor: Piece, data: mmap.mmap | bytearray, start: int) -> None:
+        stored = stored_tensor(self._metadata, tensor.which, data, start, tensor.length)
+        for dimension, (first, length) in enumerate(tensor.box or ()):
+            stored = stored.narrow(dimension, first, length)
         if stored.size() != tensor.target.size():
             raise ValueError(f"{tensor.which.fqn}: {list(stored.size())} stored, {list(tensor.target.size())} here")
         tensor.target.detach().copy_(stored)
 
-    def _copy(self, opened: Opened, tensors: list[Whole]) -> list[Whole] | None:
-        """Copy the tensors that lie in known envelopes, while the checksum is computed.
+    def _copy(self, opened: Opened, tensors: list[Piece]) -> list[Piece] | None:
+        """Copy the tensors that lie whole in known envelopes, while the checksum is computed.
 
         Returns:
             The other tensors, which may be parsed now; None if the bytes, and so the copies, are damaged.
@@ -213,12 +195,12 @@ class MappedReader(FileSystemReader):
         memory = memoryview(opened.data)
         total = self._beside.submit(digest_segments, memory, ((opened.start, opened.size),)) if opened.total else None
         address = ctypes.addressof(ctypes.c_char.from_buffer(opened.data))
-        pieces: list[Piece] = []
-        odd: list[Whole] = []
+        pieces: list[Bytes] = []
+        odd: list[Piece] = []
         for tensor in tensors:
             target, start = tensor.target.detach(), opened.start + tensor.start
             around = envelope(target.shape, target.dtype)
-            if is_plain(target) and _is_ours(around, opened.data, start, tensor.length):
+            if tensor.box is None and is_plain(target) and _is_ours(around, opened.data, start, tensor.length):
                 if around.nbytes:
                     pieces.append((target.data_ptr(), address + start + len(around.head), around.nbytes))
             else:
@@ -234,48 +216,27 @@ class MappedReader(FileSystemReader):
         self._copier.close()
         self._beside.shutdown()
 
-    def _read(self, data: mmap.mmap, base: int, items: list[ReadItem], planner: LoadPlanner) -> None:
-        pieces: list[Piece] = []
-        copied: list[tuple[ReadItem, torch.Tensor, torch.Tensor]] = []  # keeps their addresses valid until the end
-        for item in items:
-            where = self.storage_data[item.storage_index]
-            start = base + where.offset
-            if item.type == LoadItemType.BYTE_IO:
-                raise StateMismatch(f"{item.storage_index.fqn} is no tensor")  # DCP would run the code that it names
-            stored = self._stored(item.storage_index, data, start, where.length)
-            for dimension, (first, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                stored = stored.narrow(dimension, first, length)
-            target = planner.resolve_tensor(item).detach()
-            if target.size() != stored.size():
-                raise ValueError(f"{item.storage_index.fqn}: {list(stored.size())} stored, {list(target.size())} here")
-            if is_plain(target) and is_plain(stored) and target.dtype == stored.dtype:
-                pieces.append((target.data_ptr(), stored.data_ptr(), target.numel() * target.element_size()))
-            else:
-                target.copy_(stored)
-            copied.append((item, target, stored))
-        self._copier.copy(pieces)
-        for item, target, _ in copied:
-            planner.commit_tensor(item, target)
 
-    def _stored(self, index: MetadataIndex, data: mmap.mmap | bytearray, start: int, length: int) -> torch.Tensor:
-        """The tensor as it was stored; a view of `data` if possible."""
-        about: Any = self._metadata.state_dict_metadata[index.fqn]
-        shape = next(chunk.sizes for chunk in about.chunks if chunk.offsets == index.offset)
-        around = envelope(shape, about.properties.dtype)
-        payload = start + len(around.head)
-        if not _is_ours(around, data, start, length):
-            raw = io.BytesIO(data[start : start + length])
-            loaded: torch.Tensor = torch.load(raw, map_location="cpu", weights_only=True)
-            return loaded
-        if not around.nbytes:
-            return torch.empty(shape, dtype=about.properties.dtype)
-        flat = torch.frombuffer(data, dtype=torch.uint8, count=around.nbytes, offset=payload)
-        return flat.view(about.properties.dtype).view(shape)
+def stored_tensor(
+    metadata: Metadata, index: MetadataIndex, data: mmap.mmap | bytearray, start: int, length: int
+) -> torch.Tensor:
+    """A part of a tensor as it was stored, in an archive of `length` bytes; a view of `data` if possible."""
+    about: Any = metadata.state_dict_metadata[index.fqn]
+    shape = next(chunk.sizes for chunk in about.chunks if chunk.offsets == index.offset)
+    around = envelope(shape, about.properties.dtype)
+    if not _is_ours(around, data, start, length):
+        raw = io.BytesIO(data[start : start + length])
+        loaded: torch.Tensor = torch.load(raw, map_location="cpu", weights_only=True)
+        return loaded
+    if not around.nbytes:
+        return torch.empty(shape, dtype=about.properties.dtype)
+    flat = torch.frombuffer(data, dtype=torch.uint8, count=around.nbytes, offset=start + len(around.head))
+    return flat.view(about.properties.dtype).view(shape)
 
 
-def _in_turns(pieces: list[Piece]) -> Iterator[list[Piece]]:
+def _in_turns(pieces: list[Bytes]) -> Iterator[list[Bytes]]:
     """Split into about `_TURN` bytes at a time, in order, so that progress can be reported."""
-    some: list[Piece] = []
+    some: list[Bytes] = []
     size = 0
     for piece in pieces:
         some.append(piece)
@@ -292,10 +253,6 @@ def _is_ours(around: Envelope, data: mmap.mmap | bytearray, start: int, length: 
     payload = start + len(around.head)
     tail = payload + around.nbytes
     return (length, data[start:payload], data[tail : start + length]) == (around.length, around.head, around.tail)
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) is torch.Tensor and tensor.is_cpu and tensor.is_contiguous()
 
 
 EVERY = 1.0  # seconds between two reports: the daemon publishes about every second one

@@ -8,12 +8,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from transom_cli.ckpt import saved_marker
 from transom_cli.ckpt.failures import (
     BadManifest,
-    BadRollbacks,
     NoCheckpointRestores,
     RestoredStateDiffers,
     WorldSizeChanged,
@@ -39,6 +38,7 @@ from transom_cli.plural import several
 
 NAMED = 10  # values in an error
 
+E = TypeVar("E", NoCheckpointRestores, RestoredStateDiffers)
 LOOKS = 3  # reads of the directory while it changes
 
 
@@ -93,12 +93,12 @@ class Restorer:
         """
         self._touched, self._differing, self._before = False, [], memory_of(self._state)
         self._state.exchange_groups(self._ranks)
-        listed = self._list_candidates()
+        listed = self._ranks.by_first(self._read_candidates)
         for _ in range(LOOKS):
             restored, lost, passed_over = self._newest_that_loads(listed)
             if restored is not None:
                 return restored
-            again = self._list_candidates() if passed_over else listed
+            again = self._ranks.by_first(self._read_candidates) if passed_over else listed
             if [self._name(one) for one in again.found] == [self._name(one) for one in listed.found]:
                 break
             listed = again  # the snapshot daemon of the last launch published or removed checkpoints meanwhile
@@ -126,17 +126,15 @@ class Restorer:
             NoCheckpointRestores: it does not load.
         """
         self._before = memory_of(self._state)
-        trouble: tuple[str, str, str] | None = None
-        number, plain = 0, False
-        if self._ranks.first:
+
+        def about() -> tuple[int, bool]:
             try:
                 plain = plain_dcp.is_plain_dcp(path)
-                number = plain_dcp.step_of(path, step) if plain else _step_of_manifest(path)
-            except (UsageError, BadManifest) as error:
-                trouble = error.what, error.why, error.hint
-        trouble, number, plain = self._ranks.from_first((trouble, number, plain))
-        if trouble is not None:
-            raise UsageError(*trouble)
+                return (plain_dcp.step_of(path, step) if plain else _step_of_manifest(path)), plain
+            except BadManifest as error:
+                raise UsageError(error.what, error.why, error.hint) from None
+
+        number, plain = self._ranks.by_first(about)
         found = Candidate(number, path)
         reason = self._load_plain(found) if plain else self._load_from_disk(found, own=False)
         if reason:
@@ -185,29 +183,16 @@ class Restorer:
 
     def _start_over(self) -> None:
         """Start over though what was saved is lost: remove its marker. Raises UsageError on all ranks."""
-        trouble = ""
-        if self._ranks.first:
+
+        def forget() -> None:
             try:
                 saved_marker.forget(self._places[0])
             except OSError as error:
-                trouble = describe(error)
-        trouble = self._ranks.from_first(trouble)
-        if trouble:
-            raise UsageError("The record of the lost snapshot cannot be removed", trouble, "remove it yourself")
-        self._say("what was saved is lost, and the training starts from the beginning, as allowed")
+                what = "The record of the lost snapshot cannot be removed"
+                raise UsageError(what, describe(error), "remove it yourself") from None
 
-    def _list_candidates(self) -> _Candidates:
-        """List the candidates, the same on all ranks. Raises BadRollbacks on all of them."""
-        trouble: tuple[str, str, str] | None = None
-        listed = _Candidates([], (), None, [])
-        try:
-            listed = self._read_candidates() if self._ranks.first else listed
-        except BadRollbacks as error:
-            trouble = error.what, error.why, error.hint
-        trouble, listed = self._ranks.from_first((trouble, listed))
-        if trouble is not None:
-            raise BadRollbacks(*trouble)
-        return listed
+        self._ranks.by_first(forget)
+        self._say("what was saved is lost, and the training starts from the beginning, as allowed")
 
     def _read_candidates(self) -> _Candidates:
         """List the candidates, without those that a rollback has undone. Called by rank 0.
@@ -331,7 +316,7 @@ class Restorer:
 
     def _overwritten(self, origin: Origin) -> str:
         """Name the entries that are to keep their initial state, and may have lost it. A collective."""
-        names = [one for one in origin.afresh if one in self._state.names() and self._state.loads_in_place(one)]
+        names = [one for one in origin.afresh if one in self._state.names() and self._state.loads_in_place((one,))]
         return ", ".join(sorted({one for of_rank in self._ranks.gather(names) for one in of_rank}))
 
     def _kept_per_rank(self, source: Source) -> list[str]:
@@ -348,37 +333,31 @@ class Restorer:
     def _nothing_restores(self, passed_over: list[str]) -> NoCheckpointRestores:
         which = "The one checkpoint" if len(passed_over) == 1 else f"None of the {len(passed_over)} checkpoints"
         does = "does not restore" if len(passed_over) == 1 else "restores"
-        error = NoCheckpointRestores(
+        return self._told(NoCheckpointRestores(
             f"{which} in {' and '.join(map(str, (*self._places, *self._mirrors)))} {does}",
             "\n".join(passed_over),
             "\n".join(f"transom ckpt verify {place}" for place in self._places)
             + "\nto start from the beginning, give another directory",
-        )
-        self._tell(error)
-        return error
+        ))  # fmt: skip
 
     def _state_differs(self) -> RestoredStateDiffers:
-        error = RestoredStateDiffers(
+        return self._told(RestoredStateDiffers(
             "The restored state is not the one that was saved",
             "\n".join(dict.fromkeys(self._differing)),
             f"transom ckpt verify --deep {self._places[0]} tells whether the checkpoint itself is good. If it is, the\n"
             "loading is wrong: look at load_state_dict of what is named, and at code that changed since the save.\n"
             "A value that is meant to differ after a restore: Checkpointer(..., unproven=[NAME])",
-        )
-        self._tell(error)
-        return error
+        ))  # fmt: skip
 
     def _not_known(self, listed: _Candidates) -> NoCheckpointRestores:
-        error = NoCheckpointRestores(
+        return self._told(NoCheckpointRestores(
             "No checkpoint was found, and object storage cannot be read",
             "\n".join(listed.unknown),
             "make it reachable; to start from the beginning, call restore(allow_lost=True)",
-        )
-        self._tell(error)
-        return error
+        ))  # fmt: skip
 
     def _all_lost(self, listed: _Candidates, lost: list[str]) -> NoCheckpointRestores:
-        known, here = listed.marker, self._snapshots.nodes
+        known, here = listed.marker, self._snapshots.daemon.nodes
         directories = " and ".join(map(str, (*self._places, *self._mirrors)))
         why = [*lost, *listed.unknown]
         if known is not None:
@@ -391,18 +370,18 @@ class Restorer:
         how = f"end this job, whose memory has parts of it, and remove {records}"
         if not lost:
             how = f"remove {records}, or call restore(allow_lost=True)"
-        error = NoCheckpointRestores(
+        return self._told(NoCheckpointRestores(
             f"Nothing that was saved can be restored: {what}",
             "\n".join(why),
             f"to start from an older checkpoint, move it into {self._places[0]}\nto start from the beginning, {how}",
-        )
-        self._tell(error)
-        return error
+        ))  # fmt: skip
 
-    def _tell(self, error: NoCheckpointRestores | RestoredStateDiffers) -> None:
+    def _told(self, error: E) -> E:
+        """Python prints nothing for a SystemExit that nobody catches."""
         if self._ranks.first:
             sys.stderr.write(f"error: {error}\n")
             sys.stderr.flush()
+        return error
 
 
 def _saved(known: SavedMarker) -> str:

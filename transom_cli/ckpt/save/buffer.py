@@ -17,11 +17,11 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 import torch
 
-from transom_cli.ckpt.free_memory import free_memory, reserve
+from transom_cli.ckpt.free_memory import SPARE, free_memory
 from transom_cli.ckpt.save.fast_copy import MOST_THREADS
 
 PAGE = 2 << 20  # bytes: a huge page; sizes are multiples of it
-SPARE = reserve()  # bytes that stay free, for the trainer itself and its page cache
+
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # MADV_POPULATE_.., Linux 5.14 and later
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the process
 _STRIDE = 32 << 20  # bytes populated in one call; checking the free memory costs a tenth of that

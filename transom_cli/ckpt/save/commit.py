@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import xxhash
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 
@@ -28,7 +26,7 @@ from transom_cli.ckpt.proof import TensorProof
 from transom_cli.ckpt.proof_save import Ledger, Totals
 from transom_cli.ckpt.ranks import FAILURES, Ranks
 from transom_cli.ckpt.save.incremental import Incremental
-from transom_cli.ckpt.save.layout import Layout, Place
+from transom_cli.ckpt.save.layout import Layout, Place, global_plan
 from transom_cli.ckpt.save.replicas import Proof, Short
 from transom_cli.ckpt.save.shares import Shares, written
 from transom_cli.ckpt.save.snapshots import Snapshots
@@ -108,7 +106,7 @@ class Committer:
             mine = (layout is not None, layout is not None and self._stager.agreed_on(layout))
             answers = self._ranks.gather(mine, what=f"preparation {self._prepared}", patience=patience)
             if layout is not None and all(there for there, _ in answers) and not all(agreed for _, agreed in answers):
-                self._settle(layout, self._plan(layout), growth)
+                self._settle(layout, self.plan(layout), growth)
                 if self._snapshots.awaited:
                     self._snapshots.complete()
         except RanksMissing:
@@ -152,7 +150,7 @@ class Committer:
             agreed: the snapshot holds just what this rank is to write; otherwise the shares are planned here.
             requested: make the checkpoint durable in any case.
         """
-        share = None if agreed else self._plan(snapshot.layout)
+        share = None if agreed else self.plan(snapshot.layout)
         if share is not None and share.trouble:
             return Committed(share.trouble, prepare=True, share=share)
         trouble, entry, places = self._hold(step, snapshot, share)
@@ -191,19 +189,21 @@ class Committer:
         with contextlib.suppress(*_LATER):
             self._stager.settle(layout, share.later, growth)
 
-    def _plan(self, layout: Layout) -> Share:
+    def plan(self, layout: Layout) -> Share:
         """Decide which rank writes what, so that replicas are stored once. A collective.
 
         The plan is DCP's own. It is kept until a rank's state changes shape: an optimizer's state appears with its
         first step.
         """
-        offers: list[Offer] | None = self._ranks.to_first((layout.plan, layout.indices))
         shares: list[Share] | None = None
-        if offers is not None:
-            try:
+        try:
+            offers: list[Offer] | None = self._ranks.to_first((layout.plan, layout.indices))
+            if offers is not None:
                 self._metadata, shares = _deduplicated(offers)
-            except Exception as error:
-                shares = [Share(trouble=f"{type(error).__name__}: {error}")] * self._ranks.size
+        except Exception as error:
+            if not self._ranks.first:
+                raise
+            shares = [Share(trouble=describe(error))] * self._ranks.size  # the others wait for it
         mine: Share = self._ranks.each_from_first(shares)
         self._shares.forget()
         self.ledger.agree(self._metadata)
@@ -263,10 +263,6 @@ class Committer:
         assert self._metadata is not None
         return self._encoded(step, [self._shares.metadata_entry(self._metadata), *entries], proof)
 
-    def plan(self, layout: Layout) -> Share:
-        """Plan a checkpoint that is written without snapshots. A collective."""
-        return self._plan(layout)
-
     def record(
         self, step: int, entries: list[FileEntry], places: list[list[Place]],
         sums: tuple[Totals, dict[str, TensorProof]],
@@ -274,7 +270,7 @@ class Committer:
         """The record of a checkpoint without snapshots, and why it is none or "". Called by rank 0 after `sums`."""
         assert self._metadata is not None
         metadata = written(self._metadata, places)
-        own = FileEntry(DCP_METADATA, len(metadata), xxhash.xxh3_128_hexdigest(metadata))
+        own = FileEntry.of(DCP_METADATA, metadata)
         proof, trouble = self._proof(sums)
         return Record(self._encoded(step, [own, *entries], proof), metadata), trouble
 
@@ -304,19 +300,15 @@ class Committer:
 
 
 def _deduplicated(offers: list[Offer]) -> tuple[Metadata, list[Share]]:
-    plans, metadata = _planned([plan for plan, _ in offers])
+    plans, metadata = global_plan([plan for plan, _ in offers])
     held = [SavePlan([i for i in p.items if i.index in have], p.storage_data, p.planner_data) for p, have in offers]
     whole = all(len(part.items) == len(plan.items) for part, (plan, _) in zip(held, offers, strict=True))
-    now = plans if whole else _planned(held)[0]
+    now = plans if whole else global_plan(held)[0]
     missing = _indices(plans) - _indices(now)
     if missing:
         some = min(missing, key=lambda index: index.fqn)
         raise ValueError(f"{some.fqn} is in no rank's snapshot: the ranks' states differ in shape")
     return metadata, [Share(_indices([n]), _indices([p])) for n, p in zip(now, plans, strict=True)]
-
-
-def _planned(plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-    return DefaultSavePlanner(flatten_state_dict=True, flatten_sharded_tensors=False).create_global_plan(plans)
 
 
 def _indices(plans: list[SavePlan]) -> frozenset[MetadataIndex]:

@@ -24,11 +24,10 @@ from transom_cli.ckpt.progress import Part
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.save.breaker import Bounded, Breaker, timed_out
 from transom_cli.ckpt.save.buffer import Buffer
-from transom_cli.ckpt.snapshot.buffer import Share
 from transom_cli.ckpt.snapshot.persist import ENDED, FAILED, RUNNING, SUPERSEDED
 from transom_cli.ckpt.snapshot.protect import domain
 from transom_cli.ckpt.snapshot.protection import NONE, Protection
-from transom_cli.ckpt.snapshot.record import Launch, Record
+from transom_cli.ckpt.snapshot.record import Launch, Record, Share
 from transom_cli.ckpt.snapshot.rendezvous import find_daemon, launch_key, names, own_address, token
 from transom_cli.core.codec import plain
 from transom_cli.errors import TransomError

@@ -186,7 +186,7 @@ class Incremental:
         """Tell the leading daemon what the checkpoint consists of. Called by rank 0."""
         links = [link for _, _, of_rank, _ in answers for link in of_rank]
         data = stored_metadata(metadata, [place for _, of_rank, _, _ in answers for place in of_rank])
-        own = FileEntry(DCP_METADATA, len(data), xxhash.xxh3_128_hexdigest(data))
+        own = FileEntry.of(DCP_METADATA, data)
         files = [own, *(entry for *_, entry in answers if entry is not None), *(entry for *_, entry in links)]
         planned = encode(dataclasses.replace(manifest, files=tuple(sorted(files, key=lambda one: one.name))))
         names = json.dumps([(name, source) for name, source, _ in links]).encode("utf-8")

@@ -11,18 +11,21 @@ or sent as it is, and stock torch reads the file.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any, TypeAlias, cast
 
 import torch
-from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_local_save_plan
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import DTensor
 
-from transom_cli.ckpt.tree import PLAIN, Flat, Paths
+from transom_cli.ckpt.tree import PLAIN, Flat, Paths, local_part
 
+_PIECE = 8 << 20  # bytes
 Signature: TypeAlias = tuple[tuple[Any, ...], ...]
 Place: TypeAlias = tuple[MetadataIndex, int, int]  # what, where it begins, bytes
 
@@ -78,6 +81,11 @@ def local_plan(flat: Flat, paths: Paths, *, first: bool) -> SavePlan:
     return SavePlan(plan.items, plan.storage_data, paths)
 
 
+def global_plan(plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+    """DCP's plan of which rank writes what, so that replicas are stored once."""
+    return DefaultSavePlanner(flatten_state_dict=True, flatten_sharded_tensors=False).create_global_plan(plans)
+
+
 def lay_out(about: Signature, plan: SavePlan, wanted: frozenset[MetadataIndex] | None) -> Layout:
     """Lay out what this rank writes: `wanted`, or all of the plan."""
     blocks: list[Block] = []
@@ -93,6 +101,38 @@ def lay_out(about: Signature, plan: SavePlan, wanted: frozenset[MetadataIndex] |
         blocks.append(Block(item.index, aligned(end), around))
         end = blocks[-1].start + around.length
     return Layout(about, plan, tuple(blocks), tuple(objects), aligned(end))
+
+
+def places_of(layout: Layout, objects: list[tuple[MetadataIndex, bytes]]) -> list[Place]:
+    """Where each part is in the data file of all that the layout has."""
+    places = [(block.index, block.start, block.envelope.length) for block in layout.blocks]
+    end = layout.size
+    for index, data in objects:
+        places.append((index, end, len(data)))
+        end += aligned(len(data))
+    return places
+
+
+def data_file(layout: Layout, flat: Flat, objects: list[bytes]) -> Iterator[memoryview | bytes]:
+    """The bytes of a rank's data file, in order: as a snapshot has them. objects: archives of plain values."""
+    end = 0
+    for block in layout.blocks:
+        yield bytes(block.start - end)
+        yield block.envelope.head
+        local = local_part(flat[block.index.fqn]).detach()
+        if local.nbytes != block.envelope.nbytes:
+            raise ValueError(f"{block.index.fqn}: its part on this rank does not have the planned size")
+        if local.nbytes:
+            host = local if type(local) in PLAIN and local.is_cpu else local.cpu()
+            host = host.resolve_conj().resolve_neg().contiguous()
+            memory = memoryview((ctypes.c_char * host.nbytes).from_address(host.data_ptr())).cast("B")
+            for at in range(0, host.nbytes, _PIECE):
+                yield memory[at : at + _PIECE]
+        yield block.envelope.tail
+        end = block.start + block.envelope.length
+    yield bytes(layout.size - end)
+    for data in objects:
+        yield data + bytes(aligned(len(data)) - len(data))
 
 
 def aligned(size: int) -> int:

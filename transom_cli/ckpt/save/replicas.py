@@ -19,7 +19,7 @@ import io
 import itertools
 import marshal
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,19 +30,17 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Shard
 
+from transom_cli.ckpt.digest import Part, digest, value_digest
 from transom_cli.ckpt.failures import RanksDiffer
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.save.layout import Layout, Signature
 from transom_cli.ckpt.save.serialize import told_apart
-from transom_cli.ckpt.state import RANKS
-from transom_cli.ckpt.tensor_kinds import Whole, is_dense
-from transom_cli.ckpt.tree import PLAIN, Flat, local_part
+from transom_cli.ckpt.state import RANKS, State
+from transom_cli.ckpt.tree import PLAIN, Flat, Whole, local_part
 from transom_cli.plural import several
 
 NAMED = 10  # values in an error
 EACH_SAVE = 16 << 20  # bytes compared at each save
-_PIECE = 1 << 22  # words hashed at a time on a device, which needs 24 bytes for each
-_WORD = 0x9E3779B97F4A7C15  # odd, so that multiplication loses no bit
 Short = tuple[int, bool, int, bool]
 """Checksum of all replicas; whether shards must be compared one by one; checksum of the broadcast buffers; whether only
 some replicas were compared."""
@@ -211,23 +209,10 @@ def _digest_of_tensor(value: torch.Tensor) -> int:
     if type(local) not in PLAIN or local.is_conj() or local.is_neg() or not local.is_contiguous():
         local = torch.empty(local.shape, dtype=local.dtype, device=local.device).copy_(local)
     if local.is_cuda and local.nbytes >= 1 << 20:
-        return _digest_on_device(local)
+        return digest(Part(local, tuple(local.shape), (0,) * local.ndim))
     local = local.cpu()
     size = local.nbytes
     return xxhash.xxh3_64_intdigest((ctypes.c_char * size).from_address(local.data_ptr())) if size else 0
-
-
-def _digest_on_device(local: torch.Tensor) -> int:
-    """Sum the words, each multiplied by its own odd number. Integers, so the order of addition does not matter."""
-    data = local.reshape(-1).view(torch.uint8)
-    whole = data.numel() // 4 * 4
-    words = data[:whole].view(torch.int32) if data.data_ptr() % 4 == 0 else data
-    factors = (torch.arange(min(_PIECE, words.numel()), device=local.device) * 2 + 1) * (_WORD - (1 << 64))
-    sums = [
-        (piece.to(torch.int64) * factors[: piece.numel()]).sum() for piece in words.split(_PIECE)
-    ]  # wraps around at 64 bits, the same everywhere
-    rest = bytes(data[whole:].tolist()) if words is not data else b""
-    return _together([str(total) for total in torch.stack(sums).tolist()] + [rest.hex()])
 
 
 def _quick_digest(value: Any) -> int | None:
@@ -243,35 +228,20 @@ def _has_dict(value: Any) -> bool:
 
 
 def _digest_of_value(value: Any) -> int | None:
-    """Return a checksum that is equal for equal values, even if they share objects: pickled without back references."""
+    """A checksum that is equal for equal values, even if they share objects; None for one that cannot be pickled."""
+    return value_digest(value.tensor if isinstance(value, Whole) else value, _pickled)
+
+
+def _pickled(value: Any) -> bytes | None:
+    """An object of a class that `value_digest` does not know, without references to objects that it has twice."""
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, protocol=4)
     pickler.fast = True
     try:
-        pickler.dump(_ordered(value))
-    except Exception:  # a value that cannot be pickled fails the copy, with its name
+        pickler.dump(value)
+    except Exception:  # it fails the copy, with its name
         return None
-    return xxhash.xxh3_64_intdigest(stream.getvalue())
-
-
-def _ordered(value: Any, deep: int = 16) -> Any:
-    """Sort sets and dicts: the order of strings in a set differs between processes."""
-    if deep == 0:
-        raise ValueError("too deep")
-    kind = type(value)
-    if kind in (set, frozenset):
-        return (kind.__name__, sorted((_ordered(one, deep - 1) for one in value), key=repr))
-    if kind is dict:
-        pairs = ((_ordered(k, deep - 1), _ordered(v, deep - 1)) for k, v in value.items())
-        return ("dict", sorted(pairs, key=lambda pair: repr(pair[0])))
-    if kind in (list, tuple):
-        return (kind.__name__, [_ordered(one, deep - 1) for one in value])
-    if isinstance(value, Whole):
-        return _ordered(value.tensor, deep)
-    if isinstance(value, torch.Tensor):  # torch pickles it with an address
-        dense = value if is_dense(value) else value.to_dense()
-        return (kind.__name__, str(value.dtype), str(value.layout), tuple(value.shape), _digest_of_tensor(dense))
-    return value
+    return stream.getvalue()
 
 
 def _together(texts: Iterable[str]) -> int:
@@ -283,3 +253,68 @@ def _together(texts: Iterable[str]) -> int:
 
 def _listed(ranks: tuple[int, ...]) -> str:
     return f"{', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Result of comparing replicas. whole: a rank compared everything. complete: all ranks did. note: a warning."""
+
+    refused: RanksDiffer | None = None
+    trouble: str = ""
+    note: str = ""
+    whole: bool = False
+    complete: bool = False
+
+
+def compare(ranks: Ranks, proof: Proof | None, checksums: list[Short | None]) -> Comparison:
+    """Compare what the checkpoint stores once for all ranks. A collective."""
+    found = differences(ranks, proof, checksums)
+    whole = any(short is not None and not short[3] for short in checksums)
+    complete = all(short is not None and not short[3] for short in checksums)
+    if found:
+        refused = refusal(found)
+        return Comparison(refused, f"{refused.what}: {found[0].text}", whole=whole, complete=complete)
+    note = buffers_note(proof, checksums) if proof is not None else ""
+    return Comparison(note=note, whole=whole, complete=complete)
+
+
+class ReplicaCheck:
+    """Which checksums this rank makes in a save. refusal: set when ranks differ, until it is raised."""
+
+    def __init__(self, ranks: Ranks, state: State, say: Callable[[str], None]) -> None:
+        self._ranks, self._state, self._say = ranks, state, say
+        self.refusal: RanksDiffer | None = None
+        self._equal: Signature | None = None  # replicas of this signature were found equal on all ranks
+        self._equal_as: Signature | None = None  # the whole signature that it belongs to
+        self._each_save: list[MetadataIndex] = []  # what is compared at each save
+        self._noted: set[str] = set()
+
+    def forget(self) -> None:
+        """Compare everything at the next save."""
+        self._equal, self._equal_as = None, None
+
+    def proof(self, flat: Flat, layout: Layout) -> Proof | None:
+        """Make the checksums. Nothing may write to the values meanwhile."""
+        if self._ranks.size == 1:
+            return None
+        about = self._equal
+        if layout.signature is not self._equal_as:
+            about = shared(layout.signature)
+            if about == self._equal:
+                self._equal_as = layout.signature
+                self._each_save = checked_each_save(flat, layout, self._state.stepped())
+        if about is not None and layout.signature is self._equal_as:
+            return prove_some(flat, about, self._each_save)
+        assert about is not None
+        return prove(flat, layout, about, self._state.broadcast(), self._ranks.size)
+
+    def compared(self, proof: Proof | None, found: Comparison) -> None:
+        """Note what the ranks found. If one rank compared everything, all do so until all have found it equal."""
+        self.refusal = found.refused
+        if found.refused is not None or proof is None or found.whole:
+            self.forget()
+        if proof is not None and found.complete and found.refused is None:
+            self._equal = proof.about
+        if found.note and found.note not in self._noted:
+            self._noted.add(found.note)
+            self._say(found.note)

@@ -14,17 +14,15 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from transom_cli.ckpt.failures import RanksDiffer, RanksMissing, SaveFailed, describe
+from transom_cli.ckpt.free_memory import PressureWatch
 from transom_cli.ckpt.names import step_name
 from transom_cli.ckpt.options import Options
 from transom_cli.ckpt.ranks import FAILURES, Ranks
-from transom_cli.ckpt.save.background import Background
-from transom_cli.ckpt.save.breaker import Patience
+from transom_cli.ckpt.save.breaker import Background, Patience
 from transom_cli.ckpt.save.commit import DURABLE, PROTECTED, Committed, Committer
 from transom_cli.ckpt.save.daemon import GIVE_UP, Outcome
-from transom_cli.ckpt.save.layout import local_plan
-from transom_cli.ckpt.save.pressure import PressureWatch
-from transom_cli.ckpt.save.replica_check import ReplicaCheck, compare
-from transom_cli.ckpt.save.replicas import Proof
+from transom_cli.ckpt.save.layout import lay_out, local_plan
+from transom_cli.ckpt.save.replicas import Proof, ReplicaCheck, compare
 from transom_cli.ckpt.save.serialize import Serializer
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.save.staging import NOTHING, Later, Snapshot, Stager
@@ -77,7 +75,7 @@ class Saver:
         self.last_error: SaveFailed | None = None
         self._status = StatusReporter(options.directory, first=ranks.first)
         self._stager = Stager(snapshots.buffer, serializer, first=ranks.first)
-        self._committer = Committer(options, schedule.writers(ranks), schedule, self._stager, snapshots)
+        self._committer = Committer(options, ranks, schedule, self._stager, snapshots)
         self._serializer = serializer
         self._streamer = Streamer(options, ranks, self._committer, say)
         self._background = Background(ranks, patience)
@@ -312,8 +310,9 @@ class Saver:
         agreement: Agreement | None, proof: Proof | None,
     ) -> None:  # fmt: skip
         snapshot, streamed = copies
-        with self._schedule.agreeing(agreement):
-            committed = self._commit(save, snapshot, streamed, trouble, proof)
+        committed = self._commit(save, snapshot, streamed, trouble, agreement, proof)
+        if agreement is not None:
+            agreement.end()
         if not save.compared.done():
             save.compared.set_result(None)
         if committed.trouble:
@@ -340,8 +339,9 @@ class Saver:
             self._committer.prepare_next(snapshot, committed.share)
 
     def _commit(
-        self, save: Save, snapshot: Snapshot | None, streamed: Streamed | None, trouble: str, proof: Proof | None
-    ) -> Committed:
+        self, save: Save, snapshot: Snapshot | None, streamed: Streamed | None, trouble: str,
+        agreement: Agreement | None, proof: Proof | None,
+    ) -> Committed:  # fmt: skip
         """Commit `snapshot`, with the same result on all ranks."""
         try:
             awaited = proof is not None and not proof.partial  # by the trainer
@@ -349,6 +349,7 @@ class Saver:
             roll = self._committer.call_roll(save.step, snapshot, trouble, proof, absence)
             if not roll.together:
                 return Committed(roll.trouble)
+            self._schedule.agree(agreement, self._ranks)
             if any(short is not None for short in roll.checksums):
                 comparison = compare(self._ranks, proof, roll.checksums)
                 self._replicas.compared(proof, comparison)
@@ -386,7 +387,7 @@ class Saver:
             self._failed(save.step, why, ON_DISK)
 
         try:
-            outcome = self._snapshots.outcome(save.step, still)
+            outcome = self._snapshots.daemon.outcome(save.step, still)
         except Exception as error:  # callers that wait for `over` must hear of it
             outcome = Outcome(f"{type(error).__name__}: {error}")
         try:
@@ -431,12 +432,12 @@ class Saver:
         with contextlib.suppress(*FAILURES):  # only displays wait for it
             if (mirrored := self._snapshots.mirrored()) is not None:
                 self._status.mirrored(mirrored)
-            self._snapshots.plan("; ".join(filter(None, (schedule.words, rule.words))), saves)
+            self._snapshots.daemon.plan("; ".join(filter(None, (schedule.words, rule.words))), saves)
 
 
 def check_storable(flat: Flat, paths: Paths) -> None:
     """Raise what a save of these values would raise, without a copy."""
-    local_plan(flat, paths, first=True)
+    lay_out((), local_plan(flat, paths, first=True), None)
     serializer = Serializer()
     for key, value in flat.items():
         if not isinstance(value, torch.Tensor):

@@ -13,8 +13,7 @@ import torch
 
 from transom_cli.ckpt.restore import safe_unpickle
 from transom_cli.ckpt.state import State, undisturbed
-from transom_cli.ckpt.tensor_kinds import Description, Whole
-from transom_cli.ckpt.tree import Flat
+from transom_cli.ckpt.tree import Description, Flat, Whole
 from transom_cli.errors import UsageError
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))

@@ -82,7 +82,7 @@ class Shares:
     def metadata_entry(self, planned: Metadata) -> FileEntry:
         data = self.metadata(planned)
         if self._entry is None or self._entry[0] is not data:
-            self._entry = data, FileEntry(DCP_METADATA, len(data), xxhash.xxh3_128_hexdigest(data))
+            self._entry = data, FileEntry.of(DCP_METADATA, data)
         return self._entry[1]
 
     def spread(self, manifest: bytes | None) -> bytes | None:

@@ -15,19 +15,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from transom_cli.ckpt.free_memory import free_memory
+from transom_cli.ckpt.free_memory import SPARE, free_memory
 from transom_cli.ckpt.manifest import FileEntry
-from transom_cli.ckpt.memory_plan import BUFFERS, PROTECTED_BUFFERS
 from transom_cli.ckpt.names import step_name
 from transom_cli.ckpt.publish import Keep
 from transom_cli.ckpt.ranks import Ranks
-from transom_cli.ckpt.save.buffer import PAGE, SPARE, Buffer
-from transom_cli.ckpt.save.daemon import DaemonSession, Outcome
+from transom_cli.ckpt.save.buffer import PAGE, Buffer
+from transom_cli.ckpt.save.daemon import DaemonSession
 from transom_cli.ckpt.saved_marker import MarkerWriter
-from transom_cli.ckpt.schedule.plan import NextSaves
-from transom_cli.ckpt.snapshot.buffer import Share
-from transom_cli.ckpt.snapshot.protection import NONE, Protection
-from transom_cli.ckpt.snapshot.record import Record
+from transom_cli.ckpt.snapshot.protection import BUFFERS, NONE, PROTECTED_BUFFERS, Protection
+from transom_cli.ckpt.snapshot.record import Record, Share
 from transom_cli.ckpt.tiers.mirror import Uploads
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.rpc import local
@@ -63,16 +60,6 @@ class Snapshots:
         self._marker = MarkerWriter(directory, attempt, self.daemon.nodes)
         for buffer in self._buffers.values():  # while the trainer prepares itself
             threading.Thread(target=buffer.enter, name="transom-enter", daemon=True).start()
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The nodes of this launch."""
-        return self.daemon.nodes
-
-    @property
-    def lent_bytes(self) -> int:
-        """Bytes of the buffers, of earlier ranks and of this one."""
-        return sum(buffer.size for buffer in self._buffers.values())
 
     # A save
 
@@ -180,14 +167,6 @@ class Snapshots:
     def protect(self, step: int) -> None:
         """Start to protect `step` on other nodes. Called by rank 0."""
         self.daemon.send("protect", again=True, step=step)
-
-    def plan(self, rhythm: str, saves: NextSaves) -> None:
-        """Publish when the next saves come, and why. Called by rank 0."""
-        self.daemon.plan(rhythm, saves)
-
-    def outcome(self, step: int, on_still: Callable[[str], None]) -> Outcome:
-        """Wait until `step` is durable, or its write has failed. For any thread."""
-        return self.daemon.outcome(step, on_still)
 
     def copied(self, patience: float) -> bool:
         """Wait until no copy is being written into a further place. False after `patience` seconds."""

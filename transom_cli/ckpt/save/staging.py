@@ -7,8 +7,8 @@ copied before save() returns.
 
 A program may break that rule: it clips weights, or swaps in averaged ones to evaluate. torch counts the writes to each
 tensor, so the copy fails and names a tensor that was written to before it ended. Writes through `.data` and by kernels
-of other libraries are not counted: samples find those that change most of a tensor (`save.samples`). `prove` finds all,
-by checksums before and after, which takes longer than a blocking save.
+of other libraries are not counted: samples find those that change most of a tensor (`save.device_copy`). `prove` finds
+all, by checksums before and after, which takes longer than a blocking save.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from transom_cli.ckpt.save import device_copy
 from transom_cli.ckpt.save.buffer import Buffer
-from transom_cli.ckpt.save.device_copy import Ends, SideStreams, Source
+from transom_cli.ckpt.save.device_copy import Ends, Samples, SideStreams, Source
 from transom_cli.ckpt.save.fast_copy import Copier, Piece
 from transom_cli.ckpt.save.layout import Layout, Place, aligned, lay_out, local_plan, signature
-from transom_cli.ckpt.save.samples import Samples
 from transom_cli.ckpt.save.serialize import Serializer
-from transom_cli.ckpt.tree import PLAIN, Flat, Paths, local_part
+from transom_cli.ckpt.tree import Flat, Paths, is_plain, local_part
 
 _SLACK = 1.25  # objects may grow by a quarter, and tensors by 1/32, before a larger buffer is needed
 _LEAST = 1 << 20  # bytes kept for objects
@@ -226,7 +225,7 @@ class Stager:
             if local.nbytes != size:
                 raise ValueError(f"{name}: its part on this rank does not have the planned size")
             if size:
-                allowed = later.allows(local) and (local.is_cuda or _plain(local))
+                allowed = later.allows(local) and (local.is_cuda or is_plain(local))
                 source = Source(name, value, local, at, buffer.address + at, size)
                 (waits if allowed else now).append(source)
         copying = Copying(waits, prove=later.prove) if waits else None
@@ -254,8 +253,8 @@ class Stager:
             self._copying = None
 
     def _copy(self, buffer: Buffer, sources: list[Source]) -> None:
-        mine = [source for source in sources if _plain(source.local)]
-        others = [source for source in sources if not _plain(source.local)]
+        mine = [source for source in sources if is_plain(source.local)]
+        others = [source for source in sources if not is_plain(source.local)]
         ends = device_copy.copy(buffer, others)
         self._copier.copy(pieces(mine))
         ends.wait()
@@ -289,13 +288,3 @@ class Stager:
 def size_for(layout: Layout, objects: int = 0) -> int:
     """Bytes to allocate for a snapshot, with room to grow."""
     return layout.size + max(_LEAST, layout.size // 32, int(_SLACK * objects))
-
-
-def _plain(tensor: torch.Tensor) -> bool:
-    """Whether its values lie contiguously in this process's memory, as they are."""
-    return (
-        type(tensor) in PLAIN  # a subclass may keep its values elsewhere than data_ptr() says
-        and tensor.is_cpu
-        and tensor.is_contiguous()
-        and not (tensor.is_conj() or tensor.is_neg())
-    )

@@ -9,7 +9,6 @@ write, which takes longer.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import secrets
@@ -31,15 +30,14 @@ from transom_cli.ckpt.proof_save import Sums
 from transom_cli.ckpt.publish import Retention, publish, tidy
 from transom_cli.ckpt.ranks import FAILURES, Ranks
 from transom_cli.ckpt.save.commit import Committer
-from transom_cli.ckpt.save.layout import Layout, Place, aligned
+from transom_cli.ckpt.save.layout import Layout, Place, data_file, places_of
 from transom_cli.ckpt.save.serialize import Serializer
 from transom_cli.ckpt.save.staging import Snapshot, pack
-from transom_cli.ckpt.tree import PLAIN, Flat, local_part
+from transom_cli.ckpt.tree import Flat
 from transom_cli.files import make_private
 
 STILL = 10.0  # seconds without a byte written, after which training does not wait any longer
 PART = 0.1  # of the training time that may be spent on this
-_PIECE = 8 << 20  # bytes written at a time
 _FLUSH = 64 << 20  # bytes after which the page cache is emptied: there is no memory for it either
 
 
@@ -89,13 +87,9 @@ class Streamer:
             raise OSError("the file system has not responded since an earlier save")
         began = time.monotonic()
         objects = [(index, serializer.serialize(index.fqn, flat[index.fqn])) for index in layout.objects]
-        places = [(block.index, block.start, block.envelope.length) for block in layout.blocks]
-        end = layout.size
-        for index, data in objects:
-            places.append((index, end, len(data)))
-            end += aligned(len(data))
+        places = places_of(layout, objects)
         work = self._options.directory / tmp_name(step, self._options.attempt, secrets.token_hex(4))
-        writer = _Writer(work, data_name(self._ranks.rank), _pieces(layout, flat, [data for _, data in objects]))
+        writer = _Writer(work, data_name(self._ranks.rank), data_file(layout, flat, [data for _, data in objects]))
         self._writing = thread = threading.Thread(target=writer.run, name="transom-stream", daemon=True)
         digests = self._committer.ledger.live(step, layout, flat, objects, unstored)
         thread.start()
@@ -240,25 +234,3 @@ class _Writer:
         finally:
             os.close(fd)
         return FileEntry(self._name, size, hasher.hexdigest())
-
-
-def _pieces(layout: Layout, flat: Flat, objects: list[bytes]) -> Iterator[memoryview | bytes]:
-    """The bytes of the data file, in order: as a snapshot has them."""
-    end = 0
-    for block in layout.blocks:
-        yield bytes(block.start - end)
-        yield block.envelope.head
-        local = local_part(flat[block.index.fqn]).detach()
-        if local.nbytes != block.envelope.nbytes:
-            raise ValueError(f"{block.index.fqn}: its part on this rank does not have the planned size")
-        if local.nbytes:
-            host = local if type(local) in PLAIN and local.is_cpu else local.cpu()
-            host = host.resolve_conj().resolve_neg().contiguous()
-            memory = memoryview((ctypes.c_char * host.nbytes).from_address(host.data_ptr())).cast("B")
-            for at in range(0, host.nbytes, _PIECE):
-                yield memory[at : at + _PIECE]
-        yield block.envelope.tail
-        end = block.start + block.envelope.length
-    yield bytes(layout.size - end)
-    for data in objects:
-        yield data + bytes(aligned(len(data)) - len(data))

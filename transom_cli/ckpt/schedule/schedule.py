@@ -1,10 +1,10 @@
 """When a Checkpointer saves: every n-th step (`Every`), or as often as it finds best (`Auto`).
 
-Called from the training thread, except `agreeing`. All ranks get the same answers to the same calls.
+Called from the training thread, except `agree`. All ranks get the same answers to the same calls.
 
-How the ranks agree on a cadence: every rank sends what it measured along with the collectives of a commit, and rank 0
-also sends the current cadence. The first collective that all ranks make for the same scheduled save settles the next
-cadence. Each rank computes it from the same numbers and from rank 0's cadence, so ranks that diverged converge again.
+How the ranks agree on a cadence: once they have found that all of them commit the same scheduled save, each sends what
+it measured, and rank 0 sends the current cadence. Each rank computes the next cadence from the same numbers and from
+rank 0's cadence, so ranks that diverged converge again.
 
 The exchange runs in the background, so training may be further by then. The cadence that is settled at save n counts
 from `LOOK` steps after n, or from the next save if that is sooner; each rank waits for it there. Ranks that train
@@ -15,15 +15,13 @@ Saves that are not scheduled (a final checkpoint, `force`) settle nothing: not a
 
 from __future__ import annotations
 
-import contextlib
 import math
 import struct
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any
 
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.schedule.cadence import START, Cadence, Measured, StepTimer, retune, slowest
@@ -39,7 +37,7 @@ PATIENCE = 5.0  # seconds to wait for the other ranks' measurements. After that,
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank measured, sent along with a scheduled save."""
+    """What one rank measured up to a scheduled save."""
 
     step: int
     measured: Measured
@@ -47,46 +45,23 @@ class RankReport:
 
 
 class Agreement:
-    """The agreement of all ranks over one save. Made in the training thread, settled in the background thread."""
+    """The agreement of all ranks at one save. report: of this rank; None if the save was not scheduled."""
 
-    def __init__(self, note: RankReport | None) -> None:
-        self._note = note
-        self._settled: Cadence | None = None
-        self._over = threading.Event()
-        if note is None:  # not a scheduled save
-            self._over.set()
-
-    @property
-    def note(self) -> RankReport | None:
-        """What this rank still has to send; None once the ranks agree."""
-        return None if self._over.is_set() else self._note
-
-    def hear(self, notes: list[RankReport | None]) -> None:
-        """Take the reports of all ranks, by rank, from one collective."""
-        mine = self.note
-        reports = [note for note in notes if note is not None and mine is not None and note.step == mine.step]
-        if not reports or len(reports) < len(notes) or reports[0].cadence is None:
-            return
-        self._settled = retune(reports[0].cadence, slowest([note.measured for note in reports]))
-        self._over.set()
+    def __init__(self, report: RankReport | None) -> None:
+        self.report = report
+        self.settled: Future[Cadence | None] = Future()
+        if report is None:
+            self.end()
 
     def end(self) -> None:
-        """No more reports will come."""
-        self._over.set()
+        """The commit is over: if nothing was settled, nothing will be."""
+        if not self.settled.done():
+            self.settled.set_result(None)
 
     @property
     def step(self) -> int:
         """The step of the save."""
-        return -1 if self._note is None else self._note.step
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for the end of the agreement. Returns whether it has ended."""
-        return self._over.wait(seconds)
-
-    def outcome(self) -> Cadence | None:
-        """Wait for the agreed cadence. None if the save failed before the ranks agreed."""
-        self._over.wait()
-        return self._settled
+        return -1 if self.report is None else self.report.step
 
 
 _REPORT = struct.Struct("<?q4d")  # whether there is one, the step, what was measured
@@ -102,36 +77,6 @@ def _packed(note: RankReport | None) -> bytes:
 
 def _measured(parts: Iterable[float]) -> Measured:
     return Measured(*(None if math.isnan(part) else part for part in parts))
-
-
-class AgreeingRanks(Ranks):
-    """The same ranks, whose `gather` and `gather_bytes` also carry reports. Used in the background thread only."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self.size, self.rank = ranks.size, ranks.rank
-        self._own, self.attendance = ranks._own, ranks.attendance  # no process group of its own
-        self.agreement: Agreement | None = None
-
-    def gather(self, value: Any, *, what: str = "", patience: float | None = None) -> list[Any]:
-        note = self.agreement.note if self.agreement is not None else None
-        reports = super().gather((value, note), what=what, patience=patience)
-        if self.agreement is not None:
-            self.agreement.hear([note for _, note in reports])
-        return [value for value, _ in reports]
-
-    def gather_bytes(self, data: bytes, what: str = "", patience: float | None = None) -> list[bytes]:
-        """Every rank sees all reports. If they are complete, all ranks take rank 0's cadence too."""
-        note = self.agreement.note if self.agreement is not None else None
-        answers = super().gather_bytes(data + _packed(note), what, patience)
-        reports = [_REPORT.unpack_from(answer, len(data)) for answer in answers]
-        if all(there and step == reports[0][1] for there, step, *_ in reports):
-            cadence = self.from_first(note.cadence if note is not None else None)
-            if self.agreement is not None:
-                measured = enumerate(reports)
-                self.agreement.hear(
-                    [RankReport(one[1], _measured(one[2:]), None if rank else cadence) for rank, one in measured]
-                )
-        return [answer[: len(data)] for answer in answers]
 
 
 class Every:
@@ -165,10 +110,6 @@ class Every:
         """The step of the next save, after `done` finished steps."""
         return (done // self.every + 1) * self.every
 
-    def writers(self, ranks: Ranks) -> Ranks:
-        """The ranks that the committer uses."""
-        return ranks
-
     def due(self, step: int) -> bool:
         """Whether save(step), which is being called, is due."""
         return step % self.every == 0
@@ -182,10 +123,8 @@ class Every:
         """
         return None
 
-    @contextlib.contextmanager
-    def agreeing(self, agreement: Agreement | None) -> Iterator[None]:
-        """Around a commit, in the background thread: the ranks agree on the next cadence with its collectives."""
-        yield
+    def agree(self, agreement: Agreement | None, ranks: Ranks) -> None:
+        """All ranks commit one step: agree on the next cadence, in the background thread. A collective."""
 
     def wrote(self, seconds: float) -> None:
         """A checkpoint became durable, `seconds` after its copy."""
@@ -216,7 +155,7 @@ class Auto(Every):
             lost=failures.mean_lost(0.0) if persist == AUTO else None,
             persist=persist if isinstance(persist, int) else 1 if persist == AUTO else None,
         )  # fmt: skip
-        self._carrier = AgreeingRanks(ranks)
+        self._first = ranks.first
         self._say = say
         self._clock = clock
         self._began = clock()
@@ -245,9 +184,6 @@ class Auto(Every):
             return super().next(done)
         return self._next if self._next > done else done + self.every
 
-    def writers(self, ranks: Ranks) -> Ranks:
-        return self._carrier
-
     def due(self, step: int) -> bool:
         if self._next < 0 or step < self._last:  # the first call, or a trainer that went back by itself
             self.at(step - 1)
@@ -268,19 +204,19 @@ class Auto(Every):
         self._wrote = None
         if not self._due:
             return Agreement(None)
-        cadence = self._as_of_now() if self._carrier.first else None
+        cadence = self._as_of_now() if self._first else None
         self._agreement = Agreement(RankReport(step, seen, cadence))
         self._look = step + min(self._cadence.steps, LOOK)
         return self._agreement
 
-    @contextlib.contextmanager
-    def agreeing(self, agreement: Agreement | None) -> Iterator[None]:
-        self._carrier.agreement = agreement
-        try:
-            yield
-        finally:
-            if agreement is not None:
-                agreement.end()
+    def agree(self, agreement: Agreement | None, ranks: Ranks) -> None:
+        mine = agreement.report if agreement is not None else None
+        reports = [_REPORT.unpack(data) for data in ranks.gather_bytes(_packed(mine))]
+        if not all(there and step == reports[0][1] for there, step, *_ in reports):
+            return
+        cadence: Cadence = ranks.from_first(mine.cadence if mine is not None else None)
+        if agreement is not None:
+            agreement.settled.set_result(retune(cadence, slowest([_measured(one[2:]) for one in reports])))
 
     def wrote(self, seconds: float) -> None:
         self._wrote = seconds
@@ -306,10 +242,10 @@ class Auto(Every):
     def _settle(self, agreement: Agreement, step: int) -> None:
         before = self._cadence
         with phase("checkpoint"):  # a rank that waits here is not hanging in its own step
-            if not agreement.wait(0.0 if self._late else PATIENCE):
+            if wait([agreement.settled], 0.0 if self._late else PATIENCE).not_done:
                 self._late = True
                 return
-        settled, late = agreement.outcome(), self._late
+        settled, late = agreement.settled.result(), self._late
         self._agreement, self._late = None, False
         if settled is None:
             return

@@ -1,6 +1,6 @@
-"""A summary of what a node's snapshot daemon holds of one training, and the combination of all nodes' summaries.
+"""A summary of what a node's snapshot daemon holds of one training, and the combination of all nodes' summaries. Pure.
 
-Pure. As JSON (`core.codec`) an account is the answer to "state", and is in the attempt's folder (`status`).
+As JSON (`core.codec`) an account is the answer to "state", and the content of a status file (`status_file`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,9 @@ START = 20.0  # seconds for a daemon to start on a busy node
 
 # The variables by which a launch's processes are recognized (agent.processes): a daemon outlives the launch that
 # started it.
-_NOT_INHERITED = frozenset({paths.ROLE, paths.ATTEMPT_DIR, paths.LAUNCH, paths.BEAT_DIR, paths.ATTEMPT})
+_NOT_INHERITED = frozenset(
+    {paths.ROLE, paths.ATTEMPT_DIR, paths.LAUNCH, paths.BEAT_DIR, paths.BEAT_PLACE, paths.ATTEMPT}
+)
 
 
 def agents_path(beats_dir: str) -> str:
@@ -52,6 +54,7 @@ def start(path: str, *more: str) -> subprocess.Popen[bytes]:
     It has none of our streams, because a reader of those would wait for it. Its log is beside its socket.
     """
     env = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
+    env.setdefault("MALLOC_ARENA_MAX", "2")  # with an arena for each of many short threads, its memory would grow
     paths.make_private(os.path.dirname(path))  # noqa: PTH120 - a daemon that has just ended has removed it
     log = os.open(f"{path}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

@@ -27,7 +27,7 @@ from pathlib import Path
 from transom_cli.ckpt.snapshot.account import Account
 from transom_cli.ckpt.snapshot.peers import identity, make_hash
 from transom_cli.ckpt.snapshot.session import Session
-from transom_cli.ckpt.snapshot.status import StatusWriter
+from transom_cli.ckpt.snapshot.status_file import StatusWriter
 from transom_cli.ckpt.snapshot.training import Training
 from transom_cli.heartbeat import paths
 from transom_cli.heartbeat.attempt_end import AttemptEnd, End
@@ -243,6 +243,8 @@ def main(argv: list[str]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent decides when it ends
     else:
         signal.signal(signal.SIGTERM, lambda *_: daemon.end())
+        with contextlib.suppress(OSError):  # a rank has started it: it is not to share that rank's own cores only
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
     try:
         listener = daemon.open()
     except BlockingIOError:

@@ -10,19 +10,18 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from transom_cli.ckpt.failures import one_line
 from transom_cli.ckpt.manifest import Manifest
 from transom_cli.ckpt.names import COPIES_OF, step_name
-from transom_cli.ckpt.progress import Part
 from transom_cli.ckpt.publish import Keep
 from transom_cli.ckpt.schedule.plan import CopyTurns
-from transom_cli.ckpt.snapshot.finder import Finder
 from transom_cli.ckpt.snapshot.increments import Increments
 from transom_cli.ckpt.snapshot.peers import Membership
+from transom_cli.ckpt.snapshot.rebuild import Finder
 from transom_cli.ckpt.snapshot.store import Store
 from transom_cli.ckpt.snapshot.writer import CheckpointWriter, Order
 from transom_cli.ckpt.tiers.mirror import Mirror
@@ -52,7 +51,7 @@ class Persister:
         self._store, self._members, self._say = store, members, say
         self.keep = ALL  # which checkpoints, as a rank has said last
         self.increments = Increments()
-        self._writer = CheckpointWriter(store, members, finder, say, self.increments)
+        self.writer = CheckpointWriter(store, members, finder, say, self.increments)
         self._outcomes = Outcomes()
         self._turns: CopyTurns[Path] = CopyTurns({})
         self.mirror = Mirror(Path(store.directory), say)
@@ -72,13 +71,13 @@ class Persister:
     def trust(self, directory: Path, attempt: str, keep: Keep, manifest: Manifest) -> None:
         """A rank has read that checkpoint in full, and training resumes from it."""
         self.keep = keep
-        self._writer.trust(directory, attempt, keep, manifest)
+        self.writer.trust(directory, attempt, keep, manifest)
         if directory == Path(self._store.directory):
             self.mirror.published(manifest.step, attempt, keep)  # its upload may have been interrupted
 
     def distrust(self) -> None:
         """Another launch is here: what was known of the checkpoints on disk may have changed."""
-        self._writer.distrust()
+        self.writer.distrust()
         self.increments.clear()
         self._turns = CopyTurns(self._turns.also)
         self.mirror.again()
@@ -119,7 +118,7 @@ class Persister:
         """Note what the leading daemon reports. After the end, nothing but copies is made of the step."""
         self._outcomes.hear(step, state, trouble)
         if state in ENDED:
-            self._writer.over(step)
+            self.writer.over(step)
             self.increments.over(step)
         if state in (COPYING, DONE):
             self._store.persisted(step)
@@ -135,10 +134,6 @@ class Persister:
         """Whether old checkpoints are being removed; or one is being written."""
         return self._one_at_a_time.locked()
 
-    def under_way(self) -> list[Part]:
-        """What is being written, as far as it is here."""
-        return self._writer.under_way()
-
     def copying_by(self, node: str) -> bool:
         """Whether that daemon, or this one, has copies written."""
         for step in self._outcomes.copying(own=False):
@@ -150,17 +145,9 @@ class Persister:
         self._outcomes.forget(step)
         self.increments.clear()
 
-    def write(self, step: int, work: Path, names: list[str]) -> tuple[str, dict[str, str]]:
-        """This node's part: see `CheckpointWriter`."""
-        return self._writer.write(step, work, names)
-
-    def write_changes(self, step: int, work: Path, sums: Mapping[str, str]) -> str:
-        """This node's part of an incremental checkpoint: see `CheckpointWriter`."""
-        return self._writer.write_changes(step, work, sums)
-
     def still(self) -> float:
         """Seconds since the write that is in progress moved; 0 if none is. One that waits for other nodes moves."""
-        return self._writer.still if self._one_at_a_time.locked() else 0.0
+        return self.writer.still if self._one_at_a_time.locked() else 0.0
 
     def _run(self, order: Order) -> None:
         if not self._awaited_turn(order):
@@ -170,13 +157,13 @@ class Persister:
         try:
             with self._pending_lock:
                 del self._pending[order.step]
-            self._writer.moves()
+            self.writer.moves()
             trouble = self._attempted(order, directory)
             copies = [] if trouble else self._copies_of(order)
             self._tell(order.step, FAILED if trouble else COPYING if copies else DONE, trouble)
             if not trouble:
                 self.mirror.published(order.step, order.attempt, order.keep)
-                self._writer.tidy(order, directory, self.mirror.used)
+                self.writer.tidy(order, directory, self.mirror.used)
         finally:
             self._one_at_a_time.release()
         if copies:
@@ -217,7 +204,7 @@ class Persister:
                 if trouble:
                     self._not_copied(order, directory, trouble)
                 else:
-                    self._writer.tidy(order, directory)
+                    self.writer.tidy(order, directory)
         finally:
             self._one_copy.release()
 
@@ -228,7 +215,7 @@ class Persister:
 
     def _attempted(self, order: Order, directory: Path) -> str:
         try:
-            return self._writer.checkpoint(order, directory)
+            return self.writer.checkpoint(order, directory)
         except Exception as error:  # the waiting ranks must get an answer
             return one_line(error)
 

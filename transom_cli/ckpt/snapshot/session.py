@@ -9,25 +9,24 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from transom_cli.ckpt.manifest import FileEntry, decode
 from transom_cli.ckpt.progress import Part
+from transom_cli.ckpt.publish import Keep
 from transom_cli.ckpt.schedule.plan import NextSaves
-from transom_cli.ckpt.snapshot import requests
-from transom_cli.ckpt.snapshot.buffer import Buffer, Share
-from transom_cli.ckpt.snapshot.finder import Found, ShareNotFound
 from transom_cli.ckpt.snapshot.increments import BLOB, BUFFER, Changes, Increment
 from transom_cli.ckpt.snapshot.persist import RESERVED
 from transom_cli.ckpt.snapshot.protection import NONE, parse
-from transom_cli.ckpt.snapshot.record import Launch, Record
+from transom_cli.ckpt.snapshot.rebuild import Found, ShareNotFound
+from transom_cli.ckpt.snapshot.record import Buffer, Launch, Record, Share
 from transom_cli.ckpt.snapshot.training import Training
 from transom_cli.ckpt.snapshot.writer import Order
 from transom_cli.ckpt.tiers.objects import is_url
 from transom_cli.core.codec import build, plain
 from transom_cli.rpc import local
 from transom_cli.rpc.errors import Failed
-from transom_cli.rpc.verbs import Call, Empty, Reply, Verb, dispatch
+from transom_cli.rpc.verbs import Call, Reply, dispatch, verb, verbs_of
 
 SURVEY = 5.0  # seconds for a peer to list what it has
 PATIENCE = 30.0  # seconds at most that one call may wait here
@@ -88,64 +87,87 @@ class Session:
 
     # The daemon, for the node's agent
 
-    def hello(self, _: Empty) -> Reply:
+    @verb()
+    def hello(self) -> Reply:
         return Reply({"id": self._host.id})
 
-    def end(self, _: Empty) -> Reply:
+    @verb()
+    def end(self) -> Reply:
         self._host.end()
         return Reply({"id": self._host.id})
 
-    def newest(self, _: Empty) -> Reply:
+    @verb()
+    def newest(self) -> Reply:
         """Return each training's newest committed step."""
         return Reply({"newest": [training.newest() for training in self._host.trainings()]})
 
-    def rescue(self, request: requests.Rescue) -> Reply:
-        training = next((t for t in self._host.trainings() if t.store.directory == request.directory), None)
+    @verb()
+    def rescue(self, directory: str, step: int, attempt: str, seconds: float) -> Reply:
+        training = next((t for t in self._host.trainings() if t.store.directory == directory), None)
         if training is None:
             raise ValueError("no snapshots of that training are held here")
-        return Reply(training.rescue(request.step, request.attempt, request.seconds))
+        return Reply(training.rescue(step, attempt, seconds))
 
     # A rank joins
 
-    def listen(self, request: requests.Listen) -> Reply:
-        training = self._host.training(request.directory, request.token, request.node)
-        training.store.admit(Launch(request.launch.attempt, request.launch.token))
-        key = bytes.fromhex(request.key)
-        port = self._host.listen(request.directory, key, request.node, request.address, request.port)
-        return Reply({"port": port})
+    @verb()
+    def listen(
+        self, launch: Launch, directory: str, token: str, node: str, key: str, port: int = 0, address: str = ""
+    ) -> Reply:
+        """key: hex, the secret of the launch's daemons. port: 0 for any. address: "" for all of this host."""
+        training = self._host.training(directory, token, node)
+        training.store.admit(launch)
+        return Reply({"port": self._host.listen(directory, bytes.fromhex(key), node, address, port)})
 
-    def join(self, request: requests.Join) -> Reply:
-        """Return the rank's buffers from an earlier launch, as [index, bytes] and a descriptor each."""
-        launch = Launch(request.launch.attempt, request.launch.token)
-        training = self._host.training(request.directory, request.token, request.node)
+    @verb()
+    def join(
+        self, launch: Launch, directory: str, token: str, node: str, key: str, rank: int,
+        places: dict[str, tuple[str, int]], protect: str = "none", rate: float | None = None,
+        domains: dict[str, str] | None = None, also: tuple[tuple[str, int], ...] = (), upload_rate: float | None = None,
+    ) -> Reply:  # fmt: skip
+        """Return the rank's buffers from an earlier launch, as [index, bytes] and a descriptor each.
+
+        Args:
+            places: address and port of each node's daemon.
+            rate: bytes per second for parity.
+            domains: failure domain by node.
+            also: further directories and URLs, and every how many checkpoints one is copied there.
+            upload_rate: bytes per second to URLs.
+        """
+        training = self._host.training(directory, token, node)
         if training.store.launch != launch:
             training.begin()
-        training.protect = protection = parse(request.protect)
-        buffers = training.store.join(launch, request.rank, protection != NONE, self)
-        training.protector.choose(protection, request.domains, request.rate)
-        training.meet(request.node, request.places, bytes.fromhex(request.key))
-        training.persister.copy_to({Path(place): every for place, every in request.also if not is_url(place)})
-        urls = {place: every for place, every in request.also if is_url(place)}
-        training.persister.mirror.copy_to(urls, request.upload_rate)
-        self._training, self._launch, self._rank = training, launch, request.rank
+        training.protect = protection = parse(protect)
+        buffers = training.store.join(launch, rank, protection != NONE, self)
+        training.protector.choose(protection, domains or {}, rate)
+        training.meet(node, places, bytes.fromhex(key))
+        training.persister.copy_to({Path(place): every for place, every in also if not is_url(place)})
+        urls = {place: every for place, every in also if is_url(place)}
+        training.persister.mirror.copy_to(urls, upload_rate)
+        self._training, self._launch, self._rank = training, launch, rank
         rows = sorted(buffers.items())[:_FDS_PER_REPLY]
         return Reply({"buffers": [[n, buffer.size] for n, buffer in rows]}, fds=[buffer.fd for _, buffer in rows])
 
-    def lend(self, request: requests.Lend, fds: list[int]) -> Reply:
-        buffer = Buffer(fds[0], request.size)
+    @verb(fds=1)
+    def lend(self, fds: list[int], index: int, size: int, write: bool) -> Reply:
+        """One descriptor: a memfd of `size` bytes. write: the rank writes into it now."""
+        buffer = Buffer(fds[0], size)
         del fds[0]  # it is the buffer's now
         try:
-            self.training.store.lend(self.launch, self._rank, request.index, buffer, write=request.write, caller=self)
+            self.training.store.lend(self.launch, self._rank, index, buffer, write=write, caller=self)
         except BaseException:
             buffer.close()
             raise
         return Reply()
 
-    def look(self, request: requests.Look) -> Reply:
-        self._training = self._host.training(request.directory, request.token, "")
+    @verb()
+    def look(self, directory: str, token: str) -> Reply:
+        """For a process that is no rank."""
+        self._training = self._host.training(directory, token, "")
         return Reply()
 
-    def bye(self, _: Empty) -> Reply:
+    @verb()
+    def bye(self) -> Reply:
         training, self._training = self.training, None
         if training.store.leave(self.launch, self._rank):
             self._host.forget(training)
@@ -153,154 +175,191 @@ class Session:
 
     # A save
 
-    def take(self, request: requests.Take) -> Reply:
-        store, patience = self.training.store, min(PATIENCE, request.patience)
-        index, why = store.take(self.launch, self._rank, patience, request.index, self)
+    @verb()
+    def take(self, patience: float, index: int | None = None, words: bool = False) -> Reply:
+        """index: the buffer that a former daemon had given out. words: also return new lines for the trainer."""
+        store = self.training.store
+        index, why = store.take(self.launch, self._rank, min(PATIENCE, patience), index, self)
         pinned = store.pinned if index is None else None
-        lines = self._new_lines() if request.words else []
+        lines = self._new_lines() if words else []
         return Reply({"index": index, "busy": why, "pinned": pinned, "words": lines})
 
-    def drop(self, request: requests.Drop) -> Reply:
-        self.training.store.drop(self.launch, self._rank, request.index, self)
+    @verb()
+    def drop(self, index: int) -> Reply:
+        self.training.store.drop(self.launch, self._rank, index, self)
         return Reply()
 
-    def hold(self, request: requests.Hold, fds: list[int]) -> Reply:
+    @verb(fds=1)
+    def hold(self, fds: list[int], step: int, file: str, size: int, sum: str, index: int | None = None) -> Reply:
+        """One parcel: the segments as JSON. index: set to repeat what a former daemon knew."""
         segments = tuple((int(start), int(length)) for start, length in json.loads(local.unpack(fds[0])))
-        share = Share(request.step, request.file, request.size, request.sum, segments)
-        if request.index is None:
+        share = Share(step, file, size, sum, segments)
+        if index is None:
             self.training.store.hold(self.launch, self._rank, share, self)
         else:
-            self.training.store.again(self.launch, self._rank, request.index, share, self)
+            self.training.store.again(self.launch, self._rank, index, share, self)
         return Reply()
 
-    def commit(self, request: requests.Commit, fds: list[int]) -> Reply:
+    @verb(fds=1)
+    def commit(
+        self, fds: list[int], step: int, manifest: int, reserve: tuple[str, ...], restored: bool = False,
+        same: int | None = None,
+    ) -> Reply:  # fmt: skip
+        """One parcel: the manifest, of `manifest` bytes, and torch's metadata. same: a committed step with the same
+        metadata; then the parcel has the manifest alone."""
         data = local.unpack(fds[0])
-        metadata = data[request.manifest :]
-        if request.same is not None:
-            like = self.training.store.records.get(request.same)
+        metadata = data[manifest:]
+        if same is not None:
+            like = self.training.store.records.get(same)
             if like is None:
-                raise ValueError(f"no record of step {request.same}")
+                raise ValueError(f"no record of step {same}")
             metadata = like.metadata
-        record = Record(data[: request.manifest], metadata)
-        self.training.store.commit(self.launch, request.step, record, request.reserve, restored=request.restored)
-        if RESERVED in request.reserve:
-            self.training.persister.tried_again(request.step)
+        record = Record(data[:manifest], metadata)
+        self.training.store.commit(self.launch, step, record, reserve, restored=restored)
+        if RESERVED in reserve:
+            self.training.persister.tried_again(step)
         return Reply()
 
-    def changes(self, request: requests.PlanChanges, fds: list[int]) -> Reply:
-        """Note what to write of this rank's share in an incremental checkpoint."""
+    @verb(fds=1)
+    def changes(self, fds: list[int], step: int, file: str, size: int, sum: str, blob: int) -> Reply:
+        """Note what to write of this rank's share in an incremental checkpoint. One parcel: `blob` bytes, and the
+        segments as JSON."""
         data = local.unpack(fds[0])
-        segments = tuple((int(where), int(at), int(size)) for where, at, size in json.loads(data[request.blob :]))
-        if any(where not in (BUFFER, BLOB) or at < 0 or size < 0 for where, at, size in segments):
-            raise ValueError(f"{request.file}: a segment is not in its memory")
-        entry = FileEntry(request.file, request.size, request.sum)
-        self.training.persister.increments.changes(request.step, Changes(entry, segments, data[: request.blob]))
+        segments = tuple((int(where), int(at), int(n)) for where, at, n in json.loads(data[blob:]))
+        if blob < 0 or any(where not in (BUFFER, BLOB) or min(at, n) < 0 for where, at, n in segments):
+            raise ValueError(f"{file}: a segment is not in its memory")
+        entry = FileEntry(file, size, sum)
+        self.training.persister.increments.changes(step, Changes(entry, segments, data[:blob]))
         return Reply()
 
-    def increment(self, request: requests.PlanIncrement, fds: list[int]) -> Reply:
-        """Note an incremental checkpoint, for when the step is persisted."""
+    @verb(fds=1)
+    def increment(self, fds: list[int], step: int, base: int | None, manifest: int, metadata: int) -> Reply:
+        """Note an incremental checkpoint, for when the step is persisted. One parcel: `manifest` bytes, `metadata`
+        bytes of torch's own, and the links as JSON."""
         data = local.unpack(fds[0])
-        end = request.manifest + request.metadata
+        end = manifest + metadata
         links = tuple((str(name), str(source)) for name, source in json.loads(data[end:]))
-        record = Record(data[: request.manifest], data[request.manifest : end])
-        if record.read.step != request.step or any("/" in name for pair in links for name in pair):
-            raise ValueError(f"not an increment of step {request.step}")
-        self.training.persister.increments.plan(request.step, Increment(record, request.base, links))
+        record = Record(data[:manifest], data[manifest:end])
+        if record.read.step != step or any("/" in name for pair in links for name in pair):
+            raise ValueError(f"not an increment of step {step}")
+        self.training.persister.increments.plan(step, Increment(record, base, links))
         return Reply()
 
-    def base(self, _: Empty) -> Reply:
+    @verb()
+    def base(self) -> Reply:
         """Return the step that an incremental checkpoint may refer to, and the checksum of its manifest; or None."""
         return Reply({"base": self.training.persister.increments.base})
 
-    def superseded(self, request: requests.Step) -> Reply:
+    @verb()
+    def superseded(self, step: int) -> Reply:
         """All ranks of all nodes have committed a step that is newer than the restored one."""
-        self.training.store.superseded(self.launch, request.step)
+        self.training.store.superseded(self.launch, step)
         return Reply()
 
-    def secure(self, request: requests.Secure) -> Reply:
+    @verb()
+    def secure(self, step: int, by: str, attempt: str) -> Reply:
         """Have the restored step written to disk, because its memory is needed. Return whether it is kept at all."""
-        kept = self.training.store.pinned == request.step
+        kept = self.training.store.pinned == step
         if kept:
-            self.training.persister.tried_again(request.step)
-            attempt = request.attempt
-            self.training.peers.call(request.by, "persist", SURVEY, step=request.step, attempt=attempt)
+            self.training.persister.tried_again(step)
+            self.training.peers.call(by, "persist", SURVEY, step=step, attempt=attempt)
         return Reply({"kept": kept})
 
-    def durable(self, request: requests.Step) -> Reply:
+    @verb()
+    def durable(self, step: int) -> Reply:
         """The restored step is on disk."""
-        self.training.store.durable(self.launch, request.step)
+        self.training.store.durable(self.launch, step)
         return Reply()
 
-    def plan(self, request: requests.Plan) -> Reply:
-        self.training.rhythm, self.training.coming = request.rhythm[:_RHYTHM], build(NextSaves, request.coming)
+    @verb()
+    def plan(self, rhythm: str, coming: dict[str, Any]) -> Reply:
+        self.training.rhythm, self.training.coming = rhythm[:_RHYTHM], build(NextSaves, coming)
         return Reply()
 
-    def persist(self, request: requests.Persist) -> Reply:
-        order = Order(request.step, request.attempt, request.retention, request.metrics, request.requested)
-        self.training.persister.begin(order)
+    @verb()
+    def persist(
+        self, step: int, attempt: str, keep: int, keep_every: int | None, keep_best: int = 0, monitor: str = "loss",
+        mode: str = "min", requested: bool = False, metrics: dict[str, float] | None = None,
+    ) -> Reply:  # fmt: skip
+        """metrics: of the step, by name. requested: write it though a newer step may come."""
+        kept = Keep(keep, keep_every, keep_best, monitor, mode)
+        self.training.persister.begin(Order(step, attempt, kept, metrics or {}, requested))
         return Reply()
 
-    def protect(self, request: requests.Step) -> Reply:
-        self.training.protector.begin(request.step)
+    @verb()
+    def protect(self, step: int) -> Reply:
+        self.training.protector.begin(step)
         return Reply()
 
-    def outcome(self, request: requests.Outcome) -> Reply:
-        patience = min(PATIENCE, request.patience)
-        state, trouble = self.training.persister.outcome_by(request.by, request.step, patience)
+    @verb()
+    def outcome(self, by: str, step: int, patience: float) -> Reply:
+        """by: the node whose daemon writes the checkpoint."""
+        state, trouble = self.training.persister.outcome_by(by, step, min(PATIENCE, patience))
         return Reply({"state": state, "trouble": trouble, "still": self.training.persister.still()})
 
-    def unheard(self, request: requests.Step) -> Reply:
+    @verb()
+    def unheard(self, step: int) -> Reply:
         """The rank stops waiting for the outcome of that step."""
-        self.training.store.release(request.step, RESERVED)
+        self.training.store.release(step, RESERVED)
         return Reply()
 
-    def copying(self, request: requests.By) -> Reply:
+    @verb()
+    def copying(self, by: str) -> Reply:
         """Return whether the daemon of that node has copies written."""
-        return Reply({"busy": self.training.persister.copying_by(request.by)})
+        return Reply({"busy": self.training.persister.copying_by(by)})
 
-    def mirrored(self, _: Empty) -> Reply:
+    @verb()
+    def mirrored(self) -> Reply:
         """Return what became of the uploads to object storage that this daemon has made."""
         return Reply(plain(self.training.persister.mirror.outcome))
 
-    def tidying(self, _: Empty) -> Reply:
+    @verb()
+    def tidying(self) -> Reply:
         return Reply({"busy": self.training.persister.tidying})
 
-    def words(self, _: Empty) -> Reply:
+    @verb()
+    def words(self) -> Reply:
         return Reply({"words": self._new_lines()})
 
     # For commands
 
-    def state(self, _: Empty) -> Reply:
+    @verb()
+    def state(self) -> Reply:
         """Return this node's account of the training."""
         return Reply(self.training.state())
 
-    def states(self, _: Empty) -> Reply:
+    @verb()
+    def states(self) -> Reply:
         """Return all nodes' accounts as a parcel: {node: account or {"error": ..}}."""
         return self._parcel(self.training.peers.call_all("state", SURVEY))
 
-    def check(self, request: requests.Step) -> Reply:
+    @verb()
+    def check(self, step: int) -> Reply:
         """Verify everything that all nodes hold of a step. Return the result as a parcel."""
-        return self._parcel(plain(self.training.verifier.everywhere(request.step)))
+        return self._parcel(plain(self.training.verifier.everywhere(step)))
 
     # A restore
 
-    def survey(self, _: Empty) -> Reply:
+    @verb()
+    def survey(self) -> Reply:
         """Return what all daemons have, as a parcel: {node: {"held": .., "records": ..} or {"error": ..}}."""
         return self._parcel(self.training.peers.call_all("all", SURVEY))
 
-    def record(self, request: requests.GetRecord) -> Reply:
-        data = bytearray(request.manifest + request.metadata)
-        self.training.peers.call(request.node, "record", SURVEY, memoryview(data), step=request.step)
+    @verb()
+    def record(self, node: str, step: int, manifest: int, metadata: int) -> Reply:
+        data = bytearray(manifest + metadata)
+        self.training.peers.call(node, "record", SURVEY, memoryview(data), step=step)
         return self._parcel(bytes(data))
 
-    def fetch(self, request: requests.Fetch) -> Reply:
+    @verb()
+    def fetch(self, step: int, file: str, size: int, sum: str, check: bool = True) -> Reply:
         """Return a share in memory, valid until `rewind` or until the rank goes.
 
         Without ``check`` the caller verifies what is held here; if that is damaged, it calls again with ``check``.
         """
-        entry = FileEntry(request.file, request.size, request.sum)
+        entry = FileEntry(file, size, sum)
         try:
-            found = self.training.finder.find(request.step, entry, check=request.check)
+            found = self.training.finder.find(step, entry, check=check)
         except ShareNotFound as error:
             raise Failed(str(error)) from None
         self._found.append(found)
@@ -308,22 +367,29 @@ class Session:
         answer = {"size": found.size, "where": found.where, "segments": segments, "checked": found.checked}
         return Reply(answer, fds=[found.fd])
 
-    def restoring(self, part: Part) -> Reply:
+    @verb()
+    def restoring(self, what: str, step: int, place: str, done: int, total: int, began: float, whole: int = 0) -> Reply:
         """Note the rank's progress until `rewind`."""
-        self.training.restoring[self._rank] = part
+        self.training.restoring[self._rank] = Part(what, step, place, done, total, began, whole)
         return Reply()
 
-    def rewind(self, request: requests.Rewind) -> Reply:
+    @verb()
+    def rewind(self, step: int | None) -> Reply:
         self._end_reading()
         self.training.restoring.pop(self._rank, None)
-        self.training.store.rewind(self.launch, request.step)
-        self.training.rewind(request.step)
+        self.training.store.rewind(self.launch, step)
+        self.training.rewind(step)
         return Reply()
 
-    def trust(self, request: requests.Trust, fds: list[int]) -> Reply:
-        manifest, directory = decode(local.unpack(fds[0])), Path(request.directory)
-        if self.training.persister.writes_to(directory):
-            self.training.persister.trust(directory, request.attempt, request.retention, manifest)
+    @verb(fds=1)
+    def trust(
+        self, fds: list[int], directory: str, attempt: str, keep: int, keep_every: int | None, keep_best: int = 0,
+        monitor: str = "loss", mode: str = "min",
+    ) -> Reply:  # fmt: skip
+        """One parcel: the manifest of a checkpoint in `directory` that the rank has read in full."""
+        if self.training.persister.writes_to(Path(directory)):
+            kept = Keep(keep, keep_every, keep_best, monitor, mode)
+            self.training.persister.trust(Path(directory), attempt, kept, decode(local.unpack(fds[0])))
         return Reply()
 
     def _end_reading(self) -> None:
@@ -347,42 +413,4 @@ class Session:
             os.close(self._parcels.pop())
 
 
-VERBS: dict[str, Verb] = {
-    "hello": Verb(Session.hello, Empty),
-    "end": Verb(Session.end, Empty),
-    "newest": Verb(Session.newest, Empty),
-    "rescue": Verb(Session.rescue, requests.Rescue),
-    "listen": Verb(Session.listen, requests.Listen),
-    "join": Verb(Session.join, requests.Join),
-    "lend": Verb(Session.lend, requests.Lend, fds=1),
-    "look": Verb(Session.look, requests.Look),
-    "bye": Verb(Session.bye, Empty),
-    "take": Verb(Session.take, requests.Take),
-    "drop": Verb(Session.drop, requests.Drop),
-    "hold": Verb(Session.hold, requests.Hold, fds=1),
-    "commit": Verb(Session.commit, requests.Commit, fds=1),
-    "changes": Verb(Session.changes, requests.PlanChanges, fds=1),
-    "increment": Verb(Session.increment, requests.PlanIncrement, fds=1),
-    "base": Verb(Session.base, Empty),
-    "superseded": Verb(Session.superseded, requests.Step),
-    "secure": Verb(Session.secure, requests.Secure),
-    "durable": Verb(Session.durable, requests.Step),
-    "plan": Verb(Session.plan, requests.Plan),
-    "persist": Verb(Session.persist, requests.Persist),
-    "protect": Verb(Session.protect, requests.Step),
-    "outcome": Verb(Session.outcome, requests.Outcome),
-    "unheard": Verb(Session.unheard, requests.Step),
-    "copying": Verb(Session.copying, requests.By),
-    "mirrored": Verb(Session.mirrored, Empty),
-    "tidying": Verb(Session.tidying, Empty),
-    "words": Verb(Session.words, Empty),
-    "state": Verb(Session.state, Empty),
-    "states": Verb(Session.states, Empty),
-    "check": Verb(Session.check, requests.Step),
-    "survey": Verb(Session.survey, Empty),
-    "record": Verb(Session.record, requests.GetRecord),
-    "fetch": Verb(Session.fetch, requests.Fetch),
-    "restoring": Verb(Session.restoring, Part),
-    "rewind": Verb(Session.rewind, requests.Rewind),
-    "trust": Verb(Session.trust, requests.Trust, fds=1),
-}
+VERBS = verbs_of(Session)

@@ -21,8 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from transom_cli.ckpt.failures import TakenOver
-from transom_cli.ckpt.snapshot.buffer import Buffer, Share
-from transom_cli.ckpt.snapshot.record import Launch, Record
+from transom_cli.ckpt.snapshot.record import Buffer, Launch, Record, Share
 from transom_cli.ckpt.snapshot.reservations import Reservations
 
 

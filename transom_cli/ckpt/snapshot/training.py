@@ -12,29 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.ckpt.failures import BadManifest
-from transom_cli.ckpt.manifest import of_one_save
+from transom_cli.ckpt.manifest import of_one_save, shares
 from transom_cli.ckpt.names import MANIFEST, step_name
 from transom_cli.ckpt.progress import Part, combined
 from transom_cli.ckpt.schedule.plan import NextSaves
-from transom_cli.ckpt.snapshot import requests
 from transom_cli.ckpt.snapshot.account import Account, Held, Step
-from transom_cli.ckpt.snapshot.buffer import part, views
-from transom_cli.ckpt.snapshot.finder import Finder
-from transom_cli.ckpt.snapshot.inventory import shares
-from transom_cli.ckpt.snapshot.parity import Parity, read_group
 from transom_cli.ckpt.snapshot.peers import Answer, Membership, Peers
 from transom_cli.ckpt.snapshot.persist import COPYING, DONE, RESERVED, Persister
 from transom_cli.ckpt.snapshot.protect import RESERVED as PROTECTING
-from transom_cli.ckpt.snapshot.protect import Protector
+from transom_cli.ckpt.snapshot.protect import Parity, Protector, read_group
 from transom_cli.ckpt.snapshot.protection import NONE
-from transom_cli.ckpt.snapshot.rebuild import Rebuilder
+from transom_cli.ckpt.snapshot.rebuild import Finder, Rebuilder
+from transom_cli.ckpt.snapshot.record import part, views
 from transom_cli.ckpt.snapshot.store import Store
 from transom_cli.ckpt.snapshot.verify import Verifier
 from transom_cli.ckpt.snapshot.writer import Order
 from transom_cli.core.codec import plain
-from transom_cli.rpc.verbs import Call, Empty, Reply, Verb, dispatch
+from transom_cli.rpc.verbs import Call, Reply, dispatch, verb, verbs_of
 from transom_cli.rpc.wire import CLIENT, LIMITS
 
+_LONG = LIMITS[CLIENT]  # lists of files or nodes
 _WORDS = 20  # lines kept for a trainer that does not fetch them
 RESERVE = 2.0  # seconds for a peer to note that a step must not be overwritten
 
@@ -111,7 +108,7 @@ class Training:
         return Account(
             self.store.directory, tuple(steps), str(self.protect), protected, left_out,
             self.parity.size, sum(size for _, _, size, _ in buffers), nodes, self.rhythm, self.coming,
-            combined([*self.restoring.copy().values(), *self.persister.under_way()]),
+            combined([*self.restoring.copy().values(), *self.persister.writer.under_way()]),
         )  # fmt: skip
 
     @property
@@ -158,41 +155,46 @@ class Training:
     def answer(self, call: Call) -> Reply:
         return dispatch(VERBS, self, call)
 
-    def peer_all(self, _: Empty) -> Reply:
+    @verb()
+    def peer_all(self) -> Reply:
         """Return what is held, [step, file, sum], and the records, [step, bytes of manifest, bytes of metadata]."""
         held = [[share.step, share.file, share.sum] for *_, share in self.store.buffers() if share is not None]
         records = [[step, len(r.manifest), len(r.metadata)] for step, r in sorted(self.store.records.items())]
         return Reply({"held": held, "records": records})
 
-    def peer_state(self, _: Empty) -> Reply:
+    @verb()
+    def peer_state(self) -> Reply:
         return Reply(self.state())
 
-    def peer_held(self, request: requests.Step) -> Reply:
-        return Reply({"held": [[file, share.sum] for file, share in self.store.shares(request.step).items()]})
+    @verb()
+    def peer_held(self, step: int) -> Reply:
+        return Reply({"held": [[file, share.sum] for file, share in self.store.shares(step).items()]})
 
-    def peer_record(self, request: requests.Step) -> Reply:
-        record = self.store.records.get(request.step)
+    @verb()
+    def peer_record(self, step: int) -> Reply:
+        record = self.store.records.get(step)
         if record is None:
-            raise ValueError(f"no record of step {request.step}")
+            raise ValueError(f"no record of step {step}")
         return Reply(bulk=(memoryview(record.manifest), memoryview(record.metadata)))
 
-    def peer_read(self, request: requests.Read) -> Reply:
+    @verb()
+    def peer_read(self, step: int, file: str, start: int, size: int) -> Reply:
         """The pin ends before the bytes are sent. The peer verifies them, so a step that is overwritten meanwhile
         costs only that attempt."""
         try:
-            with self.store.reading(request.step, request.file) as (share, buffer):
-                return Reply(bulk=part(views(buffer.memory, share.segments), request.start, request.size))
+            with self.store.reading(step, file) as (share, buffer):
+                return Reply(bulk=part(views(buffer.memory, share.segments), start, size))
         except KeyError:
-            raise ValueError(f"{request.file} of step {request.step} is not here") from None
+            raise ValueError(f"{file} of step {step} is not here") from None
 
-    def peer_write(self, request: requests.Write) -> Reply:
-        work = self._work(request.step, request.work, request.files)
-        trouble, lost = self.persister.write(request.step, work, list(request.files))
+    @verb(limit=_LONG)
+    def peer_write(self, step: int, work: str, files: tuple[str, ...]) -> Reply:
+        trouble, lost = self.persister.writer.write(step, self._work(step, work, files), list(files))
         return Reply({"trouble": trouble, "lost": lost})
 
-    def peer_write_changes(self, request: requests.WriteChanges) -> Reply:
-        work = self._work(request.step, request.work, request.sums)
-        return Reply({"trouble": self.persister.write_changes(request.step, work, request.sums)})
+    @verb(limit=_LONG)
+    def peer_write_changes(self, step: int, work: str, sums: dict[str, str]) -> Reply:
+        return Reply({"trouble": self.persister.writer.write_changes(step, self._work(step, work, sums), sums)})
 
     def _work(self, step: int, work: str, names: Iterable[str]) -> Path:
         """Raises ValueError if that is no working directory of this training and step."""
@@ -203,75 +205,65 @@ class Training:
             raise ValueError("not a working directory of that step")
         return path
 
-    def peer_protect(self, request: requests.Protect) -> Reply:
-        return Reply({"lost": self.protector.compute(read_group(request.group))})
+    @verb(limit=_LONG)
+    def peer_protect(self, step: int, group: dict[str, Any]) -> Reply:
+        return Reply({"lost": self.protector.compute(read_group(group))})
 
-    def peer_rows(self, request: requests.Step) -> Reply:
-        return Reply({"rows": [row.as_json() for row in self.parity.rows(request.step)]})
+    @verb()
+    def peer_rows(self, step: int) -> Reply:
+        return Reply({"rows": [row.as_json() for row in self.parity.rows(step)]})
 
-    def peer_row(self, request: requests.ReadRow) -> Reply:
+    @verb(limit=_LONG)
+    def peer_row(self, step: int, nodes: tuple[str, ...], stripe: int, row: int, start: int, size: int) -> Reply:
         try:
-            with self.parity.reading(request.step, request.nodes, request.stripe, request.row) as memory:
-                return Reply(bulk=part([memory], request.start, request.size))
+            with self.parity.reading(step, nodes, stripe, row) as memory:
+                return Reply(bulk=part([memory], start, size))
         except KeyError:
             raise ValueError("that parity is not here") from None
 
-    def peer_check(self, request: requests.Step) -> Reply:
-        return Reply(self.verifier.here(request.step))
+    @verb()
+    def peer_check(self, step: int) -> Reply:
+        return Reply(self.verifier.here(step))
 
-    def peer_settled(self, request: requests.Protected) -> Reply:
+    @verb(limit=_LONG)
+    def peer_settled(self, step: int, left_out: tuple[str, ...] = ()) -> Reply:
         """The step is protected on all nodes."""
-        self.store.settled(request.step)
-        return self.peer_partly(request)
+        self.store.settled(step)
+        return self.peer_partly(step, left_out)
 
-    def peer_partly(self, request: requests.Protected) -> Reply:
+    @verb(limit=_LONG)
+    def peer_partly(self, step: int, left_out: tuple[str, ...] = ()) -> Reply:
         """The step is protected except for the nodes that were left out."""
-        self.store.release_all(request.step, PROTECTING)
-        self.parity.only(request.step, self.store.protected)
-        self._left_out = request.left_out
+        self.store.release_all(step, PROTECTING)
+        self.parity.only(step, self.store.protected)
+        self._left_out = left_out
         return Reply()
 
-    def peer_persist(self, request: requests.PersistFor) -> Reply:
-        self.persister.tried_again(request.step)
-        self.persister.begin(Order(request.step, request.attempt, self.persister.keep))
+    @verb()
+    def peer_persist(self, step: int, attempt: str) -> Reply:
+        self.persister.tried_again(step)
+        self.persister.begin(Order(step, attempt, self.persister.keep))
         return Reply()
 
-    def peer_reserve(self, request: requests.Step) -> Reply:
-        self.store.reserve(request.step, RESERVED)
+    @verb()
+    def peer_reserve(self, step: int) -> Reply:
+        self.store.reserve(step, RESERVED)
         return Reply()
 
-    def peer_release(self, request: requests.Release) -> Reply:
-        self.store.release(request.step, request.why)
+    @verb()
+    def peer_release(self, step: int, why: str) -> Reply:
+        self.store.release(step, why)
         return Reply()
 
-    def peer_ended(self, request: requests.Ended) -> Reply:
-        self.persister.hear(request.step, request.state, request.trouble)
+    @verb()
+    def peer_ended(self, step: int, state: str, trouble: str = "") -> Reply:
+        self.persister.hear(step, state, trouble)
         return Reply()
 
-    def peer_outcome(self, request: requests.Step) -> Reply:
-        state, trouble = self.persister.outcome(request.step)
+    @verb()
+    def peer_outcome(self, step: int) -> Reply:
+        state, trouble = self.persister.outcome(step)
         return Reply({"state": state, "trouble": trouble})
 
 
-_LONG = LIMITS[CLIENT]  # lists of files or nodes
-
-VERBS: dict[str, Verb] = {
-    "all": Verb(Training.peer_all, Empty),
-    "state": Verb(Training.peer_state, Empty),
-    "held": Verb(Training.peer_held, requests.Step),
-    "record": Verb(Training.peer_record, requests.Step),
-    "read": Verb(Training.peer_read, requests.Read),
-    "write": Verb(Training.peer_write, requests.Write, _LONG),
-    "write_changes": Verb(Training.peer_write_changes, requests.WriteChanges, _LONG),
-    "protect": Verb(Training.peer_protect, requests.Protect, _LONG),
-    "rows": Verb(Training.peer_rows, requests.Step),
-    "row": Verb(Training.peer_row, requests.ReadRow, _LONG),
-    "check": Verb(Training.peer_check, requests.Step),
-    "settled": Verb(Training.peer_settled, requests.Protected, _LONG),
-    "partly": Verb(Training.peer_partly, requests.Protected, _LONG),
-    "persist": Verb(Training.peer_persist, requests.PersistFor),
-    "reserve": Verb(Training.peer_reserve, requests.Step),
-    "release": Verb(Training.peer_release, requests.Release),
-    "ended": Verb(Training.peer_ended, requests.Ended),
-    "outcome": Verb(Training.peer_outcome, requests.Step),
-}
+VERBS = verbs_of(Training, "peer_")

@@ -18,8 +18,8 @@ from transom_cli.ckpt.free_memory import free_memory
 from transom_cli.ckpt.manifest import FileEntry, Manifest, decode
 from transom_cli.ckpt.names import DCP_METADATA, MANIFEST
 from transom_cli.ckpt.snapshot.coder import NoCoder
-from transom_cli.ckpt.snapshot.parity import Parity
 from transom_cli.ckpt.snapshot.peers import Answer, Membership
+from transom_cli.ckpt.snapshot.protect import Parity
 from transom_cli.ckpt.snapshot.rebuild import Rebuilder
 from transom_cli.ckpt.snapshot.record import Record
 from transom_cli.ckpt.snapshot.store import Store

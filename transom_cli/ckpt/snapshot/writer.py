@@ -21,14 +21,13 @@ from typing import Any
 from transom_cli.ckpt import files
 from transom_cli.ckpt.failures import one_line
 from transom_cli.ckpt.inventory import check_shape
-from transom_cli.ckpt.manifest import FileEntry, Manifest
+from transom_cli.ckpt.manifest import FileEntry, Manifest, shares
 from transom_cli.ckpt.names import DCP_METADATA, age, local_attempt, step_name, tmp_name
 from transom_cli.ckpt.progress import WRITING, OnBytes, Part, PartCounter
 from transom_cli.ckpt.publish import Keep, Retention, publish, tidy
-from transom_cli.ckpt.snapshot.finder import Finder, ShareNotFound
 from transom_cli.ckpt.snapshot.increments import Increment, Increments
-from transom_cli.ckpt.snapshot.inventory import shares
 from transom_cli.ckpt.snapshot.peers import AT_ONCE, Membership, Peers
+from transom_cli.ckpt.snapshot.rebuild import Finder, ShareNotFound
 from transom_cli.ckpt.snapshot.record import Record
 from transom_cli.ckpt.snapshot.store import Store
 from transom_cli.ckpt.tiers import marks

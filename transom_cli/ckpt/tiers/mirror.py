@@ -12,6 +12,7 @@ import json
 import os
 import select
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from transom_cli.ckpt.names import step_name
 from transom_cli.ckpt.publish import Keep
 from transom_cli.ckpt.schedule.plan import CopyTurns
 from transom_cli.ckpt.tiers.record import MirrorState, write
-from transom_cli.ckpt.tiers.upload import Job, job
+from transom_cli.ckpt.tiers.upload import Job
 from transom_cli.start import own
 
 SILENCE = 900.0  # seconds in which an upload that moves no byte is given up
@@ -77,7 +78,7 @@ class Mirror:
         """A checkpoint is durable: upload it where it is due, in the background."""
         with self._lock:
             for url in self._turns.due():
-                self._places[url].waiting = job(self._directory, url, step, attempt, self._rate, keep)
+                self._places[url].waiting = Job(str(self._directory), url, step, attempt, self._rate, keep)
             self._work()
 
     @property
@@ -142,54 +143,35 @@ class Mirror:
 
 def upload(asked: Job, silence: float = SILENCE) -> tuple[list[dict[str, Any]] | None, str]:
     """Run the process that uploads. Returns what is in the storage then, or why the upload failed."""
-    process = subprocess.Popen(
-        own("transom_cli.ckpt.tiers.upload"),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     last: dict[str, Any] = {}
-    errors = _Tail(process.stderr)
-    try:
-        process.stdin.write(asked.encode().encode("ascii") + b"\n")
-        process.stdin.flush()
-        rest = b""
-        while True:
-            if not select.select([process.stdout], [], [], silence)[0]:
-                return None, f"no byte was sent for {silence:g} s"
-            data = os.read(process.stdout.fileno(), 1 << 16)
-            if not data:
-                break
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                last = json.loads(line)
-        process.wait(30.0)
-    except BrokenPipeError:
-        pass
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
-        words = errors.text()
-    if "there" in last:
-        return last["there"], ""
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            own("transom_cli.ckpt.tiers.upload"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+        )
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(asked.encode().encode("ascii") + b"\n")
+            process.stdin.flush()
+            rest = b""
+            while True:
+                if not select.select([process.stdout], [], [], silence)[0]:
+                    return None, f"no byte was sent for {silence:g} s"
+                data = os.read(process.stdout.fileno(), 1 << 16)
+                if not data:
+                    break
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    last = json.loads(line)
+            process.wait(30.0)
+        except BrokenPipeError:
+            pass
+        finally:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+        if "there" in last:
+            return last["there"], ""
+        errors.seek(max(0, errors.seek(0, 2) - _LONGEST))
+        words = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
     return None, str(last.get("trouble") or words or f"its process ended with {process.returncode}")[:_LONGEST]
-
-
-class _Tail:
-    """The last line of a stream, read in a thread so that its writer never waits."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream, self._last = stream, ""
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        for line in self._stream:
-            text = line.decode("utf-8", "replace").strip()
-            self._last = text or self._last
-        self._stream.close()
-
-    def text(self) -> str:
-        self._thread.join(5.0)
-        return self._last

@@ -11,6 +11,7 @@ upload that was interrupted finds what it has already stored. A marker is sealed
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from transom_cli.ckpt.names import COPIES_OF, MANIFEST
 from transom_cli.ckpt.progress import OnBytes, ignore_bytes
 from transom_cli.ckpt.tiers.marks import read_metrics
 from transom_cli.errors import TransomError, UsageError
+from transom_cli.rpc.throttle import Throttle
 
 SCHEMA = 1
 PIECE = 4 << 20  # bytes read and written at a time
@@ -136,10 +138,10 @@ class ObjectStore:
             manifest = decode(data)
             marker = marker_of(manifest, data, read_metrics(checkpoint))
             stored = self._sizes(marker.folder)
-            pace = Pace(rate)
+            throttle = Throttle(rate) if rate is not None else None
             for entry in sorted(manifest.files, key=lambda one: one.name):
                 if stored.get(entry.name) != entry.size or not entry.size:
-                    self._send(checkpoint / entry.name, f"{marker.folder}/{entry.name}", entry, on_bytes, pace)
+                    self._send(checkpoint / entry.name, f"{marker.folder}/{entry.name}", entry, on_bytes, throttle)
             self._write(f"{marker.folder}/{MANIFEST}", data)
             stored = self._sizes(marker.folder)
             for entry in manifest.files:
@@ -193,12 +195,13 @@ class ObjectStore:
             self._remove(folder)
         return gone
 
-    def _send(self, file: Path, name: str, entry: FileEntry, on_bytes: OnBytes, pace: Pace) -> None:
+    def _send(self, file: Path, name: str, entry: FileEntry, on_bytes: OnBytes, throttle: Throttle | None) -> None:
         hasher = xxhash.xxh3_128()
         with file.open("rb") as local, self._new(name) as remote:
             while piece := local.read(PIECE):
                 hasher.update(piece)
-                pace.wait(len(piece))
+                if throttle is not None:
+                    time.sleep(throttle.take(len(piece)))
                 remote.write(piece)
                 on_bytes(len(piece))
         if hasher.hexdigest() != entry.xxh3_128:
@@ -252,43 +255,17 @@ class ObjectStore:
                 return
 
 
-class Pace:
-    """Bounds a rate. rate: bytes per second; None: no bound."""
-
-    def __init__(
-        self, rate: float | None, clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:  # fmt: skip
-        self._rate, self._clock, self._sleep = rate, clock, sleep
-        self._free_at = clock()
-
-    def wait(self, size: int) -> None:
-        """Wait until `size` more bytes may be sent."""
-        if self._rate is None:
-            return
-        now = self._clock()
-        self._free_at = max(now, self._free_at) + size / self._rate
-        if self._free_at > now:
-            self._sleep(self._free_at - now)
-
-
-class _reported:
+@contextlib.contextmanager
+def _reported(url: str) -> Iterator[None]:
     """Turn what a file system raises into StorageError. fsspec's backends raise errors of many libraries."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        if error is None or isinstance(error, (StorageError, UsageError)) or not isinstance(error, Exception):
-            return
-        if isinstance(error, BadManifest):
-            raise StorageError(error.what, error.why) from error
-        if isinstance(error, TransomError):
-            return
-        raise StorageError(f"{self._url} cannot be used: {describe(error)}") from error
+    try:
+        yield
+    except BadManifest as error:
+        raise StorageError(error.what, error.why) from error
+    except TransomError:
+        raise
+    except Exception as error:
+        raise StorageError(f"{url} cannot be used: {describe(error)}") from error
 
 
 def _seal(body: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,29 +35,17 @@ _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 
 @dataclass(frozen=True)
 class Job:
-    """directory: the main one. attempt: in whose name. rate: bytes per second; None: no bound. The rest is a Keep."""
+    """directory: the main one. attempt: in whose name. rate: bytes per second; None: no bound."""
 
     directory: str
     url: str
     step: int
     attempt: str
     rate: float | None
-    newest: int
-    every: int | None
-    best: int
-    monitor: str
-    mode: str
-
-    @property
-    def keep(self) -> Keep:
-        return Keep(self.newest, self.every, self.best, self.monitor, self.mode)
+    keep: Keep
 
     def encode(self) -> str:
         return json.dumps(plain(self))
-
-
-def job(directory: Path, url: str, step: int, attempt: str, rate: float | None, keep: Keep) -> Job:
-    return Job(str(directory), url, step, attempt, rate, **asdict(keep))
 
 
 def run(job: Job, on_bytes: Any) -> list[Marker]:

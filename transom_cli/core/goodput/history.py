@@ -7,6 +7,7 @@ Slurm's states are interpreted in one place.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,10 @@ def attempt_of(name: str, journal: Iterable[Record], progress: Iterable[Record],
             attempt = replace(attempt, launcher=True, began=at)
         kind = record.get("type")
         if kind == "launch" and isinstance(number := record.get("launch"), int):
-            launches.setdefault(number, Launch(number, at))
+            launches.setdefault(number, Launch(number, at, job_step=str(record.get("job_step", ""))))
+        elif kind == "job_step" and launches:
+            newest = max(launches)
+            launches[newest] = replace(launches[newest], done=at)
         elif kind == "recovery":
             attempt = _recovery(attempt, at, record, bool(launches))
         elif kind == "outcome":
@@ -95,7 +99,7 @@ def shifted(attempt: Attempt, by: int) -> Attempt:
         return None if at is None else at + by
 
     launches = tuple(
-        replace(one, at=one.at + by, samples=tuple(replace(s, at=s.at + by) for s in one.samples))
+        replace(one, at=one.at + by, done=move(one.done), samples=tuple(replace(s, at=s.at + by) for s in one.samples))
         for one in attempt.launches
     )
     signs = tuple(replace(sign, at=sign.at + by) for sign in attempt.signs)
@@ -126,7 +130,7 @@ class JournalHistory:
         self._state, self._attempt = State(), ""
         self._steps_seen = False
         self._about: dict[str, list[ev.Event]] = {}  # by attempt, without what is in `_progress`
-        self._progress: dict[str, list[Progress]] = {}
+        self._progress = defaultdict[str, list[Progress]](list)
         self._observations: list[Observation] = []
 
     def hear(self, event: ev.Event, state: State) -> None:
@@ -136,17 +140,21 @@ class JournalHistory:
             self._begin = self._latest = at
         elif at > self._latest:
             self._latest = at
+        same = state is self._state  # as for most events of a long journal
         if isinstance(event, ev.StepSeen):
             self._steps_seen = True
-        if state is self._state and isinstance(event, (ev.StepSeen, ev.CheckpointSeen)):
-            if name := event.attempt if isinstance(event, ev.StepSeen) else self._attempt:
-                self._progress.setdefault(name, []).append(event)
-            return  # as most events of a long journal: the state is the one after the last event
+            if same:
+                self._progress[event.attempt].append(event)
+                return
+        elif same and isinstance(event, ev.CheckpointSeen):
+            if self._attempt:
+                self._progress[self._attempt].append(event)
+            return
         if self._end is None and state.phase.over:
             self._end = at
         if name := _about(event, state):
             if isinstance(event, (ev.StepSeen, ev.CheckpointSeen)):
-                self._progress.setdefault(name, []).append(event)
+                self._progress[name].append(event)
             else:
                 self._about.setdefault(name, []).append(event)
         _add_observation(self._observations, _observation(event, state))
@@ -228,7 +236,8 @@ def _completed(attempt: Attempt, events: Sequence[ev.Event], progress: Sequence[
         if isinstance(e, ev.JobSeen) and (attempt.began is None or not attempt.launcher):
             attempt = replace(attempt, began=min(attempt.began or ns(e.at), ns(e.at)))
         elif isinstance(e, ev.LaunchSeen) and e.launch not in {one.number for one in attempt.launches}:
-            launches = sorted((*attempt.launches, Launch(e.launch, ns(e.at))), key=lambda one: one.number)
+            one = Launch(e.launch, ns(e.at), job_step=e.job_step)
+            launches = sorted((*attempt.launches, one), key=lambda one: one.number)
             attempt = replace(attempt, launches=tuple(launches), launcher=True)
         elif isinstance(e, ev.OutcomeSeen):
             ended = ns(e.at) if attempt.ended is None else attempt.ended
@@ -269,7 +278,8 @@ def _with_samples(launches: Sequence[Launch], events: Sequence[Progress]) -> tup
     found: list[Launch] = []
     bounds = [*(one.at for one in launches[1:]), None]
     stepping = any(isinstance(e, ev.StepSeen) for e in events)
-    for one, end in zip(launches, bounds, strict=False):
+    for one, bound in zip(launches, bounds, strict=False):
+        end = bound if one.done is None else one.done
         if one.exact:
             found.append(one)
             continue

@@ -67,6 +67,8 @@ class Launch:
     Attributes:
         exact: The samples are the launcher's own, and the last one is the last step.
         since_start: Steps count from the start of the processes, so repeated steps cannot be recognised.
+        job_step: As in `events.LaunchSeen`. Only steps of the same one are compared.
+        done: When that job step was done, if this is its last launch and the script may start another one.
     """
 
     number: int
@@ -74,6 +76,8 @@ class Launch:
     samples: tuple[Sample, ...] = ()
     exact: bool = False
     since_start: bool = False
+    job_step: str = ""
+    done: int | None = None
 
 
 @dataclass(frozen=True)

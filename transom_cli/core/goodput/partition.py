@@ -72,9 +72,15 @@ class _Walk:
         self.ledger = _Ledger(history.begin, history.until)
         self.causes: dict[str, Cause] = {START: Cause(START, at=history.begin)}
         self._cause = self._undone = START  # why it does not step; why steps are repeated
-        self._best = -1  # the newest step ever finished
+        self._bests: dict[str, int] = {}  # by job step: the newest step ever finished
+        self._job_step = ""  # of the present launch
         self._attempt = history.attempts[0].name if history.attempts else ""
         self._between, self._handoff = Kind.IDLE, False  # the last launcher's account of the time after it
+
+    @property
+    def _best(self) -> int:
+        """The newest step that the present job step has ever finished."""
+        return self._bests.get(self._job_step, -1)
 
     # --- between two attempts ---
 
@@ -110,13 +116,17 @@ class _Walk:
         if attempt.checked is not None:
             self._spend(min(attempt.checked, end), Kind.PREFLIGHT)
         bounds = [*(one.at for one in attempt.launches[1:]), end]
+        between = Kind.RESTART
         for launch, bound in zip(attempt.launches, bounds, strict=False):
-            self._spend(min(launch.at, end), Kind.RESTART)
-            self._launch(attempt, launch, min(bound, end), last=launch is attempt.launches[-1])
+            self._spend(min(launch.at, end), between)
+            until = bound if launch.done is None else min(bound, launch.done)
+            self._launch(attempt, launch, min(until, end), last=launch is attempt.launches[-1])
+            between = Kind.RESTART if launch.done is None else Kind.IDLE  # then the script does something else
         if not attempt.launches and attempt.ended is not None:
             self._blame(attempt, self._sign(attempt, self.ledger.now, end), stepped=False)
-        self._spend(end, Kind.RESTART)
-        done = attempt.status == "done" or (attempt.status == "stopped" and not later and self._history.over)
+        self._spend(end, between)
+        stopped = attempt.status == "stopped" and not later and self._history.over
+        done = attempt.status == "done" or between is Kind.IDLE or stopped
         self._between, self._handoff = Kind.IDLE if done else Kind.RESTART, False
         if attempt.handoff is not None:
             self._spend(attempt.handoff, Kind.RESTART)
@@ -130,6 +140,7 @@ class _Walk:
         return min((*other, *began, self._history.until))
 
     def _launch(self, attempt: Attempt, launch: Launch, end: int, *, last: bool) -> None:
+        self._job_step = launch.job_step
         samples = _rising(launch.samples, self.ledger.now, end)
         ending = self._ending(attempt, launch, samples, end, last=last)
         if not launch.exact:
@@ -142,7 +153,8 @@ class _Walk:
         else:
             self._spend(ending.stop, Kind.RESTART if seen else Kind.UNSEEN)
         if not launch.since_start:
-            self._best = max(self._best, attempt.step if last else -1, samples[-1].step if samples else -1)
+            newest = max(self._best, attempt.step if last else -1, samples[-1].step if samples else -1)
+            self._bests[self._job_step] = newest
         if ending.goes_on:
             self._tail(samples, end, -1 if launch.since_start else self._best, seen=seen)
         elif ending.purpose == "done":
@@ -158,6 +170,8 @@ class _Walk:
 
         A sign after which the ranks stepped on for long was no fault.
         """
+        if launch.done is not None:
+            return _Ending(end, purpose="done")
         purpose = attempt.status if last and attempt.ended is not None and attempt.status in _ON_PURPOSE else ""
         if purpose:
             return _Ending(end, self._sign(attempt, launch.at, end), purpose=purpose)

@@ -17,6 +17,7 @@ from transom_cli.core.launcher.actions import (
     RequestCheckpoint,
     RollBack,
     StartLaunch,
+    WithheldOutcome,
 )
 from transom_cli.core.launcher.decide import decide, next_deadline
 from transom_cli.core.launcher.events import (
@@ -46,7 +47,7 @@ from transom_cli.core.launcher.events import (
     TimeLimitNear,
 )
 from transom_cli.core.launcher.outcome import after_attempt
-from transom_cli.core.launcher.state import Launch, Memory, Nodes, Phase, Policy, Reason, State
+from transom_cli.core.launcher.state import History, Launch, Memory, Nodes, Phase, Policy, Reason, State
 
 __all__ = [
     "THIS_LAUNCHER",
@@ -61,6 +62,7 @@ __all__ = [
     "FaultsFound",
     "FinishAttempt",
     "GracePeriodOver",
+    "History",
     "Journal",
     "Launch",
     "LaunchEnded",
@@ -90,6 +92,7 @@ __all__ = [
     "TasksSeen",
     "Tick",
     "TimeLimitNear",
+    "WithheldOutcome",
     "after_attempt",
     "decide",
     "next_deadline",

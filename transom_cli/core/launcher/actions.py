@@ -97,6 +97,13 @@ class FinishAttempt:
     again: str = ""
 
 
+@dataclass(frozen=True)
+class WithheldOutcome:
+    """Record the outcome with which an attempt that is only observed would have ended; its ranks live on."""
+
+    outcome: OutcomeSeen
+
+
 Action = (
     StartLaunch
     | RollBack
@@ -107,4 +114,5 @@ Action = (
     | ReadLogs
     | Journal
     | FinishAttempt
+    | WithheldOutcome
 )

@@ -87,7 +87,7 @@ def ended(state: State, e: LaunchEnded) -> Decision:
         faults=faults,
         decided=Decided(response.rule, response.action, "", fingerprint(anomaly.what, ""), response.words),
     )
-    name = f"l{len(state.history.incidents) + 1}"
+    name = state.history.next_name
     incident = replace(Sign(anomaly.words, faults=faults).incident(state, e.at, name), diagnosis=diagnosis)
     seen = Journal(name, "seen", anomaly.words, cause, nodes)
     entries: tuple[Action, ...] = (seen, *journal_diagnosis(name, diagnosis, faults))
@@ -109,7 +109,7 @@ def ended(state: State, e: LaunchEnded) -> Decision:
 
 
 def _may_respond(state: State) -> bool:
-    return bool(state.launch.anomalies) and state.steps and state.launch.over_since is None
+    return bool(state.launch.anomalies) and state.steps and state.launch.over_since is None and not state.withheld
 
 
 def _begin(state: State, at: float, response: Response) -> Decision:

@@ -16,19 +16,19 @@ from transom_cli.core.launcher.events import AttemptStarted, FaultsFound, NodesC
 from transom_cli.core.launcher.failure import fail, suspects_checked
 from transom_cli.core.launcher.judgement import Sign, ignore
 from transom_cli.core.launcher.outcome import lack_nodes, stop
-from transom_cli.core.launcher.state import Decision, History, Memory, Phase, State, after
+from transom_cli.core.launcher.state import Decision, Memory, Phase, State, after
 from transom_cli.core.progress import Counted, Progress
 
 
 def attempt_started(state: State, e: AttemptStarted) -> Decision:
-    if state.launch.number >= 0 or state.begun is not None:
+    if not state.unlaunched or state.begun is not None:
         return state, ()
     state = replace(
         state,
         since=e.at,
         begun=e,
         progress=Progress(durable=e.durable, counted=Counted(durable=e.durable)),
-        history=History(earlier=tuple(replace(t, at=e.at + t.at) for t in e.taken)),
+        history=replace(state.history, earlier=tuple(replace(t, at=e.at + t.at) for t in e.taken)),
     )
     if not state.policy.preflight:
         return _first_launch(state, e.at)
@@ -45,13 +45,13 @@ def nodes_checked(state: State, e: NodesChecked) -> Decision:
         entry = Journal("", "checked", e.words)
     else:
         entry = Journal(key, "checked", e.words, nodes=_nodes_of(e.faults), faults=e.faults)
-    first = state.launch.number < 0
+    first = state.unlaunched
     return after((entry,), _first_launch(state, e.at) if first else suspects_checked(state, e.at))
 
 
 def late_at(state: State) -> float:
     """When the checks themselves count as hung."""
-    return state.since + (state.policy.checking if state.launch.number < 0 else state.policy.checking_deep)
+    return state.since + (state.policy.checking if state.unlaunched else state.policy.checking_deep)
 
 
 def late(state: State, at: float) -> Decision:
@@ -105,7 +105,7 @@ def _first_launch(state: State, at: float) -> Decision:
     isolated = tuple(n for n in nodes.allocated if n in begun.isolated and n not in bad)
     good = tuple(n for n in nodes.allocated if n not in (*bad, *isolated))
     candidates = good if begun.insist else (*good, *isolated)
-    if len(candidates) < nodes.wanted and (bad or begun.insist):
+    if len(candidates) < nodes.wanted and (bad or begun.insist or state.first):  # an earlier job step gave some up
         state = replace(state, nodes=replace(nodes, given_up=nodes.in_order((*bad, *isolated))))
         return lack_nodes(
             state,
@@ -132,7 +132,7 @@ def _first_launch(state: State, at: float) -> Decision:
         memory=Memory.HELD if begun.memory else Memory.NONE,
     ).enter(Phase.TRAINING, at)
     faults = tuple(f for f in state.health.faults if f.node not in carrying)
-    return state, (StartLaunch(0, carrying, faults),)
+    return state, (StartLaunch(state.launch.number, carrying, faults),)
 
 
 def _accused(state: State, *, proven: bool) -> tuple[str, ...]:
@@ -160,4 +160,4 @@ def _in_words(faults: tuple[NodeFault, ...]) -> str:
 
 
 def _key(state: State) -> str:
-    return PREFLIGHT if state.launch.number < 0 or state.incident is None else state.incident.id
+    return PREFLIGHT if state.unlaunched or state.incident is None else state.incident.id

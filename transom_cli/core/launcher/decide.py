@@ -93,7 +93,7 @@ def _phase_deadline(state: State) -> float | None:
     if state.phase is Phase.CHECKING:
         return checks.late_at(state)
     if state.phase is Phase.TRAINING:
-        if launch.number <= 0 or launch.started:
+        if launch.number <= state.first or launch.started:
             return None
         return state.since + max(policy.come_up, 3 * launch.startup) * (_AFTER_AWAY if launch.slurm_away else 1)
     limits = {Phase.PERSISTING: policy.keeping, Phase.ENDING: policy.ending, Phase.READING: policy.reading}
@@ -136,7 +136,7 @@ def _tasks_seen(state: State, e: TasksSeen) -> Decision:
     launch = state.launch
     if not state.trains(e.launch) or launch.tasks_seen:
         return state, ()
-    startup = e.at - state.since if launch.number == 0 else launch.startup
+    startup = e.at - state.since if launch.number == state.first else launch.startup
     return replace(state, launch=replace(launch, tasks_seen=True, startup=startup)), ()
 
 
@@ -161,7 +161,7 @@ def _settled_at(state: State) -> float | None:
     A launch is over when all its tasks have ended, or a moment after its srun or its first rank has failed.
     """
     launch, policy = state.launch, state.policy
-    failing, over = launch.failing_since, launch.over_since
+    failing, over = None if state.withheld else launch.failing_since, launch.over_since
     if len(launch.exits) >= state.tasks or (failing is not None and over is not None):
         return state.since
     if failing is not None:
@@ -210,7 +210,7 @@ def _stepped(state: State, e: Stepped) -> Decision:
     progress = before.stepped(e.step, e.since_start, e.step)
     state = replace(state, launch=replace(launch, stepped_at=e.at), progress=progress)
     entries: tuple[Action, ...] = ()
-    if state.incident is not None:
+    if state.incident is not None and not (state.withheld and state.incident.lost_rank):
         words = f"step {e.step} done in launch {launch.number}"
         entries = (Journal(state.incident.id, "recovered", words),)
         state = close(state, e.at, "recovered")

@@ -67,7 +67,7 @@ def stop_requested(state: State, e: StopRequested) -> Decision:
     """Ranks get Slurm's signal too. What was in progress is not resumed."""
     if state.stop:
         return state, ()
-    if state.phase is Phase.CHECKING and state.launch.number < 0:
+    if state.phase is Phase.CHECKING and state.unlaunched:
         return stop(replace(state, stop=e), e.at, " before the first launch")
     begun = begin(state, Reason.STOP) if state.departure.reason is Reason.NONE else (state, ())
     return replace(begun[0], stop=e), begun[1]

@@ -7,6 +7,7 @@ that names cause and suspects.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from transom_cli.core.category import DEVICE
@@ -32,8 +33,10 @@ def fail(state: State, at: float, sign: Sign) -> Decision:
     state = replace(state, health=state.health.current(at, len(state.nodes.allocated)))
     if state.stop:
         return stop(state, at, f": {sign.words}; {saved_words(state)}")
+    if state.withheld:  # only the end of the launch counts
+        return finish(state, at, "failed", sign.words) if sign.exits is not None else (state, ())
     state = close(state, at, "failed again")
-    name = f"l{len(state.history.incidents) + 1}"
+    name = state.history.next_name
     launch = replace(state.launch, response=None)
     state = replace(state, incident=sign.incident(state, at, name), launch=launch).enter(Phase.ENDING, at)
     return state, (
@@ -141,7 +144,7 @@ def recover(state: State, at: float, diagnosis: Diagnosis | None, gone: LaunchEn
     if state.costs_nothing:
         entry = Journal(state.incident.id if state.incident else "", "decided", _PORT_TAKEN, diagnosis.cause)
         return after((entry,), relaunch(state, at, diagnosis.cause, state.nodes.training))
-    if state.launch.number > 0 and not state.launch.started:
+    if state.launch.number > state.first and not state.launch.started:
         return finish(state, at, "failed", words)  # another try would end the same way
     spent = 0 if state.progress.further() else state.budget.spent(diagnosis.cause)
     if spent < state.policy.relaunches:
@@ -183,10 +186,22 @@ def swap(state: State, at: float, out: tuple[str, ...], into: tuple[str, ...], c
     training = tuple(instead.get(n, n) for n in nodes.training)
     diagnosis = incident.diagnosis if incident is not None else None
     decided = diagnosis.decided if diagnosis is not None and diagnosis.cause == cause else UNDECIDED
-    name = incident.id if incident is not None else ""
-    words = f"{', '.join(into)} for {', '.join(out)}"
-    entry = Journal(name, "swapped", words, cause, out, state.health.of(out), decided)
-    return after((entry,), relaunch(state, at, cause, training))
+    name, ended = (incident.id if incident is not None else ""), state.launch.ended
+    # The failure says nothing against a node that is left only because somebody drains it.
+    blamed = [n for n in out if diagnosis is not None and n in diagnosis.nodes and diagnosis.isolates(n) != "none"]
+    blamed += ended.left_behind if ended is not None else ()
+    leaving = tuple(n for n in out if n in nodes.draining and n not in blamed)
+    entries = [
+        Journal(name, "swapped", f"{_list(instead[n] for n in given_up)} for {_list(given_up)}", why, given_up,
+                state.health.of(given_up), decided)
+        for why, given_up in ((cause, tuple(n for n in out if n not in leaving)), ("maintenance", leaving))
+        if given_up
+    ]  # fmt: skip
+    return after(tuple(entries), relaunch(state, at, cause, training))
+
+
+def _list(nodes: Iterable[str]) -> str:
+    return ", ".join(nodes)
 
 
 def relaunch(state: State, at: float, cause: str, nodes: tuple[str, ...]) -> Decision:

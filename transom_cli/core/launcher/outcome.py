@@ -54,6 +54,7 @@ def finish(state: State, at: float, status: str, why: str, cause: str = "") -> D
         step=state.progress.max_step,
         since_start=state.progress.since_start,
         faults=state.health.faults if failed else (),
+        job_step=state.job_step,
     )
     again = _again(state, outcome)
     if again == "hold":
@@ -96,6 +97,7 @@ def lack_nodes(state: State, at: float, good: int, *, again: str, cause: str, fi
         durable=state.progress.durable,
         blamed=blamed,
         faults=faults,
+        job_step=state.job_step,
     )
     return replace(state, phase=Phase.OVER), (FinishAttempt(outcome, LEFT, again),)
 

@@ -217,8 +217,13 @@ class History:
     """What was decided so far, at times of this launcher's clock."""
 
     incidents: tuple[Incident, ...] = ()  # closed ones of this attempt
-    earlier: tuple[Taken, ...] = ()  # in the attempts before
+    earlier: tuple[Taken, ...] = ()  # in the attempts before, and in earlier job steps of this one
+    numbered: int = 0  # incidents of earlier job steps of this attempt
     ignored: tuple[Taken, ...] = ()  # failures of this attempt that a rule let pass
+
+    @property
+    def next_name(self) -> str:
+        return f"l{self.numbered + len(self.incidents) + 1}"
 
     @property
     def taken(self) -> tuple[Taken, ...]:
@@ -241,6 +246,8 @@ class State:
     nodes: Nodes
     tasks_on_node: int  # tasks whose exits are recorded: one per rank; under torchrun one per node
     policy: Policy = Policy()
+    job_step: str = ""  # of the user's own script; "": the attempt has only one
+    first: int = 0  # the number of the first launch: earlier job steps of the attempt have used the lower ones
     phase: Phase = Phase.TRAINING
     since: float = 0.0  # when the phase began
     begun: AttemptStarted | None = None
@@ -276,6 +283,11 @@ class State:
         return self.departure.save_step is not None and 0 <= self.departure.save_step <= self.progress.durable
 
     @property
+    def unlaunched(self) -> bool:
+        """Whether the first launch has not been started."""
+        return self.launch.number < self.first
+
+    @property
     def runs(self) -> bool:
         """Ranks run, and none has failed."""
         return self.phase is Phase.TRAINING and self.launch.failing_since is None
@@ -296,6 +308,11 @@ class State:
         """The incident of the present launch. After a relaunch the incident concerns the launch before."""
         found = self.incident
         return found if found is not None and found.stage is not Stage.STARTING else None
+
+    @property
+    def withheld(self) -> bool:
+        """What was decided about the launch was not carried out, since the run is only observed."""
+        return self.incident is not None and self.incident.stage is Stage.WITHHELD
 
     def enter(self, phase: Phase, at: float) -> State:
         return replace(self, phase=phase, since=at)

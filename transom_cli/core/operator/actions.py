@@ -34,11 +34,16 @@ class ReadLogs(Action):
 
 @dataclass(frozen=True)
 class Isolate(Action):
-    """Isolate a node: drain it if `drain` and permissions allow, otherwise exclude it from this run."""
+    """Isolate a node: drain it if `drain` and permissions allow, otherwise exclude it from this run.
+
+    most: how many nodes transom may drain in the cluster within `within` seconds, for all users together. None: any.
+    """
 
     node: str
     reason: str
     drain: bool
+    most: int | None = None
+    within: float = 3600.0
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def isolated(state: State, e: ev.Isolated) -> Step:
         return state, ()
     if e.key.startswith(idle.PREFIX):
         return idle.isolated(answered(state, e.key), e.at, e)
-    return inc.isolated(answered(state, e.key), e.at, e.node, e.how, e.detail)
+    return inc.isolated(answered(state, e.key), e)
 
 
 def restarted(state: State, e: ev.Restarted) -> Step:
@@ -86,9 +86,9 @@ def acted(state: State, e: ev.Acted) -> Step:
     if _pending(state, e.key, Cancel, Patch, Release) is None:
         return state, ()
     if state.phase is Phase.FINISHING and e.key.startswith(job.FINISH):
-        return job.over(state, e.at, Phase.DONE, "", 0)
+        return inc.over(state, e.at, Phase.DONE, "", 0)
     if e.key == job.UNSUBMITTED and not state.job.id:
-        return job.over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
+        return inc.over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
     return answered(state, e.key), ()
 
 
@@ -105,17 +105,17 @@ def action_failed(state: State, e: ev.ActionFailed) -> Step:
         return isolated(state, ev.Isolated(e.at, e.key, action.node, "excluded", e.error))
     state = answered(state, e.key)
     if state.phase is Phase.FINISHING and isinstance(action, Cancel):
-        return job.over(state, e.at, Phase.DONE, "", 0)  # the training is done, whatever Slurm still holds
+        return inc.over(state, e.at, Phase.DONE, "", 0)  # the training is done, whatever Slurm still holds
     if isinstance(action, Submit):
         words = f"Cannot submit the job: {e.error}"
-        return job.over(state, e.at, inc.final_phase(state), words, state.exit_code or 1)
+        return inc.over(state, e.at, inc.final_phase(state), words, state.exit_code or 1)
     if isinstance(action, Cancel):
         words = f"{state.verdict} (cancelling failed: {e.error})"
-        return job.over(state, e.at, inc.final_phase(state), words, UNKNOWN)  # the job may live on
+        return inc.over(state, e.at, inc.final_phase(state), words, UNKNOWN)  # the job may live on
     if isinstance(action, Restart) and state.phase is Phase.STOPPING:
         return job.cancel(inc.close(state, e.at, "stopped"), e.at)
     if isinstance(action, Restart) and e.kind == _CANCELLED:
-        return job.over(state, e.at, Phase.STOPPED, e.error, 130)
+        return inc.over(state, e.at, Phase.STOPPED, e.error, 130)
     if isinstance(action, Restart):
         return inc.restart_refused(state, e.at, e.error)
     return state.mark(e.at, "refused", e.error), ()

@@ -13,7 +13,7 @@ from typing import Any
 from transom_cli.core import events as ev
 from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.incident import Sign, Stage
-from transom_cli.core.operator import answers, idle, job, relaunches
+from transom_cli.core.operator import answers, idle, job, observing, relaunches
 from transom_cli.core.operator import incident as inc
 from transom_cli.core.operator.actions import Release, Submit
 from transom_cli.core.operator.state import Phase, SavesFail, State, Step, both, order
@@ -90,6 +90,7 @@ def _launch_seen(state: State, e: ev.LaunchSeen) -> Step:
     if state.launch.started and not _mine(state, e.attempt):
         return step
     first = not state.launch.started
+    state = state.in_job_step(e.job_step)
     state = replace(state, idle=replace(state.idle, nodes=e.idle))
     if first:
         state = _first_launch(state, e)
@@ -123,6 +124,15 @@ def _durable(state: State, step: int) -> State:
 
 def _of_ours(state: State, faults: tuple[ev.NodeFault, ...]) -> tuple[ev.NodeFault, ...]:
     return tuple(f for f in faults if f.node in state.job.nodes)
+
+
+def _job_step_done(state: State, e: ev.JobStepDone) -> Step:
+    """A fault that is being examined has not kept the step from its end. The attempt continues."""
+    if not _mine(state, e.attempt) or state.incident is None:
+        return state, ()
+    if state.incident.stage not in (Stage.EXAMINING, Stage.RELAUNCHING):
+        return state, ()
+    return inc.close(state, e.at, "nothing").in_phase(Phase.TRAINING, e.at), ()
 
 
 def _outcome_seen(state: State, e: ev.OutcomeSeen) -> Step:
@@ -183,10 +193,6 @@ def _node_silent(state: State, e: ev.NodeSilent) -> Step:
     return inc.silence(state, Sign(e.at, words, _suspects(state, (e.node,))))
 
 
-def _node_back(state: State, e: ev.NodeBack) -> Step:
-    return state, ()  # the probes decide; a node that came back answers them
-
-
 def _stalled(state: State, e: ev.Stalled) -> Step:
     if not _mine(state, e.attempt) or state.job.suspended:
         return state, ()
@@ -203,6 +209,8 @@ def _stall_ended(state: State, e: ev.StallEnded) -> Step:
     incident = state.incident
     if not _mine(state, e.attempt) or incident is None or not incident.stalled:
         return state, ()
+    if state.withholding:
+        return observing.recovered(state, e.at, "the ranks step again, without an action"), ()
     if incident.stage is Stage.WAITING and incident.silence_only:
         state = state.mark(e.at, "nothing", "the ranks step again during the back-off")
         return inc.close(state, e.at, "nothing").in_phase(Phase.TRAINING, e.at), ()
@@ -218,6 +226,7 @@ def _step_seen(state: State, e: ev.StepSeen) -> Step:
     state = replace(state, progress=state.progress.stepped(e.step, e.since_start, e.step))
     if state.starting:
         state = inc.close(state.mark(e.at, "first_step", f"step {e.step} done"), e.at, "recovered")
+    state = observing.stepped(state, e.at, e.step)
     if state.phase in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING) and state.incident is None:
         state = state.in_phase(Phase.TRAINING, e.at)
     return state, ()
@@ -274,7 +283,7 @@ def _requeue_requested(state: State, e: ev.RequeueRequested) -> Step:
     if state.heard(e.request):
         return state, ()
     refused = inc.requeue_refused(state)
-    state = state.requested(e.at, "requeue", e.who, e.request, refused or "the job is requeued")
+    state = state.requested(e.at, "requeue", e.who, e.request, refused or "the job is being requeued")
     return (state, ()) if refused else inc.requeue(state, e.at, e.who)
 
 
@@ -282,9 +291,14 @@ def _resume_requested(state: State, e: ev.ResumeRequested) -> Step:
     if state.heard(e.request):
         return state, ()
     held = state.phase is Phase.HELD
-    result = "the job is released" if held else f"nothing to resume: the run is {state.phase.value}"
+    result = "the job is being released" if held else f"nothing to resume: the run is {state.phase.value}"
     state = state.requested(e.at, "resume", e.who, e.request, result)
     return order(state, Release(f"release/{state.attempt}/{e.request}", state.job.id)) if held else (state, ())
+
+
+def _files_restored(state: State, e: ev.FilesRestored) -> Step:
+    words = f"{', '.join(e.files)} deleted by somebody else (a purge of old files?), and written again"
+    return state.requested(e.at, "restored", "the operator", result=words), ()
 
 
 _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
@@ -298,9 +312,10 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.SlurmBack: _slurm_back,
     ev.LaunchSeen: _launch_seen,
     ev.RecoverySeen: _recovery_seen,
+    ev.JobStepDone: _job_step_done,
     ev.OutcomeSeen: _outcome_seen,
     ev.NodeSilent: _node_silent,
-    ev.NodeBack: _node_back,
+    ev.NodeBack: observing.node_back,  # else the probes decide; a node that came back answers them
     ev.Stalled: _stalled,
     ev.StallEnded: _stall_ended,
     ev.StepSeen: _step_seen,
@@ -312,8 +327,10 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.Restarted: answers.restarted,
     ev.Acted: answers.acted,
     ev.ActionFailed: answers.action_failed,
+    ev.Withheld: observing.withheld,
     ev.StopRequested: _stop_requested,
     ev.LiftRequested: _lift_requested,
     ev.RequeueRequested: _requeue_requested,
     ev.ResumeRequested: _resume_requested,
+    ev.FilesRestored: _files_restored,
 }

@@ -77,7 +77,7 @@ def _isolate(state: State, at: float, node: str, reason: str, *, sure: bool) -> 
     if not counted and not isolation.room(state, at):
         return state.mark(at, "capped", f"{node} not isolated: {isolation.beyond(state)} ({reason})"), ()
     key = _key(state, node, _SURE if sure else "exclude")
-    ordered = order(state, Isolate(key, node, reason, sure and state.policy.drain))
+    ordered = order(state, isolation.isolate(state, key, node, reason, drain=sure))
     return ordered if counted else (isolation.count(ordered[0], at, len(ordered[1])), ordered[1])
 
 
@@ -91,8 +91,8 @@ def isolated(state: State, at: float, e: ev.Isolated) -> Step:
     faults = faults_of(state.idle.faults, e.node)
     words = faults[0].words if faults else probes.evidence if probes is not None else e.detail
     cause = "node_fault" if faults else "node_lost" if probes is not None and probes.dead else "given_up"
-    until = None if sure else at + state.policy.expiry
-    new = Exclusion(e.node, at, until, e.how, "", words, cause, e.detail, faults)
+    until, detail = (None, e.detail) if sure else isolation.expiry(state, at, e.others, e.detail)
+    new = Exclusion(e.node, at, until, e.how, "", words, cause, detail, faults)
     return replace(state, isolation=state.isolation.excluding(new)), ()
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from transom_cli.core.clocks import first_bad
 from transom_cli.core.diagnose import PREFLIGHT, RunFacts, diagnose, judged
+from transom_cli.core.events import Isolated
 from transom_cli.core.incident import SECOND_PROBE, Diagnosis, Incident, Sign, Stage
 from transom_cli.core.operator import isolation
 from transom_cli.core.operator.actions import Action, Cancel, Probe, ReadLogs, Restart
@@ -155,13 +156,15 @@ def _judge(state: State, incident: Incident, at: float) -> Step:
     return both((state, ordered[1]), advance(state, at))
 
 
-def isolated(state: State, at: float, node: str, how: str, detail: str) -> Step:
-    incident = state.incident
+def isolated(state: State, e: Isolated) -> Step:
+    incident, at, node, how, detail = state.incident, e.at, e.node, e.how, e.detail
     known = state.isolation.of(node)
     if incident is None or incident.diagnosis is None or (known is not None and known.until is None):
         return advance(state, at)
     diagnosis, faults = incident.diagnosis, incident.diagnosis.faults_of(node)
-    until = None if diagnosis.sure_of(node) else at + state.policy.expiry
+    until: float | None = None
+    if not diagnosis.sure_of(node):
+        until, detail = isolation.expiry(state, at, e.others, detail)
     words = faults[0].words if faults else diagnosis.words
     new = Exclusion(node, at, until, how, incident.id, words, diagnosis.cause, detail, faults)
     state = state.mark(at, "isolated", f"{node} {how}" + (f" ({detail})" if detail else ""))
@@ -295,6 +298,11 @@ def close(state: State, at: float, result: str) -> State:
     others = tuple(a for a in state.pending if not a.key.startswith(f"{incident.id}/"))
     incident = replace(incident, stage=Stage.CLOSED, result=result, ended_at=at)
     return replace(state, incident=None, incidents=(*state.incidents, incident), pending=others)
+
+
+def over(state: State, at: float, phase: Phase, verdict: str, exit_code: int) -> Step:
+    state = close(state, at, phase.value).in_phase(phase, at)
+    return replace(state, verdict=verdict, exit_code=exit_code, pending=()), ()
 
 
 def stop(state: State, at: float, why: str, exit_code: int) -> Step:

@@ -6,12 +6,18 @@ wrong limit in a check than as many bad nodes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from transom_cli.core.events import OtherExclusion
 from transom_cli.core.incident import Diagnosis
 from transom_cli.core.operator.actions import Isolate
 from transom_cli.core.operator.state import State
-from transom_cli.plural import several
+from transom_cli.plural import several, was
+
+LONGEST = 86400.0  # seconds: an exclusion on suspicion ends then, whatever other users report
+
+WHOLE = "all of the job's nodes are down at once"
 
 
 @dataclass(frozen=True)
@@ -28,14 +34,21 @@ class Choice:
         targets = [(f"{incident}/drain/{n}", n) for n in self.again] + [
             (f"{incident}/isolate/{n}", n) for n in self.new
         ]
-        can = state.policy.drain
-        return tuple(Isolate(k, n, diagnosis.reason(n), can and diagnosis.isolates(n) == "drain") for k, n in targets)
+        return tuple(
+            isolate(state, k, n, diagnosis.reason(n), drain=diagnosis.isolates(n) == "drain") for k, n in targets
+        )
 
 
 def choose(state: State, diagnosis: Diagnosis, at: float) -> Choice:
-    """Beyond the cap all nodes that are only suspected stay in: nothing tells which ones are bad."""
+    """Beyond the cap all nodes that are only suspected stay in: nothing tells which ones are bad.
+
+    If all nodes of the job are lost at once, a switch is, or the network of slurmctld: then no node is isolated for it.
+    """
     known = {x.node: x for x in state.isolation.exclusions}
     blamed = [n for n in diagnosis.nodes if diagnosis.isolates(n) != "none" and n in state.job.nodes]
+    lost = [n for n in blamed if not diagnosis.faults_of(n)] if diagnosis.cause in ("node_lost", "node_silent") else []
+    if len(lost) > 1 and len(lost) == len(state.job.nodes):
+        return Choice(capped=f"{', '.join(lost)} not isolated: {WHOLE}")
     again = tuple(n for n in blamed if n in known and known[n].until is not None and diagnosis.sure_of(n))
     new = tuple(n for n in blamed if n not in known)
     sure = tuple(n for n in new if diagnosis.sure_of(n))
@@ -72,3 +85,35 @@ def room(state: State, at: float) -> int:
 def count(state: State, at: float, nodes: int) -> State:
     recent = tuple(t for t in state.isolation.times if t > at - state.policy.cap_window)
     return replace(state, isolation=replace(state.isolation, times=recent + (at,) * nodes))
+
+
+def isolate(state: State, key: str, node: str, reason: str, *, drain: bool) -> Isolate:
+    policy = state.policy
+    return Isolate(key, node, reason, drain and policy.drain, policy.cap_cluster, policy.cap_window)
+
+
+def drain_refused(action: Isolate, ages: Sequence[float | None]) -> str:
+    """Return why a node must not be drained for everybody now, "" if it may be.
+
+    Drains of all users count. Many of them within a short time are more likely a bad switch or a wrong check, and the
+    cluster must not lose its nodes to that.
+
+    Args:
+        ages: of the nodes that transom keeps drained in this cluster: seconds since the drain, None if unknown.
+    """
+    recent = sum(1 for age in ages if age is None or age < action.within)
+    if action.most is None or recent < action.most:
+        return ""
+    count = f"{several(recent, 'node')} of this cluster {was(recent, 'was', 'were')} drained by transom"
+    return f"not drained: {count} within {action.within / 60:g} minutes (isolate.max_cluster_nodes)"
+
+
+def expiry(state: State, at: float, others: Sequence[OtherExclusion], detail: str) -> tuple[float, str]:
+    """Return when an exclusion on suspicion ends, and its detail: after `isolate.expiry`, or when other users'
+    exclusions of the node end, if that is later. Other users' reports exclude no node and shorten nothing."""
+    own = at + state.policy.expiry
+    until = max((own, *(at + (LONGEST if x.seconds is None else min(x.seconds, LONGEST)) for x in others)))
+    if until == own:
+        return own, detail
+    longer = f"excluded for longer, because of {', '.join(x.user for x in others)}"
+    return until, "; ".join(x for x in (detail, longer) if x)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from transom_cli.core import events as ev
 from transom_cli.core.incident import Sign, Stage
 from transom_cli.core.operator import incident as inc
-from transom_cli.core.operator import isolation
+from transom_cli.core.operator import isolation, observing
 from transom_cli.core.operator.actions import Cancel, Patch, Release
 from transom_cli.core.operator.state import Exclusion, Job, Phase, State, Step, both, order, withdraw_patches
 from transom_cli.plural import several
@@ -100,7 +100,7 @@ def _seen_stopping(state: State, e: ev.JobSeen) -> Step:
     state = state.in_attempt(e.job_id, e.restarts)
     state = replace(state, job=replace(state.job, state=e.state, reason=e.reason))
     if e.ended:
-        return over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
+        return inc.over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
     return cancel(state, e.at) if again else (state, ())  # Slurm requeued what we are stopping
 
 
@@ -207,8 +207,12 @@ def requeued_by_others(state: State, e: ev.JobSeen) -> Step:
     # A slurmctld that forgot a start repeats it beside what still runs of it: that fails, and it holds the job.
     forgotten = e.held and _launch_failed(e) and state.job.rolled_back == state.attempt
     by, whose = ("its launcher", "its launcher") if _by_launcher(e) else ("Slurm", "Slurm, not by transom")
+    seen_words = _requeued_words(e)
+    if observing.by_hand(state, e):
+        by, whose = "hand", "hand, not by transom"
+        seen_words = f"the job was requeued by hand (restart {e.restarts})"
     state = inc.close(state.mark(e.at, "requeued", f"by {whose}"), e.at, f"requeued by {by}")
-    incident = state.new_incident(e.at, Stage.STARTING).marked(e.at, "seen", _requeued_words(e))
+    incident = state.new_incident(e.at, Stage.STARTING).marked(e.at, "seen", seen_words)
     lost = dict.fromkeys((*known, *e.lost_nodes))
     bad = tuple(n for n in lost if n in state.job.nodes and n not in state.isolation.excluded)
     kept, spared = _kept_away(state, bad if e.state == "PENDING" else (), known, e.at)
@@ -239,7 +243,7 @@ def _kept_away(state: State, bad: tuple[str, ...], known: tuple[str, ...], at: f
         return bad, ""
     kept = tuple(n for n in bad if n in known)[:room]
     left = ", ".join(n for n in bad if n not in kept)
-    why = "all of the job's nodes are down at once" if whole else "the cap is reached"
+    why = isolation.WHOLE if whole else "the cap is reached"
     return kept, f"{left} not excluded: {why}" if left else ""
 
 
@@ -269,10 +273,12 @@ def finish(state: State, at: float) -> Step:
 def _ended(state: State, e: ev.JobSeen, by: str = "", credit: str = "") -> Step:
     """by: who cancelled it. credit: the source of the report, as text, if not Slurm's controller."""
     if e.state == "COMPLETED" or state.phase is Phase.FINISHING:  # the launcher reported that all ranks are done
-        return over(state, e.at, Phase.DONE, "", 0)
+        return inc.over(state, e.at, Phase.DONE, "", 0)
     if e.state == "CANCELLED":
         who = f" by {by}" if by else ""
-        return over(state, e.at, Phase.STOPPED, f"the job was cancelled in Slurm{who} (scancel){credit}", 130)
+        return inc.over(state, e.at, Phase.STOPPED, f"the job was cancelled in Slurm{who} (scancel){credit}", 130)
+    if state.withholding:
+        return observing.job_ended(state, e.at, e.state)
     if not state.starting and state.incident is not None and state.incident.ended:
         return state, ()
     words = f"the job ended: {e.state}" + (f", exit code {e.exit_code}" if e.exit_code is not None else "")
@@ -289,14 +295,16 @@ def gone(state: State, e: ev.JobGone) -> Step:
     if state.restarting:
         return state, ()
     if state.phase is Phase.STOPPING:
-        return over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
+        return inc.over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
     if state.phase is Phase.FINISHING:
-        return over(state, e.at, Phase.DONE, "", 0)
+        return inc.over(state, e.at, Phase.DONE, "", 0)
     if e.ended:
         end = ev.JobSeen(e.at, e.job_id, state.job.restarts, e.ended, exit_code=e.exit_code, exit_signal=e.exit_signal)
         credit = f", according to {e.source}" if e.source else ""
         state = replace(state, job=replace(state.job, state=e.ended, reason=""))
         return _ended(state, end, e.by, credit)
+    if state.withholding:
+        return observing.job_ended(state, e.at, "GONE")
     incident = state.incident
     given_up = incident is not None and incident.stage not in (Stage.EXAMINING, Stage.RELAUNCHING)
     if incident is not None and not state.starting and (incident.ended or given_up):
@@ -311,8 +319,3 @@ def cancel(state: State, at: float) -> Step:
 def cancel_submission(state: State, at: float) -> Step:
     """End a run whose job is not known yet: submit no more, and cancel what was submitted."""
     return order(replace(state.in_phase(Phase.STOPPING, at), pending=()), Cancel(UNSUBMITTED, 0))
-
-
-def over(state: State, at: float, phase: Phase, verdict: str, exit_code: int) -> Step:
-    state = inc.close(state, at, phase.value).in_phase(phase, at)
-    return replace(state, verdict=verdict, exit_code=exit_code, pending=()), ()

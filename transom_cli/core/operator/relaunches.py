@@ -10,6 +10,7 @@ from dataclasses import replace
 from transom_cli.core.events import RecoverySeen
 from transom_cli.core.incident import Diagnosis, Stage
 from transom_cli.core.operator import incident as inc
+from transom_cli.core.operator import observing
 from transom_cli.core.operator.state import Phase, State
 
 _AFTER = {"waiting": (Stage.STARTING,)}  # reports that come after the relaunch was requested
@@ -26,6 +27,10 @@ def reported(state: State, e: RecoverySeen) -> State:
             return state  # an operator that takes over reads the launcher's journal from its beginning
         state = replace(state, launch=replace(state.launch, newest_fault=number))
     incident = state.incident
+    if incident is not None and number == incident.launcher_number and e.what in ("withheld", "recovered"):
+        state = observing.reported(state, e)
+        if e.what == "withheld" or incident.stage is Stage.WITHHELD:
+            return state
     if e.what == "seen" and (incident is None or incident.stage is Stage.STARTING):
         state = inc.close(state, e.at, "failed again").in_phase(Phase.RECOVERING, e.at)
         incident = state.new_incident(e.at, Stage.RELAUNCHING, number)

@@ -49,8 +49,10 @@ class Policy:
     cap_nodes: int = 2
     cap_fraction: float = 0.10
     cap_window: float = 3600.0
+    cap_cluster: int | None = None  # nodes drained for all users of the cluster together; None: no limit
     expiry: float = 3600.0
     rules: tuple[Rule, ...] = ()  # the first that matches decides; without rules, the evidence does
+    observe: bool = False  # for readers: the executor carries nothing out, and the decisions are the same
 
 
 @dataclass(frozen=True)
@@ -140,10 +142,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class UserRequest:
-    """What a person asked of the run. name: of the request, "" if it has none. result: what it led to."""
+    """What a person asked of the run, or its operator did to its files. name: of the request, "" if it has none.
+    result: what it led to."""
 
     at: float
-    what: str  # stop, lift, requeue or resume
+    what: str  # stop, lift, requeue, resume or restored
     who: str
     name: str = ""
     result: str = ""
@@ -209,6 +212,28 @@ class Isolation:
 
 
 @dataclass(frozen=True)
+class WouldHave:
+    """An action that was not carried out, since the run is only observed.
+
+    key: of the action. what: drain, exclude, requeue, cancel, release, update, or what the launcher would have done.
+    nodes: to isolate; or without which the job would have been requeued.
+    """
+
+    at: float
+    key: str
+    what: str
+    words: str
+    nodes: tuple[str, ...] = ()
+    attempt: str = ""
+
+    @property
+    def incident(self) -> str:
+        """Of which incident it was a part; "" if of none."""
+        name = self.key.partition("/")[0]
+        return name if name[:1] == "i" and name[1:].isdecimal() else ""
+
+
+@dataclass(frozen=True)
 class State:
     policy: Policy = field(default_factory=Policy)
     request: Request = field(default_factory=Request)
@@ -218,7 +243,9 @@ class State:
     job: Job = field(default_factory=Job)
     launch: Launch = field(default_factory=Launch)
     idle: Idle = field(default_factory=Idle)
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress = field(default_factory=Progress)  # of the present job step
+    job_step: str = ""  # its name in the user's own script; "": the job has only one
+    other_steps: tuple[tuple[str, Progress], ...] = ()  # of the script's other job steps
     budget: Budget = field(default_factory=Budget)
     isolation: Isolation = field(default_factory=Isolation)
     slurm_error: str = ""  # while Slurm does not answer
@@ -231,6 +258,7 @@ class State:
     submissions: tuple[tuple[str, int], ...] = ()  # as in SubmissionAnswered: the action's key, the job's ID
     pending: tuple[Action, ...] = ()  # ordered, outcome not yet known
     patches: int = 0
+    withheld: tuple[WouldHave, ...] = ()  # in a run that is only observed, oldest first
     verdict: str = ""  # why the run is held, failed or stopped
     exit_code: int | None = None  # of the run, when it is over
 
@@ -242,6 +270,11 @@ class State:
     def restarting(self) -> bool:
         """The job is being given back to Slurm: only the answer to that counts."""
         return self.incident is not None and self.incident.stage is Stage.RESTARTING
+
+    @property
+    def withholding(self) -> bool:
+        """What was decided about the open incident was not carried out: its fate is Slurm's and the user's."""
+        return self.incident is not None and self.incident.stage is Stage.WITHHELD
 
     @property
     def starting(self) -> bool:
@@ -262,6 +295,14 @@ class State:
             return self
         job, progress = self.job.started_again(job_id, restarts), self.progress.new_start()
         return replace(self, job=job, progress=progress, launch=Launch(), idle=Idle())
+
+    def in_job_step(self, name: str) -> State:
+        """The state with another job step, whose progress counts by itself: a crash loop in one step is a loop."""
+        if name == self.job_step:
+            return self
+        known = {**dict(self.other_steps), self.job_step: self.progress}
+        progress = known.pop(name, Progress()).new_start()
+        return replace(self, job_step=name, progress=progress, other_steps=tuple(sorted(known.items())))
 
     def mark(self, at: float, what: str, words: str) -> State:
         """Add a line to the open incident's timeline, if there is one."""

@@ -6,6 +6,9 @@ the steps count from 1 in this process, told from the second on, and are marked 
 `transom_cli.beat` ends the automatic ones. A `sitecustomize` that this one hides is run in its place. Nothing that
 happens here may reach the trainer.
 
+Ranks start with SIGUSR2 ignored, so that Slurm's warning before the time limit kills no trainer that does not know it.
+Lightning takes an ignored signal for one that the user handles, and would not install its own handler: corrected here.
+
 Every Python of a job runs this file: loader workers, pip, small tools. So it imports nothing that Python has not
 imported before, and leaves `sys.path` at once, where each later import would look into its folder.
 """
@@ -18,28 +21,34 @@ if TYPE_CHECKING:
     from typing import Any
 
 _HERE = __file__.rpartition("/")[0]  # as it is in PYTHONPATH
-_WATCHED = "torch.optim.optimizer"
+_OPTIMIZER = ("torch.optim.optimizer",)
+_LIGHTNING = tuple(
+    f"{package}.trainer.connectors.signal_connector" for package in ("lightning.pytorch", "pytorch_lightning")
+)
 _RANK_PID = "TRANSOM_RANK_PID"  # the job and process whose optimizer steps: no child of it is a rank
 _JOB = f"{environ.get('SLURM_JOB_ID', '')}:"
 
 
-class _OptimizerImport:
-    """Sees the one import it waits for, lets the real finders do it, and leaves."""
+class _Import:
+    """Sees the import of one of the modules that it waits for, lets the real finders do it, and leaves."""
+
+    def __init__(self, names: "tuple[str, ...]", then: "Any") -> None:
+        self._names, self._then = names, then
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if name != _WATCHED:
+        if name not in self._names:
             return None
         sys.meta_path.remove(self)
-        if environ.get("TRANSOM_BEAT_DIR"):  # where the node has an agent
+        if name in _OPTIMIZER and environ.get("TRANSOM_BEAT_DIR"):  # where the node has an agent
             _allow_tracing()
         spec = _find(name, path)
         if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
+            run, then = spec.loader.exec_module, self._then
 
             def exec_module(module: "Any") -> None:
                 run(module)
                 try:
-                    _register(module)
+                    then(module)
                 except Exception:
                     return
 
@@ -56,8 +65,22 @@ def _find(name: str, path: "Any") -> "Any":
     return None
 
 
+def _let_lightning_handle(module: "Any") -> None:
+    """Do not count an ignored signal as one that has a handler already."""
+    import signal
+
+    def has_handler(signum: "Any") -> bool:
+        return signal.getsignal(signum) not in (None, signal.SIG_DFL, signal.SIG_IGN)
+
+    connector = module._SignalConnector
+    if hasattr(connector, "_has_already_handler"):
+        connector._has_already_handler = staticmethod(has_handler)
+
+
 def _register(module: "Any") -> None:
     import weakref
+
+    sys.meta_path.insert(0, _Import(_LIGHTNING, _let_lightning_handle))
 
     automatic_beat = _client().automatic_beat
     counted = None  # weak reference to the optimizer whose steps count
@@ -128,4 +151,4 @@ if len(_rest) < len(sys.path):  # otherwise the import of the hidden one would f
 _in_run = environ.get("TRANSOM_RUN_DIR") or environ.get("TRANSOM_BEAT_DIR")
 _parent = environ.get(_RANK_PID, "")  # of another job, if a trainer has submitted this one
 if _in_run and (_parent == f"{_JOB}{getpid()}" or not _parent.startswith(_JOB)):
-    sys.meta_path.insert(0, _OptimizerImport())
+    sys.meta_path.insert(0, _Import(_OPTIMIZER, _register))

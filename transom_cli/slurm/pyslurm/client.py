@@ -147,6 +147,9 @@ class PySlurm:
         cli.hosts(exclude)
         return self._order("update", {"job_id": job_id, "excluded_nodes": list(exclude)}, instead)
 
+    def keep_nodes(self, job_id: int, nodes: Sequence[str], comment: str) -> int:
+        return self._cli.keep_nodes(job_id, nodes, comment)
+
     def release(self, job_id: int) -> None:
         with cli.unless_done(cli.RELEASED_UNSTARTABLE):
             self._order("release", {"job_id": job_id}, lambda: self._cli.release(job_id))
@@ -274,7 +277,7 @@ def _one_job(row: Any) -> Job:
 
 def _nodes(rows: Any) -> list[Node]:
     try:
-        return [parse.make_node(row, row["Reason"], row["ReasonUser"]) for row in rows]
+        return [parse.make_node(row, row["Reason"], row["ReasonUser"], row.get("ReasonAt", "")) for row in rows]
     except (KeyError, TypeError, AttributeError) as error:
         raise parse.unexpected_output(str(rows), "pyslurm Node.load") from error
 

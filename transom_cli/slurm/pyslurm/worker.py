@@ -96,6 +96,7 @@ def describe_node(node):
     return {
         "NodeName": node.name, "State": node.state, "NodeAddr": node.address or "", "Port": str(node.slurmd_port or ""),
         "Reason": reason, "ReasonUser": (node.reason_user or "") if reason else "",
+        "ReasonAt": moment(getattr(node, "reason_time", 0)) if reason else "",
     }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ _NOT_FOR_US = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)  # Slurm signals e
 
 
 class Ranks:
-    """Reads the records and the process table. Keeps what a spoilt record said last, and which process it meant."""
+    """Reads the records and the process table. If a record is damaged, its last content and process count."""
 
     def __init__(self, beats_dir: str) -> None:
         self._folder = beats_dir
@@ -70,7 +70,7 @@ class Ranks:
         self._born: dict[tuple[int, int], int] = {}  # rank, pid -> start time, of that launch's ranks
 
     def look(self) -> tuple[RankBeat, ...]:
-        """One row a rank, by rank. A table is of one launch: records of an earlier one are left out."""
+        """Return one row per rank, by rank. A table is of one launch: records of an earlier one are left out."""
         try:
             found_names = os.listdir(self._folder)  # noqa: PTH208 - four times a second: names, not Path objects
         except OSError:
@@ -205,7 +205,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--beats-dir", default="", help="default: where the ranks' wrappers put their records")
     parser.add_argument("--node", default=paths.node_name())
     parser.add_argument("--watch", default="", help="what to look at while ranks train, as JSON; default: the host")
+    parser.add_argument("--cpus", default="", help="CPUs that it may use, such as 0-1,64; default: as it is started")
     options = parser.parse_args(argv)
+    bind(options.cpus)
     signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
     for number in _NOT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
@@ -272,14 +274,24 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def bind(cpus: str) -> None:
+    """Bind this process, and those that it starts, to a list of CPUs such as 0-1,64."""
+    ends = [part.partition("-") for part in cpus.split(",") if part]
+    try:
+        if ends:
+            os.sched_setaffinity(0, {n for first, _, last in ends for n in range(int(first), int(last or first) + 1)})
+    except OSError as error:
+        _say(f"the agent is not bound to the CPUs {cpus} (launch.agent_cpus): {error.strerror}")
+
+
 def _say(line: str) -> None:
     print(f"transom: {line}", file=sys.stderr, flush=True)
 
 
 def end_former(attempt: AttemptDir, node: str) -> None:
-    """An agent that the launcher took for dead, and that only hung, must not write this node's files again.
+    """End a former agent of this node, which must not write this node's files: it may only have seemed dead.
 
-    Known by its endpoint: pid and start time; and by its command line, should the node have been booted since.
+    It is known by its endpoint (PID and start time) and, in case the node has rebooted, by its command line.
     """
     try:
         said = json.loads(attempt.endpoint(node).read_text())

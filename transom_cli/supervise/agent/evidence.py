@@ -1,12 +1,12 @@
-"""What the ranks of one launch were doing on this node: taken from each before a launch is killed.
+"""Record what the ranks of a launch do on this node, before the launch is killed.
 
-Into the incident's folder, for every rank n here:
+For every rank n on this node, the incident's folder gets:
 
-    rank-<n>.proc.json   what /proc tells: state, system call, threads, memory, descriptors, cgroup
+    rank-<n>.proc.json   facts from /proc: state, system call, threads, memory, descriptors, cgroup
     rank-<n>.stack.txt   py-spy's dump, or one line that says why there is none
     rank-<n>.flight/     PyTorch's flight recorder dumps, copied as they are and never unpickled
 
-torchrun itself, which is no rank, is `launcher-<node>`. /proc is read first: py-spy pauses what it looks at.
+torchrun itself, which is not a rank, is `launcher-<node>`. /proc is read first, because py-spy pauses the process.
 """
 
 from __future__ import annotations
@@ -32,18 +32,22 @@ Entry = dict[str, Any]
 def take(
     attempt_dir: Path, launch: int, node: str, folder: Path, timeout: float, *, beats_dir: str | None = None
 ) -> list[Entry]:
-    """Take evidence from every rank of the launch on this node, `PARALLEL` at a time, in at most `timeout` seconds.
+    """Record evidence of every rank of the launch on this node, `PARALLEL` at a time, in at most `timeout` seconds.
 
-    The dumps are copied from the start, beside the stacks: behind all of those there might be no time left for them.
+    Flight recorder dumps are copied at the same time as the stacks are taken: afterwards there might be no time left.
 
-    folder: the incident's (`AttemptDir.evidence`), made here, 0700; the agents of all nodes share it. beats_dir: the
-    node's beats folder, default: where the ranks' wrappers put it.
+    Args:
+        folder: The incident's (`AttemptDir.evidence`). It is created with mode 0700; the agents of all nodes share it.
+        beats_dir: The node's heartbeat directory; by default, the one that the ranks' wrappers use.
 
-    Returns one entry a rank, by rank: rank (None: torchrun), pid (0: gone, but a flight recorder dump was there),
-    state (proc(5); "X": gone), stack ("native", "python" or "none"), note (what could not be done, "" for nothing;
-    "timed out" for a rank that was not done in time), top (where its main thread is, innermost frame first). Where
-    even the process table cannot be read in time, the list is one entry that says so. Never raises OSError: a folder
-    that cannot be written costs the files, not the answer. A thread that hangs in a dead file system is left behind.
+    Returns:
+        One entry per rank, sorted by rank: rank (None: torchrun), pid (0: the process is gone and left a dump),
+        state (proc(5); "X": gone), stack ("native", "python" or "none"), note (what failed, or ""; "timed out" if
+        the rank was not finished in time), top (the innermost frames of the main thread). If even the process table
+        cannot be read in time, the only entry says so.
+
+    Never raises OSError: if the folder cannot be written, the entries are returned without files. A thread that hangs
+    in a dead file system is abandoned.
     """
     deadline = time.monotonic() + timeout
     pool = ThreadPoolExecutor(PARALLEL + 1, thread_name_prefix="evidence")
@@ -68,7 +72,7 @@ def take(
 
 
 def choose(members: list[Member]) -> list[Member]:
-    """One process a rank: the one that beats, else the innermost interpreter, else what the wrapper started."""
+    """Choose a process per rank: the one that sends heartbeats, else the innermost Python, else the wrapper's child."""
     best: dict[int | None, tuple[tuple[bool, bool, int], Member]] = {}
     for at, member in enumerate(m for m in members if m.kind == RANK):  # parents come before children
         worth = (member.beats, member.python, at if member.python else -at)
@@ -78,7 +82,7 @@ def choose(members: list[Member]) -> list[Member]:
 
 
 def _prepare(attempt_dir: Path, launch: int, node: str, folder: Path) -> tuple[list[Member], str]:
-    """The ranks, and why the folder cannot be used ("" when it can)."""
+    """Return the ranks, and why the folder cannot be used ("" if it can)."""
     members = choose(find(attempt_dir, launch, node))
     try:
         make_private(folder)
@@ -104,7 +108,7 @@ def _json(member: Member, facts: dict[str, object]) -> str:
 
 
 def _write(path: Path, text: str, trouble: str) -> str:
-    """Why it was not written, "" when it was. Not tried again where the folder itself is the trouble."""
+    """Return why the file was not written, or "". Do nothing if the folder cannot be used."""
     if trouble:
         return ""
     try:
@@ -115,7 +119,7 @@ def _write(path: Path, text: str, trouble: str) -> str:
 
 
 def _add_flights(entries: list[Entry], copying: Future[dict[int, str]]) -> None:
-    """Their notes. A rank may be gone by now, and its dump be the only word from it."""
+    """Add the results of copying dumps. A rank may be gone, so that its dump is all that remains of it."""
     if not copying.done():
         for entry in entries:
             _note(entry, "flight recorder dumps: timed out")

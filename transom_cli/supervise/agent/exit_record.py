@@ -15,9 +15,9 @@ from transom_cli.modes import make_folder, open_to_group
 
 
 def last_step(beats: int | None, held: int | None, code: int | None, launch: int) -> tuple[int, bool]:
-    """The last step of the rank (with torchrun: the furthest of the node's ranks); -1: none. Settles the phase too.
+    """Return the rank's last step (with torchrun: the furthest of the node's ranks), or -1; settle the phase.
 
-    Also whether it counts from the start of the process (see `record.SINCE_START`).
+    Also return whether the step counts from the start of the process (see `record.SINCE_START`).
     """
     try:
         if beats is not None:

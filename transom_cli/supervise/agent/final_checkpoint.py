@@ -45,7 +45,7 @@ def ask(beats_dir: str, launch: int, step: int) -> dict[str, object]:
 
 
 def end_now(beats_dir: str, launch: int) -> None:
-    """No order will come: ranks that keep through TERM need not wait for one. Raises OSError and ValueError."""
+    """Tell ranks that survive TERM that no final checkpoint will be ordered. Raises OSError and ValueError."""
     _order(beats_dir, launch, final_checkpoint.END)
 
 

@@ -1,11 +1,11 @@
-"""PyTorch's flight recorder dumps: where a launch's ranks put them, and how they come into the evidence.
+"""Copies PyTorch's flight recorder dumps of a launch into the evidence of an incident.
 
-ProcessGroupNCCL writes one file a rank, `<prefix><rank>`, when a collective times out, where the prefix is
-TORCH_FR_DUMP_TEMP_FILE or, by its older name, TORCH_NCCL_DEBUG_INFO_TEMP_FILE. Its default is one place for all jobs
-of a user, where a dump of another job is taken for ours. The dumps are pickles: copied, never loaded.
+When a collective times out, ProcessGroupNCCL writes one file per rank, `<prefix><rank>`. The prefix is
+TORCH_FR_DUMP_TEMP_FILE or, by its older name, TORCH_NCCL_DEBUG_INFO_TEMP_FILE. By default, all jobs of a user share one
+place, where a dump of another job would be taken for ours. The dumps are pickles: they are copied and never loaded.
 
-The watchdog dumps and then aborts: what is seen of it is a rank that died. So the dumps are kept (`keep`) whenever a
-launch is ended for an incident, and not only where ranks hang; in node memory they would go with the attempt.
+After the dump, the watchdog aborts the rank, which then looks like a rank that died. So dumps are kept (`keep`)
+whenever an incident ends a launch, not only in a hang. They are in node memory, and would be lost with the attempt.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _CHUNK = 1 << 20
 
 
 def keep(beats_dir: str, launch: int, folder: Path, seconds: float) -> dict[int, str]:
-    """As `copy_all`, into a folder that is made for it, and in any case back after so many seconds.
+    """Copy as `copy_all` does, into a folder that is created for it. Return after `seconds` at the latest.
 
-    A file system that does not answer keeps the thread, and not the caller.
+    If the file system does not respond, the thread is abandoned and the caller continues.
     """
     dumps = _dumps(beats_dir, launch)
     if not dumps:
@@ -54,7 +54,7 @@ def keep(beats_dir: str, launch: int, folder: Path, seconds: float) -> dict[int,
 def copy_all(beats_dir: str, launch: int, folder: Path, deadline: float) -> dict[int, str]:
     """Copy the launch's dumps to `rank-<n>.flight/` in `folder`, until `deadline` (time.monotonic).
 
-    By rank: what was done, in words; nothing of dumps that are there already. Also of ranks that have died.
+    Return by rank what was done, in words; dumps that were copied before are left out. Dumps of dead ranks count too.
     """
     done: dict[int, list[str]] = {}
     for rank, source in _dumps(beats_dir, launch):
@@ -80,7 +80,7 @@ def _words(said: list[str]) -> str:
 
 
 def _copy(source: Path, folder: Path) -> str:
-    """What was done; "" when nothing was left to do."""
+    """Return what was done; "" if the dump was copied before."""
     try:
         # a pipe of that name must not hang us, nor a link lead us elsewhere
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -113,7 +113,7 @@ def _copy(source: Path, folder: Path) -> str:
 
 
 def _is_there(copy: Path, found: os.stat_result) -> bool:
-    """Whether it was copied as it is now: a hang's evidence may have been taken before the rank had written it all."""
+    """Return whether the copy is complete: it may have been made while the rank was writing the dump."""
     try:
         there = copy.stat()
     except OSError:

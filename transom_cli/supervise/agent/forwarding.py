@@ -1,16 +1,15 @@
-"""Signals of a Slurm step that reach only its tasks: the rank's wrapper hands them on to the trainer.
+"""Forwards signals of a Slurm step to the trainer, if Slurm sends them only to the step's tasks (the rank wrappers).
 
-A step's signals (the warning, preemption, time limit, cancel) go to every process of the step under proctrack/linuxproc
-and pgid. Under proctrack/cgroup only KILL does; the others go to the children of slurmstepd alone, which is the wrapper
-(`proctrack_p_signal` in Slurm's source), unless the site has set SignalChildrenProcesses. Where the wrapper is in the
-control group of a step, it therefore waits for signals and passes on what comes.
+With proctrack/linuxproc and pgid, every process of the step gets the step's signals: the warning, preemption, time
+limit, cancel. With proctrack/cgroup this is true only of KILL. The others go only to the children of slurmstepd, which
+are the wrappers (`proctrack_p_signal` in Slurm's source), unless the site has set SignalChildrenProcesses. So a wrapper
+that is in the control group of a step waits for signals and forwards them.
 
-The trainer gets two of each signal, its own and ours, under SignalChildrenProcesses, and with control groups v2 where
-task/cgroup stands beside proctrack/linuxproc: v2 does not tell these from the others. In a container with a control
-group namespace of its own the step is not seen, and nothing is passed on. Tried with real processes; not exercised on
-a cluster with control groups.
+The trainer gets each signal twice with SignalChildrenProcesses, and with cgroup v2 if task/cgroup is combined with
+proctrack/linuxproc, which v2 does not distinguish. In a container with its own cgroup namespace, the step is not
+visible and nothing is forwarded. Tested with real processes, but not on a cluster with control groups.
 
-Imported when the trainer has started already, so that no rank's start-up pays for it.
+This module is imported after the trainer has started, so that it does not delay the start of ranks.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from collections.abc import Iterable
 
 
 def only_tasks_are_signalled(cgroups: str) -> bool:
-    """Whether the process is in a step's control group, by its /proc/<pid>/cgroup: `number:controllers:path` lines.
+    """Return whether the process is in a step's control group. cgroups: the text of its /proc/<pid>/cgroup.
 
-    v1: proctrack/cgroup is the one plugin of Slurm's that uses the freezer. v2 has one group for all plugins.
+    v1: among Slurm's plugins, only proctrack/cgroup uses the freezer. v2 has one group for all plugins.
     """
     for line in cgroups.splitlines():
         _, _, rest = line.partition(":")
@@ -35,7 +34,7 @@ def only_tasks_are_signalled(cgroups: str) -> bool:
 
 
 def _is_step(names: list[str]) -> bool:
-    """.../job_<n>/step_<m>/..."""
+    """Return whether the path contains .../job_<n>/step_<m>/..."""
     for job, step in itertools.pairwise(names):
         if job.startswith("job_") and job[4:].isdigit() and step.startswith("step_"):
             return True
@@ -43,11 +42,11 @@ def _is_step(names: list[str]) -> bool:
 
 
 def wait(pid: int, numbers: Iterable[int]) -> int:
-    """Wait for the child, and pass these signals on to it; its status, as waitpid's.
+    """Wait for the child, forward these signals to it, and return its status as waitpid does.
 
-    They and CHLD must have been blocked since before the child was forked, and stay so: a late one must not end the
-    wrapper before it has recorded the end. A signal and the end are told one after the other, so that a pid is never
-    signalled once it is reaped.
+    The signals and CHLD must be blocked from before the fork until the wrapper ends: a late signal must not end the
+    wrapper before it has recorded the rank's end. Signals and the end are handled one after the other, so a reaped PID
+    is never signalled.
     """
     awaited = {signal.SIGCHLD, *numbers}
     while True:

@@ -21,8 +21,11 @@ SILENT = 1.5  # seconds from an answer to the next call; a launcher makes it at 
 
 @dataclass(frozen=True)
 class Beats:
-    """``seen``: the number of the newest table that the caller has. ``steps``: send the step breakdowns, too.
-    ``over``: the attempt has its outcome."""
+    """A request for heartbeats.
+
+    ``seen``: the number of the newest table that the caller has. ``steps``: send the step breakdowns, too. ``over``:
+    the attempt has its outcome.
+    """
 
     seen: int
     steps: bool = False
@@ -44,7 +47,7 @@ class HeartbeatFeed:
         return self._seq
 
     def offer(self, seq: int, data: bytes) -> None:
-        """Have a newer table."""
+        """Offer a newer table."""
         with self._changed:
             self._seq, self._data = seq, data
             self._changed.notify_all()
@@ -64,7 +67,7 @@ class HeartbeatFeed:
         return {**answer, "steps": self.steps} if request.steps else answer
 
     def end(self) -> None:
-        """Answer the calls that wait."""
+        """Answer the waiting calls."""
         with self._changed:
             self.over = True
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""The logs of this node's ranks: followed as they grow, and read from their end when somebody asks.
+"""Follows the logs of this node's ranks as they grow, and reads them from their end on request.
 
-slurmstepd writes them on the node itself, so that what is read here comes from the node's own memory, and a job of a
-thousand nodes does not read a thousand logs over the network from one host.
+slurmstepd writes them on the node itself, so the data comes from the node's own memory. A job of a thousand nodes need
+not read a thousand logs over the network from one host.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LINE = 16 * 1024  # bytes; a longer line is given up
 
 @lru_cache(maxsize=1)
 def rulebook() -> Rulebook:
-    """Our own rules. Without a TOML reader (Python 3.10 alone, in somebody's container) there are none."""
+    """Return our own rules. Without a TOML reader (Python 3.10 alone, in a user's container) there are none."""
     try:
         from transom_cli.diagnose.logs.rule_files import load
     except ImportError:
@@ -46,7 +46,7 @@ def rulebook() -> Rulebook:
 
 
 def tail_of(path: Path) -> tuple[bytes, int]:
-    """The log's end, from a line's beginning, and where in the log that is; nothing of one that cannot be read."""
+    """Return the log's end from the beginning of a line, and its offset; b"" if the log cannot be read."""
     try:
         with path.open("rb") as f:
             start = max(0, f.seek(0, 2) - TAIL)
@@ -148,7 +148,7 @@ def read_cause(folder: Path, log_names: Sequence[str], seconds: float = SECONDS)
 
 
 class Follower:
-    """One log. It starts near the end of what is there: an agent that is started again must not read it all."""
+    """Follows one log. It starts near the end, so that a restarted agent need not read all of it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -159,7 +159,7 @@ class Follower:
         self._collector = Collector(path.name)
 
     def look(self) -> tuple[Hit, ...]:
-        """The causes in the lines that have come since the last look. At most `LOOK` bytes are read."""
+        """Return the causes in lines that are new since the last look. At most `LOOK` bytes are read."""
         try:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -191,7 +191,7 @@ class Follower:
 
 
 class NodeLogs:
-    """Follows the logs of the present launch; those of a launch before it are let go."""
+    """Follows the logs of the present launch, and forgets those of earlier launches."""
 
     def __init__(self, attempt: AttemptDir, beats_dir: str) -> None:
         self._attempt, self._beats_dir = attempt, beats_dir
@@ -199,7 +199,7 @@ class NodeLogs:
         self._followed: dict[str, Follower] = {}
 
     def look(self, rows: Sequence[RankBeat]) -> list[tuple[int, Hit]]:
-        """What is new, by launch. The rank is that of the log, or of the line's own label."""
+        """Return what is new, by launch. The rank is that of the log, or of the line's own label."""
         launch = max((row.launch for row in rows), default=-1)
         if launch != self._launch:
             self.close()

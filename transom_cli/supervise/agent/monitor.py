@@ -214,5 +214,5 @@ class Monitor:
 
 
 def _verdict(hit: Hit) -> Verdict:
-    """A line by which a rule would exclude the node is a suspicion."""
+    """Return the verdict: a line by which a rule would exclude the node is a suspicion."""
     return Verdict.SUSPECT if hit.rule.action is Action.ISOLATE and hit.rule.confidence >= SURE else Verdict.MONITOR

@@ -31,8 +31,11 @@ _WRAPPER_PATH = "transom_cli/supervise/agent/rank_wrapper.py"
 class Member:
     """A process of the launch.
 
-    kind: WRAPPER; RANK, what it started, and what trains where that was a shell or torchrun; CHILD, all else.
-    rank: its number, None when nothing tells it. python: it runs an interpreter. beats: it writes the rank's beats.
+    Attributes:
+        kind: WRAPPER; RANK (the wrapper's child, and what trains below it if that is a shell or torchrun); or CHILD.
+        rank: Its number; None if unknown.
+        python: It is a Python interpreter.
+        beats: It writes the rank's heartbeats.
     """
 
     process: Process
@@ -47,10 +50,13 @@ class Member:
 
 
 def find(attempt_dir: str | os.PathLike[str], launch: int, node: str) -> list[Member]:
-    """The living processes of this user that belong to the launch on this node, parents before children.
+    """Return the living processes of this user that belong to the launch on this node, parents before children.
 
-    node: as Slurm calls it. It matters where several nodes share one machine; a process that names none is taken for
-    one of this node's. The caller and its ancestors are never among them.
+    The caller and its ancestors are left out.
+
+    Args:
+        node: As Slurm calls it. This matters if several nodes share one machine; a process that names no node counts as
+            one of this node's.
     """
     folder = os.path.abspath(attempt_dir)  # noqa: PTH100 - as the wrapper does it: no symlink is followed
     job = Path(folder).name.partition(".")[0]
@@ -129,9 +135,10 @@ def _members(
 
 
 def _trains(parent: Member | None, rank: int | None) -> bool:
-    """Whether a process is a rank's own, by its parent: started by the wrapper, or by what only stands in between.
+    """Return whether a process is the rank itself, judged by its parent.
 
-    A shell, a profiler or torchrun hands the rank on; a rank in Python that has children has workers.
+    The wrapper's child is. If that is a shell, a profiler or torchrun, its child is too. Children of a rank in Python
+    are workers.
     """
     if parent is None or parent.kind == CHILD:
         return False
@@ -139,7 +146,7 @@ def _trains(parent: Member | None, rank: int | None) -> bool:
 
 
 def _beating(folders: set[str], launch: int) -> dict[int, int]:
-    """Rank by the pid that writes its beats, as the records say; of processes in our own pid namespace."""
+    """Return the rank by the PID that writes its heartbeats, for processes in our own PID namespace."""
     found: dict[int, int] = {}
     for folder in folders - {""}:
         for path in Path(folder).glob("rank-*"):

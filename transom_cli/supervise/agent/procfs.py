@@ -1,4 +1,4 @@
-"""This user's processes on this node, from /proc, and a signal to exactly one of them.
+"""Reads this user's processes on this node from /proc, and sends a signal to exactly one of them.
 
 Source: proc(5). Reading another process's memory (its environment, its command line) may hang if that process hangs in
 the kernel with its memory map locked: callers with a time limit use a thread.
@@ -84,7 +84,7 @@ def send(process: Process, number: int) -> bool:
 
 
 def environ(pid: int) -> dict[str, str]:
-    """As it was at exec; empty when it is not ours to read."""
+    """Return the environment as it was at exec; empty if we may not read it."""
     raw = _bytes(f"/proc/{pid}/environ")
     if not raw and (thread := _living_thread(pid)):  # its first thread has ended and shows no memory any more
         raw = _bytes(f"/proc/{pid}/task/{thread[0]}/environ")
@@ -97,7 +97,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def maps(pid: int) -> str:
-    """Its memory mappings, as in proc(5); empty when they are not ours to read."""
+    """Return its memory mappings, as in proc(5); empty if we may not read them."""
     return os.fsdecode(_bytes(f"/proc/{pid}/maps"))
 
 
@@ -108,7 +108,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def is_python(process: Process) -> bool:
-    """Whether it runs an interpreter: by its program, else (not ours to read) by its name."""
+    """Return whether it is a Python interpreter, by its program or, if we may not read that, by its name."""
     try:
         program = os.readlink(f"/proc/{process.pid}/exe").rpartition("/")[2]  # noqa: PTH115
     except OSError:
@@ -117,7 +117,7 @@ def is_python(process: Process) -> bool:
 
 
 def _is_ours(name: str) -> bool:
-    """By the real user id: the folder in /proc is root's while its process refuses to be dumped (prctl(2))."""
+    """Return whether it is ours, by the real user ID: /proc's folder is root's if it may not be dumped (prctl(2))."""
     try:
         owner = os.stat(f"/proc/{name}").st_uid  # noqa: PTH116
         if owner == 0 != os.getuid():
@@ -128,7 +128,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _stat(path: str, pid: int) -> tuple[Process, int] | None:
-    """The process and how many threads it has; None when there is none."""
+    """Return the process and its number of threads; None if there is none."""
     # the name may itself hold spaces and brackets, and need not be text
     comm, _, rest = _bytes(path).decode(errors="replace").partition("(")[2].rpartition(")")
     fields = rest.split()
@@ -138,7 +138,7 @@ def _stat(path: str, pid: int) -> tuple[Process, int] | None:
 
 
 def _living_thread(pid: int) -> tuple[str, str] | None:
-    """Id and state of a thread that lives; None when all have ended."""
+    """Return ID and state of a living thread; None if all have ended."""
     try:
         names = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
     except OSError:
@@ -151,7 +151,7 @@ def _living_thread(pid: int) -> tuple[str, str] | None:
 
 
 def _bytes(path: str) -> bytes:
-    """The file's content, empty when it cannot be read. By system calls: a look reads thousands of these files."""
+    """Return the file's content; empty if it cannot be read. Uses system calls: there are thousands of these files."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

@@ -1,7 +1,7 @@
-"""Stacks of one process by py-spy (github.com/benfred/py-spy), which needs the right to trace it: ptrace(2).
+"""Takes stacks of one process with py-spy (github.com/benfred/py-spy), which needs the right to trace it: ptrace(2).
 
-py-spy pauses the process while it reads it, all threads, and walks the native stacks too if asked. A process that is
-stopped, or that hangs in the kernel, cannot be paused: it is read without a pause, and without its native stack.
+py-spy pauses all threads of the process while it reads them, and also reads native stacks if requested. A process that
+is stopped, or that hangs in the kernel, cannot be paused: it is read without a pause, and without its native stack.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NATIVE, PYTHON, NONE = "native", "python", "none"
 
 @dataclass(frozen=True)
 class Dumped:
-    """kind: NATIVE, PYTHON or NONE. text: the dump. note: why there is none, or why not the native one; one line."""
+    """kind: NATIVE, PYTHON or NONE. text: the dump. note: one line that says why there is none, or no native one."""
 
     kind: str
     text: str
@@ -33,7 +33,7 @@ class Dumped:
 
 
 def program() -> str | None:
-    """py-spy beside the interpreter that runs us, else on PATH."""
+    """Return py-spy beside our own interpreter, else on PATH."""
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
@@ -71,7 +71,7 @@ def dump(process: Process, deadline: float) -> Dumped:
 
 
 def _call(words: list[str], limit: float) -> tuple[str | None, str | None]:
-    """The dump, or why there is none; neither when it took too long."""
+    """Return the dump, or why there is none; neither if it took too long."""
     env = {**os.environ, "RUST_BACKTRACE": "0"}
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit, env=env)

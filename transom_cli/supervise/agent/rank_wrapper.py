@@ -1,19 +1,17 @@
-r"""The wrapper around one rank: environment, beat record, and how the rank ended.
+r"""The wrapper around one rank: sets its environment, prepares its heartbeat record, and records how the rank ended.
 
     python -I -S .../agent/rank_wrapper.py --attempt-dir D [--launch L] [--node-beats-dir B] [--torchrun] \
         [--auto-beat] -- COMMAND...
 
-It is run by its path, in isolated mode and without `site`, because every rank of a large job pays for its start-up:
-only light modules are imported here. The command becomes a child (no shell; same stdio, folder, process group) that
-is killed when the wrapper is. The wrapper ignores the signals that Slurm sends to every process of the step: the
-child has its own copy of them, and who ends first must be the trainer, or its end would never be recorded. Where Slurm
-sends them to the wrapper alone, they are handed on to the child (agent/forwarding). It ends as the child ended: same
-exit code, or the same signal.
+It is started by its path, in isolated mode and without `site`, and imports only light modules, because every rank of a
+large job pays for its start-up. The command becomes a child (no shell; same stdio, folder and process group) that is
+killed if the wrapper is. The wrapper ignores the signals that Slurm sends to every process of the step: the child gets
+its own copy, and must end first, so that its end is recorded. If Slurm sends them only to the wrapper, it forwards them
+(agent/forwarding). It ends as the child ended: with the same exit code, or by the same signal.
 
-With --torchrun the command is a launcher of ranks of its own: the ranks' variables and records are left to it.
+With --torchrun, the command starts ranks of its own, and sets their variables and records itself.
 
-A rank of a launch that has been replaced is not started: slurmstepd may come to it late, when the same rank of the
-next launch already trains.
+A rank of a replaced launch is not started: slurmstepd may be late, and the next launch's rank may train already.
 """
 # pathlib would double the start-up time
 # ruff: noqa: PTH100, PTH110, PTH118, PTH119, PTH120, PTH123
@@ -47,7 +45,7 @@ class Replaced(Exception):
 
 
 class Options:
-    """The wrapper's own arguments. argparse would cost as much time as all the rest."""
+    """The wrapper's own arguments. argparse would take as long as everything else."""
 
     def __init__(self, argv: list[str]) -> None:
         self.attempt_dir, self.launch, self.beats_dir = "", 0, ""
@@ -76,7 +74,7 @@ class Options:
 
 
 def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
-    """`cgroups`: the file that tells this process's control groups."""
+    """Run the wrapper. cgroups: the file that names this process's control groups."""
     try:
         options = Options(argv)
     except ValueError as error:
@@ -123,7 +121,7 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
 
 
 def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:
-    """The trainer's environment. RANK and its kind are this launch's, whatever a shell or a script has set."""
+    """Return the trainer's environment. RANK and its kind are this launch's, whatever a shell or a script has set."""
     for name in rank_variables(env):
         del env[name]
     env.pop(paths.WORLD_SIZE, None)
@@ -154,13 +152,15 @@ def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:
 
 
 def _node_rank(env: dict[str, str]) -> str:
-    """Of a torchrun, one task on each node: the task's number. SLURM_NODEID counts in Slurm's order of nodes instead,
-    which differs if a spare replaces a node."""
+    """Return the number of a torchrun, which has one task on each node: the task's number.
+
+    SLURM_NODEID counts in Slurm's order of nodes instead, which differs if a spare replaces a node.
+    """
     return env.get("SLURM_PROCID", "0")
 
 
 def tasks_on_node(layout: str, node: int) -> int:
-    """Tasks on the node-th node of Slurm's `SLURM_TASKS_PER_NODE`, such as "2(x3),1"."""
+    """Return the number of tasks on a node, from `SLURM_TASKS_PER_NODE`, such as "2(x3),1"."""
     for part in layout.split(","):
         tasks, _, times = part.partition("(x")
         node -= int(times.rstrip(")")) if times else 1
@@ -170,11 +170,13 @@ def tasks_on_node(layout: str, node: int) -> int:
 
 
 def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | None]:
-    """The rank's beat file and the hold on its folder, as descriptors. A run without beats is better than no run.
+    """Open the rank's heartbeat file and its folder; return their descriptors. A run without heartbeats still trains.
 
-    Raises Replaced where a newer launch's exits or records are.
+    Raises:
+        Replaced: exits or records of a newer launch exist.
     """
     env.pop(paths.BEAT_DIR, None)
+    env.pop(paths.BEAT_PLACE, None)
     if os.path.exists(os.path.join(options.attempt_dir, "exits", str(options.launch + 1))):  # its launcher's first act
         raise Replaced
     try:
@@ -182,7 +184,7 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
             path, held = options.beats_dir, paths.enter(options.beats_dir)
         else:
             path, held = paths.enter_beats(options.attempt_dir, options.node)
-        env[paths.BEAT_DIR] = path
+        env[paths.BEAT_DIR], env[paths.BEAT_PLACE] = path, paths.place(path)
         env.setdefault(paths.MEMORY, paths.AGENTS)  # Slurm ends what ranks start with their step
         if not any(env.get(name) for name in paths.FLIGHT):  # its default is one place for all jobs of a user
             env[paths.FLIGHT[0]] = paths.flight_prefix(path, options.launch)
@@ -203,10 +205,10 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
 
 
 def _start(command: list[str], env: dict[str, str], beats: int | None) -> tuple[int, set[int]]:
-    """Fork and exec; the child's pid, and the signal mask from before.
+    """Fork and exec. Return the child's PID, and the signal mask from before.
 
-    Signals wait from before the fork until the child has its own dispositions, so none is lost; in the wrapper they
-    still do when this returns.
+    Signals are blocked from before the fork until the child has its own dispositions, so that none is lost; in the
+    wrapper they are still blocked when this returns.
     """
     wrapper = os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would take the child's status with it
@@ -238,7 +240,7 @@ def _start(command: list[str], env: dict[str, str], beats: int | None) -> tuple[
 
 
 def _wait(pid: int, former: set[int], cgroups: str) -> int:
-    """The child's status, once it has ended."""
+    """Wait for the child, and return its status."""
     from transom_cli.supervise.agent import forwarding  # the child has been started: not part of the start-up
 
     try:

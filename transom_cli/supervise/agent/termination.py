@@ -1,10 +1,14 @@
-"""End one launch on this node with nothing left of it, and say truthfully what would not go.
+"""End one launch on this node completely, and report the processes that could not be ended.
 
-Run by the node's agent, which is neither parent nor relative of the ranks. The caller has ended the step, or sees to
-it that it starts nothing any more. The order: word to the ranks that no flush will come, for which some would wait;
-TERM to the ranks themselves, so that they may save; TERM to what they left behind, once they are gone; KILL to all that
-is left; and last to the wrappers, which ignore TERM and are let to record how their rank ended. The looks repeat until
-two in a row find nothing: a process may fork between two looks.
+The node's agent does this; the ranks are not its children. The caller has ended the Slurm step, or makes sure that the
+step starts no more processes. The order is:
+
+1. Tell ranks that would wait for a final checkpoint that none will be ordered.
+2. Send TERM to the ranks, so that they may save, and then to the processes that they leave behind.
+3. Send KILL to everything that is still there.
+4. Kill the wrappers last: they ignore TERM, and get time to record how their ranks ended.
+
+This is repeated until two looks in a row find nothing, because a process may fork between two looks.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Ended:
-    """killed: did not end by themselves in time. survivors: still there after that; () is a promise kept."""
+    """killed: processes that did not end in time by themselves. survivors: processes that could not be killed."""
 
     killed: tuple[Left, ...]
     survivors: tuple[Left, ...]
@@ -53,10 +57,12 @@ def end_launch(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Ended:
-    """Returns when nothing is left, or `grace` + KILL_WAIT seconds after the call with survivors. Safe to call again.
+    """Return when no process is left, or after `grace` + KILL_WAIT seconds, with the survivors. Safe to repeat.
 
-    node: as Slurm calls this node. grace: seconds between TERM and KILL; 0 kills without waiting. beats_dir: the
-    node's, where ranks that keep through TERM (ckpt.saving.keeper) look for what to do.
+    Args:
+        node: As Slurm calls this node.
+        grace: Seconds between TERM and KILL; 0 kills at once.
+        beats_dir: The node's heartbeat directory, where ranks that survive TERM look for a final checkpoint.
     """
     if grace > 0 and beats_dir:
         with contextlib.suppress(OSError, ValueError):  # no such folder, no memory left: TERM and the grace will do
@@ -67,14 +73,14 @@ def end_launch(
 
 
 class _Scene:
-    """What is there, look by look. What was seen once is remembered: a dying process may no longer be recognisable."""
+    """The launch's processes. Known ones are remembered: a dying process may not be recognisable any more."""
 
     def __init__(self, attempt_dir: str | os.PathLike[str], launch: int, node: str) -> None:
         self._where = (attempt_dir, launch, node)
         self._seen: dict[tuple[int, int], Member] = {}
 
     def look(self, *, all_of_it: bool = True) -> list[Member]:
-        """With `all_of_it` False only what is known is looked at, a matter of microseconds, while any of it lives."""
+        """Look for processes. all_of_it=False: only at known ones while any of them lives (microseconds)."""
         found = {} if not all_of_it and self._seen else {_ident(m): m for m in find(*self._where)}
         for ident, member in self._seen.items():
             now = procfs.read(member.pid) if ident not in found else None
@@ -107,7 +113,7 @@ def _ask(scene: _Scene, grace: float, clock: Callable[[], float], sleep: Callabl
 
 
 def _let_go_on(members: Iterable[Member]) -> None:
-    """A stopped process would sleep through its TERM; resumed, that is the first thing it sees."""
+    """Resume stopped processes, which would not react to TERM. After SIGCONT they receive it first."""
     for member in members:
         if member.process.state == "T":
             procfs.send(member.process, signal.SIGCONT)

@@ -198,7 +198,7 @@ class Answers:
         return Reply(warm(list(request.files)))
 
     def port(self, request: Port) -> Reply:
-        """For the rendezvous of the next launch, whose rank 0 runs here."""
+        """Choose or test a port for the rendezvous of the next launch, whose rank 0 runs here."""
         return Reply({"free": is_free(request.port)} if request.port else {"port": free_port()})
 
     def end(self, request: End) -> Reply:

@@ -1,9 +1,9 @@
-"""What a spare needs in its page cache before it is needed: the programs and libraries of the training.
+"""Warms up a spare: reads the training's programs and libraries into its page cache before they are needed.
 
-One node that trains says which files its ranks map (`mapped`), a spare reads these (`warm`): a rank's first start on a
-node otherwise waits for them, which matters where they come over a network (from a fast local disk no gain was seen).
-Not reached: what ranks read without mapping it (Python's own modules), and what lies in a container's file system,
-which a spare does not have yet.
+A node that trains lists the files that its ranks map (`mapped`), and a spare reads them (`warm`). Otherwise a rank's
+first start on a node waits for them, which matters if they come over a network (with a fast local disk, there was no
+gain). Not included: files that ranks read without mapping (Python's own modules), and files in a container's file
+system, which a spare does not have yet.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _NOT_ON_DISK = ("/dev/", "/proc/", "/memfd:", "/SYSV")
 
 
 def mapped(attempt_dir: str | os.PathLike[str], launch: int, node: str) -> list[tuple[str, int]]:
-    """Path and size in bytes of what the launch's ranks on this node map, sorted by path; [] when there is none.
+    """Return path and size in bytes of the files that the launch's ranks on this node map, sorted by path.
 
-    Read only and private, as programs and libraries are mapped: a shared mapping is a data set, and may be any size.
+    Only private read-only mappings count, as for programs and libraries: a shared mapping is a data set of any size.
     """
     paths: set[str] = set()
     for member in find(attempt_dir, launch, node):
@@ -47,9 +47,9 @@ def mapped(attempt_dir: str | os.PathLike[str], launch: int, node: str) -> list[
 
 
 def warm(files: list[str]) -> dict[str, object]:
-    """Read these files, so that they are in the page cache; what cannot be opened or is too large is left out.
+    """Read files into the page cache. A file that cannot be opened or is too large is left out.
 
-    files: how many were read whole; bytes: of all. Takes as long as the disk does.
+    Return how many files were read completely, and the bytes of all. It takes as long as the disk does.
     """
     found = read_memory()
     room = min(MOST, int(found.available * SHARE)) if found else 0
@@ -65,7 +65,7 @@ def warm(files: list[str]) -> dict[str, object]:
 
 
 def _read(path: str, room: int, piece: memoryview) -> int | None:
-    """Bytes read; None when it is no regular file, or larger than `room`."""
+    """Return the bytes read; None if it is not a regular file, or is larger than `room`."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         about = os.fstat(fd)
@@ -80,9 +80,9 @@ def _read(path: str, room: int, piece: memoryview) -> int | None:
 
 
 def _files(maps: str) -> set[str]:
-    """Files on disk that are mapped privately and not for writing, from /proc/<pid>/maps.
+    """Return files on disk that are mapped privately and not for writing, from /proc/<pid>/maps.
 
-    A line: address, permissions ("r-xp"), offset, device, inode, path; a line's end within a path is \\012.
+    Each line has address, permissions ("r-xp"), offset, device, inode and path; a newline in a path is \\012.
     """
     found = set()
     for line in maps.split("\n"):
@@ -96,7 +96,7 @@ def _files(maps: str) -> set[str]:
 
 
 def _size(path: str) -> int | None:
-    """None when it is no regular file, or not seen from here."""
+    """Return the size; None if it is not a regular file, or not visible from here."""
     try:
         about = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - paths are text here, and many
     except (OSError, ValueError):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import shutil
 import socket
+import time
 from collections.abc import Callable, Mapping
 
-from transom_cli.errors import BadNodes, UsageError
+from transom_cli.errors import BadNodes, TransomError, UsageError
 from transom_cli.layout import RunDir
+from transom_cli.slurm import gpus
+from transom_cli.slurm.port import slurm_seconds
+from transom_cli.slurm.runner import Runner
 from transom_cli.supervise.launcher.plan import Allocation
 
 
@@ -21,7 +25,7 @@ def allocation_from(environ: Mapping[str, str]) -> Allocation:
         raise UsageError(
             "`transom launch` runs inside a Slurm job's batch script",
             f"missing or unreadable: {error}",
-            "Submit with `transom run -- COMMAND`, which writes such a script.",
+            "submit a script that contains it (`transom run train.sbatch`, or sbatch), or use `transom run -- COMMAND`",
         ) from error
     restart = int(environ.get("SLURM_RESTART_COUNT") or 0)  # unset on a job's first start
     return Allocation(
@@ -31,6 +35,8 @@ def allocation_from(environ: Mapping[str, str]) -> Allocation:
         environ.get("SLURM_CPUS_PER_TASK", ""),
         environ.get("SLURMD_NODENAME", ""),
         gpus=gpus_on_node(environ),
+        all_gpus=tuple(gpus.all_of_them(environ)),
+        unwatched=gpus.unwatched(environ),
         since=start_time(environ),
     )
 
@@ -38,6 +44,22 @@ def allocation_from(environ: Mapping[str, str]) -> Allocation:
 def start_time(environ: Mapping[str, str]) -> float:
     """The wall-clock time at which this start of the job began; 0 before Slurm 22.05, which does not say."""
     return _number(environ.get("SLURM_JOB_START_TIME", ""))
+
+
+def limit_of(environ: Mapping[str, str]) -> int | None:
+    """The length of this start of the job in seconds; None if Slurm does not say."""
+    end = _number(environ.get("SLURM_JOB_END_TIME", ""))
+    return int(end - start_time(environ)) if end > start_time(environ) > 0 else None
+
+
+def end_time(job_id: int) -> str:
+    """When the job's time is up, as SLURM_JOB_END_TIME has it, which older releases do not set; "" if unknown."""
+    try:
+        left = Runner(timeout=10.0).run(["squeue", "--noheader", f"--jobs={job_id}", "--format=%L"]).strip()
+        seconds = slurm_seconds(left)
+    except (TransomError, ValueError):
+        return ""
+    return str(int(time.time()) + seconds) if seconds else ""
 
 
 def gpus_on_node(environ: Mapping[str, str]) -> int:
@@ -89,25 +111,27 @@ def require_run_dir(run: RunDir) -> None:
 EARLY = 60.0  # seconds by which Slurm may warn too early
 
 
-def missed_warning(environ: Mapping[str, str], before: int, now: float) -> float | None:
-    """Detect a warning before the time limit that came before this launcher could handle it.
+def warning_due(environ: Mapping[str, str], before: int, now: float, *, by_slurm: bool = True) -> float | None:
+    """Return when this launcher has to warn itself before the time limit.
 
     While the batch script prepares the job and the launcher's modules load, Slurm's USR2 is ignored, since it would end
     the script. A launcher that starts only then has to warn itself.
 
     Args:
-        before: seconds before the end at which Slurm is to warn.
+        before: seconds before the end at which the warning is due.
         now: wall-clock time.
+        by_slurm: Slurm warns. A user's own script requests no warning, so its launchers always warn themselves.
 
     Returns:
-        Seconds until the launcher has to warn itself. None if the warning cannot have come yet, was not requested, or
-        Slurm does not say when the time is up (SLURM_JOB_END_TIME is newer than 22.05).
+        Seconds until then. None if Slurm's warning cannot have come yet, none is wanted, or Slurm does not say when the
+        time is up (SLURM_JOB_END_TIME is newer than 22.05).
     """
     try:
         end = float(environ["SLURM_JOB_END_TIME"])
     except (KeyError, ValueError):
         return None
     moment = end - before
-    if not before or not moment - EARLY <= now < end:  # beyond the end: this node's clock is wrong
+    earliest = moment - EARLY if by_slurm else 0.0
+    if not before or not earliest <= now < end:  # beyond the end: this node's clock is wrong
         return None
     return max(0.0, moment - now)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import transom_cli
 from transom_cli.ckpt import fence
+from transom_cli.ckpt.foreign import ForeignSealer
 from transom_cli.ckpt.restore.rollback import Rollback, roll_back
 from transom_cli.core.launcher import (
     THIS_LAUNCHER,
@@ -38,6 +39,7 @@ from transom_cli.diagnose.hangs.reader import clues, gather, read_hang
 from transom_cli.errors import TransomError, printable
 from transom_cli.files import make_private, publish_text
 from transom_cli.layout import AttemptDir
+from transom_cli.start import own
 from transom_cli.supervise.attempt_files import newest_checkpoint
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.agents import GRACE, Agents
@@ -74,6 +76,7 @@ class Executor:
         self._port = 0  # of its rendezvous
         self._said_rendezvous = False
         self._cannot_roll_back = ""  # why
+        self._foreign = ForeignSealer(options.foreign, say) if options.foreign else None
         self.orphans = OrphanReaper(agents.end, journal)
         self.step: TrainingStep | None = None
 
@@ -107,6 +110,10 @@ class Executor:
         env = launchplan.training_env(os.environ, master, self._port, options.run)
         argv = launchplan.training_argv(allocation, options, attempt, launch, nodes, wrapper=WRAPPER, master=master)
         self._fence(launch)
+        if self._foreign is not None:  # verified in the process that becomes srun: it may take long
+            created = options.run.settings.stat().st_mtime
+            argv = own("transom_cli.ckpt.foreign", options.foreign, str(created), "--", *argv)
+            self._foreign.begin(attempt.exits(launch).stat().st_mtime)
         tasks = options.tasks_on_node * len(nodes)
         self.step = TrainingStep(argv, env, attempt.exits(launch), nodes, tasks)
         self._nodes = nodes
@@ -173,6 +180,8 @@ class Executor:
         """End a launch; without grace if its state is durable, since nothing of it is worth waiting for."""
         step, nodes, launch = self.step, self._nodes, action.launch
         grace = GRACE if action.incident else 0.0
+        if self._foreign is not None:
+            self._foreign.pause()
 
         def work() -> Event:
             lines = self._evidence(launch, action.incident, nodes) if action.evidence else ()
@@ -197,6 +206,18 @@ class Executor:
             return LaunchEnded(0.0, launch, survivors=((THIS_LAUNCHER, repr(error)),))
 
         self._thread("end", work, failed)
+
+    def observe(self, action: EndLaunch, unheard: tuple[str, ...]) -> None:
+        """Answer as after the end of the launch, with the evidence, but leave its processes alone."""
+        step, nodes, launch = self.step, self._nodes, action.launch
+
+        def work() -> Event:
+            lines = self._evidence(launch, action.incident, nodes) if action.evidence else ()
+            verdict = judge_hang(self._attempt.evidence(action.incident)) if lines else HangVerdict()
+            exits = step.exits() if step is not None else ()
+            return LaunchEnded(0.0, launch, exits, unheard, evidence=(*verdict.words, *lines), suspects=verdict.nodes)
+
+        self._thread("observe", work, lambda error: LaunchEnded(0.0, launch, evidence=(repr(error),)))
 
     def _evidence(self, launch: int, incident: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """Collect evidence. The launch must be ended even if that fails."""

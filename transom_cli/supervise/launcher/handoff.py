@@ -16,6 +16,7 @@ from transom_cli.slurm.guards import backoff
 from transom_cli.slurm.port import JobState, Slurm, SlurmRefused, SlurmUnknown, Submission, cluster_command
 from transom_cli.slurm.successor import resubmit_own_job
 from transom_cli.slurm.tags import has_hold_reason, held_comment, run_tag, successor_tag, tag_of
+from transom_cli.submit.submission import SubmissionRecord  # needed when a node is lost: imported before an upgrade
 from transom_cli.supervise.handoff_record import RECORD, Handoff, newest_handoff
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.launcher.journal import say
@@ -165,8 +166,6 @@ def _set_reason(slurm: Slurm, run: RunDir, job_id: int, why: str) -> None:
 
 
 def _submission(run: RunDir) -> Submission:
-    from transom_cli.submit.submission import SubmissionRecord
-
     try:
         return SubmissionRecord.load(run).submission(run)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -175,8 +174,6 @@ def _submission(run: RunDir) -> Submission:
 
 def _cluster(run: RunDir) -> str:
     """The cluster to name in a command for a person, if there are several."""
-    from transom_cli.submit.submission import SubmissionRecord
-
     try:
         return SubmissionRecord.load(run).requested_cluster
     except TransomError:

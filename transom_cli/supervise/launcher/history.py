@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from transom_cli.core.diagnose import PREFLIGHT
-from transom_cli.core.events import OutcomeSeen
+from transom_cli.core.events import OutcomeSeen, Taken
 from transom_cli.core.launcher import AttemptStarted, after_attempt
 from transom_cli.core.progress import Progress
 from transom_cli.errors import TransomError
@@ -15,34 +14,46 @@ from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.attempt_files import newest_checkpoint, read_outcome
 from transom_cli.supervise.handoff_record import attempt_numbers
 from transom_cli.supervise.journal import fold
+from transom_cli.supervise.launcher.plan import LaunchOptions
 from transom_cli.supervise.lease import read_holder
 
 OPERATOR_GONE = 30.0  # seconds without a renewed lease
 
 
-def begun(run: RunDir, attempt: AttemptDir, checkpoints: Path, expiry: float) -> AttemptStarted:
-    """Summarize the attempts before. Blame expires after `expiry` s. Without an operator, the launcher applies it."""
+def begun(options: LaunchOptions, attempt: AttemptDir, taken: tuple[Taken, ...] = ()) -> AttemptStarted:
+    """Summarize the attempts before. Without an operator, the launcher applies their blame until it expires.
+
+    Args:
+        taken: what earlier job steps of this attempt decided, at times of the wall clock.
+    """
+    run, expiry = options.run, options.expiry
     before = earlier(run, attempt)
     outcomes = [read_outcome(a, 0.0) for a in before]
+    of_step = [o for o in outcomes if o is None or o.job_step == options.job_step]  # the others say nothing of it
     isolated = {e for a, o in zip(before, outcomes, strict=True) if o and _age(a, attempt) < expiry for e in o.blamed}
     alone = not operator_lives(run, attempt)
     if not alone:
         isolated = set()  # the operator has probed them itself
     isolated |= _excluded(run)
-    durable = newest_checkpoint(checkpoints)
+    durable = newest_checkpoint(options.checkpoints)
     return AttemptStarted(
         0.0,
         durable,
-        step=max((o.step for o in outcomes if o), default=-1),
-        made=next((o.step for o in reversed(outcomes) if o and o.since_start and o.step >= 0), -1),
-        stuck=without_progress(outcomes, durable),
+        step=max((o.step for o in of_step if o), default=-1),
+        made=next((o.step for o in reversed(of_step) if o and o.since_start and o.step >= 0), -1),
+        stuck=without_progress(of_step, durable),
         isolated=tuple(sorted(isolated)),
         insist=alone,
-        taken=tuple(
-            replace(t, at=t.at - _age(a, attempt)) for a, o in zip(before, outcomes, strict=True) if o for t in o.taken
+        taken=(
+            *(replace(t, at=t.at - _age(a, attempt)) for a, o in zip(before, outcomes, strict=True) for t in _taken(o)),
+            *(replace(t, at=t.at - time.time()) for t in taken),
         ),
         lacked=bool(outcomes) and outcomes[-1] is not None and outcomes[-1].cause in ("isolated_nodes", PREFLIGHT),
     )
+
+
+def _taken(outcome: OutcomeSeen | None) -> tuple[Taken, ...]:
+    return outcome.taken if outcome is not None else ()
 
 
 def earlier(run: RunDir, attempt: AttemptDir) -> list[AttemptDir]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from transom_cli.core import launcher
 from transom_cli.core.codec import plain
-from transom_cli.core.launcher import Action, Event, Nodes, Phase, Policy, State
+from transom_cli.core.launcher import Action, Event, History, Launch, Nodes, Phase, Policy, State, observing
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import make_private, publish_text
 from transom_cli.health.check import HealthOptions
@@ -27,7 +27,7 @@ from transom_cli.slurm.port import Connect, Slurm
 from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 from transom_cli.supervise.launcher import history
 from transom_cli.supervise.launcher.agents import Agents
-from transom_cli.supervise.launcher.allocation import allocation_from, missed_warning
+from transom_cli.supervise.launcher.allocation import allocation_from, warning_due
 from transom_cli.supervise.launcher.anomalies import AnomalyReporter
 from transom_cli.supervise.launcher.blind_nodes import BlindNodes
 from transom_cli.supervise.launcher.executor import Executor
@@ -40,6 +40,7 @@ from transom_cli.supervise.launcher.handoff import (
 )
 from transom_cli.supervise.launcher.heartbeat_publisher import HeartbeatPublisher
 from transom_cli.supervise.launcher.heartbeat_stream import HeartbeatStream
+from transom_cli.supervise.launcher.job_steps import RECORD, EarlierSteps, clear_agents, earlier_steps, lock
 from transom_cli.supervise.launcher.journal import LauncherJournal, say
 from transom_cli.supervise.launcher.monitor import Monitor
 from transom_cli.supervise.launcher.node_monitor import FaultMonitor, NodeMonitor, WarmUp
@@ -65,9 +66,12 @@ class Launcher:
     """The loop around `core.launcher`: turns observations and signals into events, and carries out actions."""
 
     def __init__(self, allocation: Allocation, options: LaunchOptions, connect: Connect) -> None:
-        self._allocation, self._connect = allocation, connect
-        self._options = options
+        self._options, self._connect = options, connect
         self._attempt = options.run.attempt(allocation.job_id, allocation.restart)
+        self._earlier = earlier_steps(self._attempt) if options.job_step else EarlierSteps()
+        left_out = tuple(n for n in self._earlier.given_up if n in allocation.nodes)
+        nodes = tuple(n for n in allocation.nodes if n not in left_out)
+        self._allocation = replace(allocation, nodes=nodes, left_out=left_out)
         self._log = LauncherJournal(self._attempt.launcher_journal)
         self._signals: list[int] = []
         self._unheard: list[int] = []  # signals for the next launch, since none runs
@@ -90,25 +94,40 @@ class Launcher:
             The batch script's exit code: 0 if done, else that of the rank that died first (128 + n for a signal).
         """
         self._make_attempt_dir()
+        if self._options.job_step:
+            self._lock = lock(self._attempt)
+            clear_agents(self._attempt)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
             signal.signal(number, lambda n, _frame: self._signals.append(n))  # no work inside a handler
         signal.signal(signal.SIGCONT, self._on_continue)
         options, nodes = self._options, self._allocation.nodes
-        missed = missed_warning(os.environ, options.warn_before, time.time())
-        self._warn_at = float("inf") if missed is None else self._now() + missed
+        due = warning_due(os.environ, options.warn_before, time.time(), by_slurm=not options.job_step)
+        self._warn_at = float("inf") if due is None else self._now() + due
         policy = Policy(
             relaunches=options.relaunches,
             max_without_progress=options.max_without_progress,
-            preflight=options.health.preflight != "off",
-            deep=options.health.deep,
+            preflight=options.health.preflight != "off" and not self._earlier.steps,
+            deep=options.health.deep and not options.observe,  # ranks use the nodes meanwhile
             checking=_budget(options.health) + PATIENCE,
             checking_deep=options.health.deep_budget + PATIENCE,
             rules=options.rules,
         )
-        wanted = min(options.nodes or len(nodes), len(nodes))
+        wanted = options.nodes if options.job_step else min(options.nodes or len(nodes), len(nodes))
         roles = Nodes(nodes, wanted, batch_host=self._allocation.host)
-        self._state = State(self._allocation.job_id, self._allocation.restart, roles, options.tasks_on_node, policy)
-        self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid())
+        self._state = State(
+            self._allocation.job_id,
+            self._allocation.restart,
+            roles,
+            options.tasks_on_node,
+            policy,
+            job_step=options.job_step,
+            first=self._earlier.launches,
+            launch=Launch(self._earlier.launches - 1),
+            history=History(numbered=self._earlier.incidents),
+        )
+        self._undecided = self._state
+        about = {"job_step": options.job_step} if options.job_step else {}
+        self._journal("attempt", nodes=nodes, host=socket.gethostname(), pid=os.getpid(), **about)
         self._watch = HeartbeatMonitor(self._attempt.nodes, options.limits)
         self._agents = Agents(
             self._allocation, options, self._attempt, self._journal, self._connect, self._asked_to_leave
@@ -130,19 +149,23 @@ class Launcher:
         if self._stream is not None:
             self._watch.attach(self._stream)
         self._reporter.start()
-        threading.Thread(target=clear_hold, args=(self._slurm(), options.run, self._allocation), daemon=True).start()
+        if not options.observe:
+            job = (self._slurm(), options.run, self._allocation)
+            threading.Thread(target=clear_hold, args=job, daemon=True).start()
         try:
-            begun = history.begun(options.run, self._attempt, options.checkpoints, options.expiry)
+            begun = history.begun(options, self._attempt, self._earlier.taken)
             self._handle(replace(begun, at=self._now(), memory=with_agents))
             while self._state.phase is not Phase.OVER:
                 self._resume()
                 self._observe(self._now())
                 time.sleep(TURN)
-            if self._state.stop:  # Slurm waits for this process
+            if options.observe:
+                pass  # the job is not ours to requeue or to shrink
+            elif self._state.stop:  # Slurm waits for this process
                 self._requeue_unless_cancelled()
             elif self._failed or self._again:
                 self._hand_over()
-            else:
+            elif not options.job_step:  # else the user's script may still use them
                 self._release_idle_nodes()
         finally:
             self._nodes.stop()
@@ -196,7 +219,7 @@ class Launcher:
                 make_private(path)
             with contextlib.suppress(OSError):  # without it, others could take the names of heartbeat directories
                 if not self._attempt.beats_suffix.exists():
-                    publish_text(self._attempt.beats_suffix, secrets.token_hex(8))
+                    publish_text(self._attempt.beats_suffix, secrets.token_hex(8), private=True)
             with contextlib.suppress(OSError):  # the save reports why it cannot be created
                 make_private(self._options.checkpoints)
         except OSError as error:
@@ -210,6 +233,9 @@ class Launcher:
             self._journal("agents", error=str(error))
             say(f"transom: no agents: {error}")
             return False
+        if self._allocation.unwatched and self._options.health.watch:
+            self._journal("agents", words=self._allocation.unwatched)
+            say(f"transom: {self._allocation.unwatched}")
         return True
 
     def _watch_nodes(self) -> None:
@@ -267,6 +293,8 @@ class Launcher:
     def _handle(self, event: Event) -> None:
         if isinstance(event, launcher.SpareChecked):
             self._journal("spare", node=event.node, good=event.good, words=event.words)
+        if observing.undecided(self._state):
+            self._undecided = self._state
         self._state, actions = launcher.decide(self._state, event)
         for action in actions:
             self._do(action)
@@ -321,12 +349,14 @@ class Launcher:
                 self._step.signal(self._unheard.pop(0))
         for event in self._monitor.heartbeat_events(now):
             self._handle(event)
-        if self._monitor.stepping:
+        if self._monitor.stepping and not self._options.observe:
             self._release.look(self._state, self._executor.orphans.on)
 
     # --- acting ---
 
     def _do(self, action: Action) -> None:
+        if self._options.observe and self._withheld(action):
+            return
         if isinstance(action, launcher.StartLaunch):
             self._start(action)
         elif isinstance(action, launcher.RollBack):
@@ -343,9 +373,37 @@ class Launcher:
             self._executor.read_logs(action)
         elif isinstance(action, launcher.Journal):
             self._journal("recovery", **vars(action))
-            say(f"transom: {f'{action.incident} {action.what}'.strip()}: {action.words}")
+            would = "would have " if action.what == "withheld" else ""
+            say(f"transom: {f'{action.incident} {action.what}'.strip()}: {would}{action.words}")
+        elif isinstance(action, launcher.WithheldOutcome):
+            self._journal("withheld", outcome=action.outcome)
+            say(f"transom: only observed, would have ended the attempt: {action.outcome.why}")
         else:
             self._leave(action)
+
+    def _withheld(self, action: Action) -> bool:
+        """Whether something else was done instead of an action, since the run is only observed."""
+        step, now = self._step, self._now()
+        lives = step is not None and step.code is None
+        with contextlib.suppress(OSError):  # srun ends a moment after its last task
+            lives = lives and step is not None and len(step.exits()) < self._state.tasks
+        if isinstance(action, launcher.EndLaunch):
+            self._executor.observe(action, self._watch.overdue(now))
+            return True
+        if isinstance(action, launcher.PersistMemory) and lives:
+            self._inbox.put(launcher.MemoryPersisted(0.0, action.launch, -1, ""))
+            return True
+        launch, watch = self._undecided.launch.number, self._watch
+        newest = launcher.Stepped(now, launch, watch.step(launch), watch.since_start(launch))
+        begun = step is not None
+        instead = observing.withhold(self._undecided, self._state, action, newest, begun=begun, lives=lives)
+        if instead is None:
+            return False
+        self._state, actions = instead
+        self._monitor.report_again()
+        for one in actions:
+            self._do(one)
+        return True
 
     def _start(self, action: launcher.StartLaunch) -> None:
         if not self._nodes.started:  # the spares are known only now
@@ -358,23 +416,35 @@ class Launcher:
         if argv is None:
             return
         idle = tuple(n for n in self._allocation.nodes if n not in action.nodes)
-        self._journal("launch", nodes=action.nodes, idle=idle, world_size=world, argv=argv, faults=action.faults)
+        step = self._options.job_step
+        about = {"job_step": step, "checkpoints": str(self._options.checkpoints)} if step else {}
+        faults = action.faults
+        self._journal("launch", nodes=action.nodes, idle=idle, world_size=world, argv=argv, faults=faults, **about)
 
     def _leave(self, action: launcher.FinishAttempt) -> None:
         """Write outcome.json last, so that its reader finds the attempt directory complete."""
         outcome = action.outcome
         self._code, self._failed, self._again = action.exit_code, outcome.status == "failed", action.again
         self._why = outcome.why
-        self._journal("outcome", status=outcome.status, why=outcome.why, exit_code=action.exit_code)
-        text = json.dumps(plain(outcome)) + "\n"
+        step, about = outcome.job_step, {}
+        if step:
+            given_up = (*self._allocation.left_out, *self._state.nodes.given_up)
+            about = {"job_step": step, "given_up": given_up, "taken": outcome.taken}
+        step_done = bool(step) and outcome.status == "done"  # the attempt continues with the user's script
+        kind = RECORD if step_done else "outcome"
+        self._journal(kind, status=outcome.status, why=outcome.why, exit_code=action.exit_code, **about)
+        if not step_done:
+            self._publish_outcome(json.dumps(plain(outcome)) + "\n")
+        if self._stream is not None:
+            self._stream.announce_end()
+        say(f"transom: {f'job step {step}: ' if step else ''}{outcome.status}: {outcome.why}")
+
+    def _publish_outcome(self, text: str) -> None:
         try:
             publish_text(self._attempt.outcome, text)
         except OSError as error:
             say(f"transom: cannot write {self._attempt.outcome}: {error}")
             threading.Thread(target=self._publish_again, args=(text,), name="outcome", daemon=True).start()
-        if self._stream is not None:
-            self._stream.announce_end()
-        say(f"transom: {outcome.status}: {outcome.why}")
 
     def _publish_again(self, text: str) -> None:
         """Try again until the disk has space. If it never has, Slurm's own account of the job must suffice."""

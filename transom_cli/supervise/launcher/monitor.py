@@ -63,6 +63,10 @@ class Monitor:
         self._progress = ProgressLog(attempt, lambda: watch.nodes_of((0,)), steps)
         self._phase = Phase.CHECKING
 
+    def report_again(self) -> None:
+        """Report the exits again: the state machine has forgotten them."""
+        self._exits = launcher.RanksExited(0.0, 0, ())
+
     @property
     def stepping(self) -> bool:
         """Whether heartbeats show a step of the present launch."""

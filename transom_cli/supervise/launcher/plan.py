@@ -35,7 +35,10 @@ class Allocation:
     cpus_per_task: str = ""
     host: str = ""  # the batch script's node, which stays in the job until it ends
     gpus: int = 0  # per node
+    all_gpus: tuple[str, ...] = ()  # srun's options by which a step of one task per node has all of them
+    unwatched: str = ""  # GPUs that such a step does not have, for a person
     since: float = 0.0  # wall-clock time at which this start of the job began; 0: unknown
+    left_out: tuple[str, ...] = ()  # nodes of the job that earlier job steps gave up; not in `nodes`
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class LaunchOptions:
     tasks_per_node: int = 1
     srun_args: tuple[str, ...] = ()
     torchrun_args: tuple[str, ...] = ()
+    torchrun: tuple[str, ...] = ()  # the program; (): that of `python`
     auto_beat: bool = True
     checkpoints: Path = Path("checkpoints")
     limits: StallLimits = field(default_factory=StallLimits)
@@ -59,7 +63,11 @@ class LaunchOptions:
     health: HealthOptions = field(default_factory=HealthOptions)
     rules: tuple[Rule, ...] = ()  # the policy's table
     warn_before: int = 0  # seconds before the time limit at which Slurm warns; 0: never
+    foreign: str = ""  # pattern of the checkpoints that the trainer makes by itself
     within: tuple[str, ...] = ()  # the command prefix that puts a rank into a container
+    observe: bool = False  # report what the launcher would do, and leave the ranks alone
+    agent_cpus: str = ""  # CPUs of agents and snapshot daemons, such as 0-1,64; "": not bound
+    job_step: str = ""  # its name in the user's own script; "": the batch script is transom's
 
     @property
     def tasks_on_node(self) -> int:
@@ -67,6 +75,8 @@ class LaunchOptions:
         return 1 if self.kind == "torchrun" else self.tasks_per_node
 
 
+# Explicit, because in a job of `sbatch --export=NONE` (some sites' default) srun passes nothing on.
+EXPORT_ALL = "--export=ALL"
 _IN_USE = re.compile(r"address already in use|EADDRINUSE|failed to listen on any local", re.IGNORECASE)
 _PORT = re.compile(r"(?:\bport\W{1,3}|[\]\d]:)(\d{2,5})\b", re.IGNORECASE)
 
@@ -87,9 +97,10 @@ def pattern(path: Path) -> str:
 def agent_argv(
     allocation: Allocation, options: LaunchOptions, attempt: AttemptDir, node: str | None = None
 ) -> list[str]:
-    """One agent per node, beside the training (`--overlap`), which survives the loss of another node.
+    """One agent per node, beside the training (`--overlap`), which survives the loss of another node or agent.
 
-    Agents share the job's GPUs to check them.
+    Agents share the job's GPUs to check them. They are bound to no CPU, or they would take the training's first one,
+    and so would the snapshot daemons, their children. Without `--wait=0` a site's WaitTime ends all agents after one.
 
     Args:
         node: start an agent on this node only.
@@ -97,16 +108,19 @@ def agent_argv(
     count = "1" if node else str(len(allocation.nodes))
     return [
         "srun",
+        EXPORT_ALL,
         "--overlap",
         "--no-kill",
         "--kill-on-bad-exit=0",
+        "--wait=0",
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
-        *([f"--nodelist={node}"] if node else []),
-        "--cpus-per-task=1",
+        *([f"--nodelist={node or ','.join(allocation.nodes)}"] if node or allocation.left_out else []),
+        "--cpu-bind=none",
+        "--quiet",  # about clusters that bind no task
         "--mem=0",
-        *([] if options.health.watch and allocation.gpus else ["--gres=none"]),  # shared: `--overlap`
+        *(allocation.all_gpus if options.health.watch and allocation.gpus else ["--gres=none"]),  # shared: `--overlap`
         "--job-name=transom-agent",
         f"--output={pattern(attempt.agents_log)}",
         "--open-mode=append",
@@ -115,6 +129,7 @@ def agent_argv(
             "--attempt-dir",
             str(attempt.path),
             *(["--watch", watch_words(allocation, options)] if options.health.watch else []),
+            *(["--cpus", options.agent_cpus] if options.agent_cpus else []),
             python=options.python,
         ),
     ]
@@ -149,7 +164,9 @@ def training_argv(
     name = "node-%t.log" if options.kind == "torchrun" else "rank-%t.log"
     argv = [
         "srun",
-        "--kill-on-bad-exit=1",
+        EXPORT_ALL,
+        *([] if options.observe else ["--kill-on-bad-exit=1"]),
+        "--wait=0",  # a site's WaitTime would kill ranks that still save when the first one has ended
         f"--nodes={count}",
         f"--ntasks={count * tasks}",
         f"--ntasks-per-node={tasks}",
@@ -157,7 +174,7 @@ def training_argv(
         f"--output={pattern(attempt.logs(launch))}/{name}",
         "--open-mode=append",
     ]
-    if nodes != allocation.nodes:
+    if nodes != allocation.nodes or allocation.left_out:
         listed = hosts_file(allocation, options, nodes)
         argv += [f"--nodelist={attempt.hosts(launch) if listed else ','.join(nodes)}"]
         argv += ["--overlap", "--mem=0"] if launch else []
@@ -192,7 +209,7 @@ def command(nodes: tuple[str, ...], options: LaunchOptions, master: str, rendezv
     named = any(word.replace("_", "-").startswith("--rdzv-id") for word in options.torchrun_args)
     python = "python3" if options.within else options.python[0]  # in a container its own
     runs_here = any(word.startswith("--run") for word in options.torchrun_args)  # --run-path: then it is the trainer's
-    torchrun = (
+    torchrun = list(options.torchrun) or (
         [python, "-m", "torch.distributed.run"]
         if runs_here
         else own("torch.distributed.run", python=(python,), all_paths=True)

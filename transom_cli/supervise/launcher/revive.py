@@ -20,8 +20,9 @@ from transom_cli.health.reach import Peer, StepTimes, judge_reach, read_reach
 from transom_cli.heartbeat.paths import ROLE
 from transom_cli.layout import AttemptDir
 from transom_cli.slurm.port import Connect, SlurmDenied, SlurmRefused, SlurmUnknown
+from transom_cli.start import upgraded
 from transom_cli.supervise.launcher import plan as launchplan
-from transom_cli.supervise.launcher.journal import JournalWriter
+from transom_cli.supervise.launcher.journal import JournalWriter, say
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 
 TRIES = 3  # per node and attempt
@@ -139,6 +140,8 @@ class Revival:
         if found.verdict.bad:
             self._dead.add(node)
             return self._failed(node, found.evidence, unreachable=True)
+        if words := upgraded():
+            say(f"transom: {words}: the new agent on {node} has the new version, and this launcher the old one")
         before = self._endpoint(node)
         argv = launchplan.agent_argv(self._allocation, self._options, self._attempt, node)
         step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, umask=0o077, env={**os.environ, ROLE: "agent"})

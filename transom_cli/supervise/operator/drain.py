@@ -1,4 +1,4 @@
-"""Drain a node where that is allowed, and where nobody else has drained it already.
+"""Drains a node if that is permitted and nobody else has drained it already.
 
 If Slurm does not let this user drain nodes, the site can: by a command, or by a spool of requests that administrators
 read. `contrib/` has an example of both.
@@ -13,8 +13,9 @@ import secrets
 import signal
 import stat
 import subprocess
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from transom_cli.errors import printable
@@ -27,7 +28,7 @@ _SLURMS_OWN = "Not responding"  # of a node that slurmctld took down itself: wha
 
 
 def reason(why: str, run_id: str) -> str:
-    """`transom: <check>: <evidence> (<run id>)`, on one line; what is too long is cut out of the evidence."""
+    """Return `transom: <check>: <evidence> (<run id>)` on one line; a long evidence is shortened."""
     end = f" ({run_id})"
     body = printable(" ".join(why.split())).replace(" Comment=", " comment=")  # Slurm's next key, when it prints it
     room = LENGTH - len(OURS) - 1 - len(end)
@@ -35,22 +36,62 @@ def reason(why: str, run_id: str) -> str:
 
 
 def is_ours(node: Node, run_id: str = "") -> bool:
-    """Whether the node's reason is ours (of this run)."""
+    """Return whether the node's drain reason is this run's."""
     return node.reason.startswith(OURS) and node.reason.endswith(f"({run_id})" if run_id else ")")
 
 
-def drain(slurm: Slurm, command: tuple[str, ...], node: str, reason: str, spool: Path | None = None) -> tuple[str, str]:
-    """Drain a node: by scontrol, the site's command, a request in the administrators' spool; else exclude it.
+def drain(
+    slurm: Slurm,
+    command: tuple[str, ...],
+    node: str,
+    reason: str,
+    spool: Path | None = None,
+    capped: Callable[[Sequence[float | None]], str] | None = None,
+) -> tuple[str, str]:
+    """Drain a node by scontrol, the site's command, or a request in the administrators' spool; otherwise exclude it.
 
-    A way that refuses, is late or answers nonsense is reported, and the next one is tried. A node that somebody else
-    has drained, with their own reason, stays as it is.
+    A way that refuses, is late or gives an invalid answer is reported, and the next one is tried. A node that somebody
+    else has drained, with their own reason, is not changed.
+
+    Args:
+        capped: given the ages of the cluster's other drains by transom, in seconds (None: unknown), it returns why
+            there must not be one more, or "".
 
     Returns:
         "drained" or "excluded", and the details.
     """
-    owner = next((owner_of(x) for x in slurm.nodes([node]) if x.name == node), "")
-    if owner:
-        return "drained", owner
+    with _in_turn(node) as ahead:
+        nodes = slurm.nodes([node] if capped is None else [])
+        known = next((x for x in nodes if x.name == node), None)
+        owner = owner_of(known) if known is not None else ""
+        if owner:
+            return "drained", owner
+        if capped is not None and known is not None and not known.drain:
+            ages = {x.name: _age(x.reason_at, time.time()) for x in nodes if x.drain and x.reason.startswith(OURS)}
+            why = capped(list({**dict.fromkeys(ahead, 0.0), **ages}.values()))
+            if why:
+                return "excluded", why
+        return _drain(slurm, command, node, reason, spool)
+
+
+_turns: list[str] = []  # the nodes that threads of this process are draining, in their order
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _in_turn(node: str) -> Iterator[list[str]]:
+    """Give the nodes that other threads began to drain before."""
+    with _lock:
+        ahead = list(_turns)
+        _turns.append(node)
+    try:
+        yield ahead
+    finally:
+        with _lock:
+            _turns.remove(node)
+
+
+def _drain(slurm: Slurm, command: tuple[str, ...], node: str, reason: str, spool: Path | None) -> tuple[str, str]:
     try:
         slurm.drain(node, reason)
         return "drained", ""
@@ -68,6 +109,14 @@ def drain(slurm: Slurm, command: tuple[str, ...], node: str, reason: str, spool:
         except OSError as error:
             refused.append(f"the spool cannot be written: {error}")
     return "excluded", "; ".join(refused)
+
+
+def _age(printed: str, now: float) -> float | None:
+    """Return the seconds since a time that Slurm printed, or None if it cannot be read."""
+    try:
+        return now - time.mktime(time.strptime(printed, "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
 
 
 def _drained(slurm: Slurm, node: str) -> bool:
@@ -88,9 +137,9 @@ _SHOWN = 200  # characters of what the command said
 
 
 def run_command(command: Sequence[str], node: str, reason: str, patience: float = PATIENCE) -> str:
-    """Run the site's command with node and reason as its last two words; "" if it says that all is well, else why not.
+    """Run the site's command with node and reason as its last two words. Return "" for success, else why it failed.
 
-    A command under sudo belongs to root and cannot be killed: it is left behind then, and never waited for.
+    A command under sudo belongs to root and cannot be killed: after the time limit it is abandoned.
     """
     try:
         process = subprocess.Popen(
@@ -118,14 +167,14 @@ def run_command(command: Sequence[str], node: str, reason: str, patience: float 
 
 
 def request_path(spool: Path, node: str) -> Path:
-    """One request for each user and node: a later one replaces an earlier one."""
+    """Return the path of a request. There is one for each user and node: a later request replaces an earlier one."""
     return spool / f"{node}.{os.getuid()}.json"
 
 
 def ask(spool: Path, node: str, reason: str) -> Path:
-    """Leave the request in the spool, for all to read: {"version", "node", "reason", "asked"}. OSError if that fails.
+    """Write the request into the spool, readable by all: {"version", "node", "reason", "asked"}. Raises OSError.
 
-    The file's owner shows who asks, and its times show when: anybody can write its content.
+    The file's owner is the requester, and its times show when: the content could be written by anybody.
     """
     request = {
         "version": VERSION,
@@ -145,7 +194,7 @@ def ask(spool: Path, node: str, reason: str) -> Path:
 
 
 def _let_all_read(path: Path) -> None:
-    """Whatever the umask. What another user has put there since the request was taken is left as it is."""
+    """Set the mode, whatever the umask. A file that another user has put there in the meantime is not changed."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
@@ -156,7 +205,7 @@ def _let_all_read(path: Path) -> None:
 
 
 def withdraw(spool: Path, node: str) -> bool:
-    """Take back requests of ours that nobody has read yet. OSError if one is there and cannot be removed."""
+    """Withdraw our requests that nobody has read yet. Raises OSError if one exists and cannot be removed."""
     stem = f"{node}.{os.getuid()}."
     ours = [path for path in spool.glob("*.json") if path.name.startswith(stem) and _is_ours(path)]
     for path in ours:

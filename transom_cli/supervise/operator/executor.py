@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator import actions as act
+from transom_cli.core.operator.isolation import drain_refused
 from transom_cli.errors import TransomError
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.health.reach import Peer
@@ -27,6 +29,7 @@ from transom_cli.slurm.port import (
     Node,
     NoSuchJob,
     Slurm,
+    SlurmDenied,
     SlurmRefused,
     SlurmUnknown,
     Submission,
@@ -51,9 +54,11 @@ PEERS = 8  # other nodes of the job that Slurm is asked about
 
 @dataclass(frozen=True)
 class Around:
-    """What a probe of a node is held against. slurm, launcher: their own word that it is gone, or "".
+    """What a probe of a node is compared with.
 
-    peers: other nodes that Slurm calls good.
+    Attributes:
+        slurm, launcher: What they say if the node is gone, or "".
+        peers: Other nodes that Slurm calls good.
     """
 
     peers: Callable[[], Sequence[Peer]]
@@ -77,15 +82,18 @@ class Orders:
     drain_spool: Path | None = None
     output_elsewhere: bool = False  # the user's own script says where its output goes
     since: float | None = None  # when the run began, in seconds since the epoch, where accounting may be asked of it
+    observe: bool = False  # carry out nothing that changes a job or a node
+    observed: int = 0  # the job to observe, where transom did not submit it
+    others: Callable[[str], tuple[ev.OtherExclusion, ...]] = lambda node: ()  # as users of the cluster report them
 
     @property
     def tag(self) -> str:
-        """The comment by which our jobs are found again when an answer of sbatch was lost."""
+        """The comment that identifies our jobs if an answer of sbatch was lost."""
         return run_tag(self.run.run_id)
 
 
 class _Stopped(Exception):
-    """The operator leaves in the middle of an action."""
+    """The operator is asked to leave during an action."""
 
 
 class Executor:
@@ -106,7 +114,7 @@ class Executor:
         self._withdrawn = False  # the run is to end: no first job is submitted any more
 
     def remember(self, submissions: Sequence[tuple[str, int]]) -> None:
-        """What sbatch has answered to this run's operators so far, by the journal."""
+        """Set what sbatch has answered to this run's operators so far, from the journal."""
         self._answers = list(submissions)
 
     def do(self, action: act.Action) -> None:
@@ -117,11 +125,11 @@ class Executor:
 
     @property
     def in_restart(self) -> bool:
-        """A requeue is under way: cut off now, it would leave the job held until somebody attaches."""
+        """Whether a requeue is in progress. If it is interrupted, the job stays held until an operator continues."""
         return any("/restart" in key for key in tuple(self._busy))
 
     def stop(self) -> None:
-        """Begin no new try; what is under way may end by itself."""
+        """Start no further attempts. Actions in progress may finish."""
         self._end.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -150,8 +158,10 @@ class Executor:
         self._busy.discard(action.key)
 
     def _perform(self, action: act.Action) -> ev.Event:
+        if self._orders.observe and not isinstance(action, act.Submit | act.Probe | act.ReadLogs):
+            return ev.Withheld(self._clock.now(), action.key)
         if isinstance(action, act.Submit):
-            return self._submit(action)
+            return self._observed(action) if self._orders.observed else self._submit(action)
         if isinstance(action, act.Probe):
             return self._probe(action)
         if isinstance(action, act.ReadLogs):
@@ -175,9 +185,9 @@ class Executor:
         raise TypeError(f"no hand for {type(action).__name__}")
 
     def _submit(self, action: act.Submit) -> ev.Event:
-        """A lost answer of sbatch, or a crash before it was remembered, must not make a second job.
+        """Submit the job, so that no lost answer of sbatch and no crash before it is recorded creates a second job.
 
-        It is submitted held, and one is released: a submission that we gave up waiting for may be taken after all.
+        The job is submitted held, and one job is released: a submission that timed out may still be accepted later.
         """
         with self._submitting:
             if self._withdrawn:
@@ -197,8 +207,14 @@ class Executor:
         self._show_output(first.job_id)
         return ev.Submitted(self._clock.now(), action.key, first.job_id, released=ours or not first.held)
 
+    def _observed(self, action: act.Submit) -> ev.Event:
+        """Somebody else has submitted the job."""
+        self._slurm.job(self._orders.observed)
+        self._show_output(self._orders.observed)
+        return ev.Submitted(self._clock.now(), action.key, self._orders.observed, released=True)
+
     def _show_output(self, job_id: int) -> None:
-        """A script's own output is found in the run directory as well. Not worth a try more, nor a failed action."""
+        """Link the script's own output into the run directory. A failure is ignored."""
         if self._orders.output_elsewhere:
             with contextlib.suppress(TransomError, OSError):
                 self._outputs.link(self._slurm.job(job_id), self._orders.submission.options)
@@ -210,7 +226,7 @@ class Executor:
         submit_recorded(lambda: self._slurm.submit(held), lambda job_id: self._note(key, job_id), self._unanswered(key))
 
     def _note(self, key: str, job_id: int) -> None:
-        """What sbatch answered counts from here on; the journal keeps it for the next operator."""
+        """Record sbatch's answer, also in the journal for the next operator."""
         self._answers.append((key, job_id))
         number = sum(answer[0] == key for answer in self._answers)
         self._out.put(ev.SubmissionAnswered(self._clock.now(), key, job_id, number))
@@ -223,12 +239,12 @@ class Executor:
         return sum(answer == (key, 0) for answer in self._answers)
 
     def _submitted(self) -> list[Job]:
-        """The jobs of the first submission: one that was released already before those still held."""
+        """Return the jobs of the first submission: a released one before those that are still held."""
         found = (job for job in self._ours() if not is_successor(job.comment, self._orders.tag))
         return sorted(found, key=lambda job: (job.state is JobState.CANCELLED, job.held, job.job_id))
 
     def _ours(self) -> list[Job]:
-        """This run's jobs: by their comment, by their batch script, or by an id that sbatch returned."""
+        """Return this run's jobs, known by their comment, their batch script, or an ID that sbatch returned."""
         orders, returned = self._orders, self._returned
         jobs = {job.job_id: job for job in self._slurm.jobs()}
         for job_id in returned:
@@ -243,7 +259,7 @@ class Executor:
         return [job for job in jobs.values() if ours(job)]
 
     def _cancel(self, job_id: int) -> None:
-        """The run is to end, and with it a successor that its launcher submitted meanwhile."""
+        """Cancel the job, and a successor that its launcher may have submitted."""
         self._withdrawn = True
         with self._submitting:  # an sbatch under way is waited for
             pass
@@ -262,14 +278,14 @@ class Executor:
             self._sleep(LATE)
 
     def _job(self, job_id: int) -> Job:
-        """NoSuchJob also of one that is not of this run, though it has the number of one that was."""
+        """Return the job. Raises NoSuchJob also if the ID now belongs to a job of another run."""
         job = self._slurm.job(job_id)
         if is_other_runs(job.comment, self._orders.tag):
             raise NoSuchJob("Slurm does not know this job (any more)", "its number is another job's now")
         return job
 
     def _probe(self, action: act.Probe) -> ev.Event:
-        """What the node is found to be. What interrupts a step in our job is no finding about the node."""
+        """Probe the node. An interrupted step in our job says nothing about the node."""
         self._sleep(action.delay)
         node = next(iter(self._slurm.nodes([action.node])))
         job = self._job_or_none(action.job_id)
@@ -278,7 +294,7 @@ class Executor:
         if job is not None and job.state is JobState.SUSPENDED:
             return self._unknown(action, "the job is suspended: no step can run in it")
         runs = job is None or (job.state is JobState.RUNNING and not job.completing)
-        step_in = action.job_id if runs else 0
+        step_in = action.job_id if runs and not self._orders.observed else 0  # no step of ours in somebody's job
         attempt = AttemptDir(self._orders.run.attempts / attempt_name(job.job_id, job.restarts)) if job else None
         says = launcher_says(attempt, action.node) if attempt is not None else ""
         around = Around(lambda: self._peers(action.node, job), slurm_says(node), says)
@@ -302,7 +318,7 @@ class Executor:
         return None
 
     def _peers(self, node: str, job: Job | None) -> list[Peer]:
-        """Nodes that Slurm calls good: others of the job, else any of the cluster."""
+        """Return nodes that Slurm calls good: others of the job, else any of the cluster."""
         inside = tuple(n for n in (job.nodes if job is not None else ()) if n != node)[:PEERS]
         found = [n for n in self._slurm.nodes(inside) if n.name != node and _good(n)]
         return [Peer(n.name, n.address, n.port, in_job=n.name in inside) for n in found]
@@ -311,8 +327,10 @@ class Executor:
         how, detail = "excluded", ""
         if action.drain:
             why = reason(action.reason, self._orders.run.run_id)
-            how, detail = drain(self._slurm, self._orders.drain_command, action.node, why, self._orders.drain_spool)
-        return ev.Isolated(self._clock.now(), action.key, action.node, how, detail)
+            orders, capped = self._orders, None if action.most is None else partial(drain_refused, action)
+            how, detail = drain(self._slurm, orders.drain_command, action.node, why, orders.drain_spool, capped)
+        others = self._orders.others(action.node)
+        return ev.Isolated(self._clock.now(), action.key, action.node, how, detail, others)
 
     def _restart(self, action: act.Restart) -> ev.Event:
         handed = newest_handoff(self._orders.run)
@@ -343,12 +361,12 @@ class Executor:
         return ev.Restarted(self._clock.now(), action.key, result.job_id, result.restarts, result.how)
 
     def _sleep(self, seconds: float) -> None:
-        """A pause that must not be cut short: if the executor is to stop, the action stops instead."""
+        """Pause. If the executor is to stop, end the action instead of shortening the pause."""
         if self._end.wait(seconds):
             raise _Stopped
 
     def _patch(self, action: act.Patch) -> ev.Event:
-        """Only while the job is pending: once it runs, the exclusions are for the next time."""
+        """Change the job's exclusions while it is pending; once it runs, they count for the next start."""
         try:
             job = self._job(action.job_id)
             keep = [n for n in job.excluded if n not in action.drop]
@@ -365,7 +383,7 @@ class Executor:
         return ev.Acted(self._clock.now(), action.key, detail)
 
     def _start(self, job_id: int) -> bool:
-        """Spare a job that Slurm requeued the wait for its old start's credentials; never one that somebody holds."""
+        """Let a requeued job start without Slurm's wait of two minutes, unless somebody holds it."""
         deadline = self._clock.now() + _LAST
         while self._clock.now() < deadline:
             job = self._job(job_id)
@@ -373,12 +391,14 @@ class Executor:
                 return False
             if not job.completing:
                 self._sleep(SETTLE)
-                self._slurm.start_now(job_id)
-                return True
+                with contextlib.suppress(SlurmRefused, SlurmDenied):  # it starts without, after Slurm's own delay
+                    self._slurm.start_now(job_id)
+                    return True
+                return False
             self._sleep(1.0)
         return False
 
 
 def _good(node: Node) -> bool:
-    """Whether Slurm speaks to its slurmd. A drain says nothing about that."""
+    """Return whether Slurm can reach the node's slurmd. A drained node may be reachable."""
     return not node.not_responding and node.state in ("idle", "mixed", "allocated", "completing")

@@ -1,4 +1,4 @@
-"""The operator as a Slurm job: started unless one waits or runs already, waited for, and cancelled when all is over."""
+"""Runs the operator as a Slurm job: submits it unless one exists, waits for it, and cancels it when the run is over."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LATE = 10.0  # seconds after the job's end in which a file system may still show
 
 @dataclass(frozen=True)
 class OperatorJob:
-    """state: of one that was there already; "" of one that was just submitted."""
+    """state: of a job that existed already; "" for one that was just submitted."""
 
     job_id: int
     state: str = ""
@@ -44,10 +44,13 @@ class OperatorJob:
 def submit_operator(
     run: RunDir, settings: Settings, slurm: Slurm, environ: Mapping[str, str] = os.environ
 ) -> OperatorJob:
-    """Which job it is. Two that are submitted at once do no harm: the lease is one operator's.
+    """Return the operator's job, and submit one if there is none. Two jobs do no harm: only one gets the lease.
 
-    The job in which this is called does not count: it is an operator that is about to end. The port's errors; OSError
-    when the run directory cannot be written.
+    If this is called inside an operator job, that job does not count, because it is about to end.
+
+    Raises:
+        TransomError: The errors of the port.
+        OSError: The run directory cannot be written.
     """
     waiting = [job for job in _living(run, slurm) if str(job.job_id) != environ.get("SLURM_JOB_ID", "")]
     if waiting:
@@ -66,8 +69,11 @@ def await_operator(
 ) -> None:
     """Return when the job has become the run's operator, or the run is over.
 
-    say: is given the job whenever its state or Slurm's reason for it has changed. TransomError, quoting the operator's
-    log, when the job has ended and the run has no operator.
+    Args:
+        say: Called with the job when its state or Slurm's reason for it has changed.
+
+    Raises:
+        TransomError: The job has ended and the run has no operator; quotes the operator's log.
     """
     before, told, pause, ended = highest_epoch(run), ("", ""), LOOK, 0.0
     while not _operated(run, before):
@@ -94,9 +100,9 @@ def await_operator(
 def await_next(
     run: RunDir, slurm: Slurm, say: Callable[[Job], None], sleep: Callable[[float], None] = time.sleep
 ) -> bool:
-    """Whether the run has an operator again: before its time limit one leaves, and another job takes its place.
+    """Return whether the run has an operator again: before its time limit, a new job replaces an operator.
 
-    That job is waited for as `await_operator` does, once there is one.
+    Wait for that job as `await_operator` does, once there is one.
     """
     before, paused = highest_epoch(run), 0.0
     while not _operated(run, before):
@@ -130,7 +136,7 @@ def _not_begun(run: RunDir, job: Job) -> TransomError:
 
 
 def give_up_unsubmitted(run: RunDir, words: str) -> None:
-    """End a new run whose operator Slurm refused, as an operator ends one whose job was refused."""
+    """End a new run whose operator job Slurm refused, as an operator does if Slurm refuses the run's job."""
     lease = Lease.take(run)
     journal = Journal(run.journal, lease.epoch)
     try:
@@ -143,7 +149,7 @@ def give_up_unsubmitted(run: RunDir, words: str) -> None:
 
 
 def cancel_waiting(run: RunDir, slurm: Slurm) -> tuple[int, ...]:
-    """Cancel those that have not begun, of a run that is over: they would only find that out."""
+    """Cancel operator jobs of a run that is over and that have not started."""
     waiting = [job.job_id for job in _living(run, slurm) if job.state is JobState.PENDING]
     for job_id in waiting:
         slurm.cancel(job_id)

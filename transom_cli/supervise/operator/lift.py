@@ -26,10 +26,13 @@ WITHDRAWN = "the request to drain it is withdrawn"
 
 @dataclass(frozen=True)
 class Lifted:
-    """What became of one node. told: the active runs that received the request.
+    """The result for one node.
 
-    slurm: resumed, not drained, denied, unknown, or in words why it was not for us to resume it. why: Slurm's words,
-    where it said no, or nothing. cluster: as the isolations name it.
+    Attributes:
+        told: The active runs that received the request.
+        slurm: resumed, not drained, denied, unknown, or why it was not ours to resume.
+        why: Slurm's message if it refused or did not answer.
+        cluster: As the isolations name it.
     """
 
     node: str
@@ -40,7 +43,7 @@ class Lifted:
 
 
 def to_lift(history: NodeHistory, nodes: tuple[str, ...], run: str) -> None:
-    """UsageError unless each of the nodes was isolated by a run of this user: that one, if one is given."""
+    """Raise UsageError unless each node was isolated by a run of this user; by `run`, if that is given."""
     known = {s.isolation.node for s in history.statuses if run in ("", s.isolation.run)}
     stand = sorted({s.isolation.node for s in history.active if run in ("", s.isolation.run)})
     unknown = [n for n in nodes if n not in known]
@@ -48,8 +51,8 @@ def to_lift(history: NodeHistory, nodes: tuple[str, ...], run: str) -> None:
         whose = f"run `{run}`" if run else "a run of yours"
         raise UsageError(
             f"not isolated by {whose}: {', '.join(f'`{n}`' for n in unknown)}",
-            f"isolated are: {', '.join(stand) or 'none'}",
-            "`transom nodes --all` lists all that were; what others drained, `scontrol` resumes",
+            f"isolated nodes: {', '.join(stand) or 'none'}",
+            "`transom nodes --all` also lists past isolations; use `scontrol` for nodes that somebody else drained",
         )
 
 
@@ -62,10 +65,14 @@ def lift(
     run_slurm: Callable[[str], Slurm],
     spool: Path | None = None,
 ) -> list[Lifted]:
-    """The history first: whatever Slurm says later, no run of this user keeps off these nodes on its account.
+    """Lift isolations, first in the history: no run of this user avoids these nodes then, whatever Slurm says later.
 
-    run_slurm: the Slurm of a cluster by the name that the isolations have. spool: where a request to drain one of them
-    may still lie; it is withdrawn. OSError when the history, or a run's request, cannot be written.
+    Args:
+        run_slurm: Returns the client of a cluster, by its name in the isolations.
+        spool: Where a request to drain one of the nodes may still exist; it is withdrawn.
+
+    Raises:
+        OSError: The history, or a run's request, cannot be written.
     """
     write_lift(folder, Lift(time.time(), who, nodes, run))
     told = _tell_runs(history, nodes, run, who)
@@ -84,7 +91,7 @@ def lift(
 
 
 def _by_cluster(history: NodeHistory, nodes: tuple[str, ...], run: str) -> dict[str, tuple[str, ...]]:
-    """Nodes of one name on two clusters are two."""
+    """Group the nodes by cluster. Two clusters may have nodes of the same name."""
     found: dict[str, tuple[str, ...]] = {}
     for node in nodes:
         ours = (i.cluster for i in history.isolations if i.node == node and run in ("", i.run))
@@ -101,7 +108,7 @@ def _withdraw(spool: Path, node: str) -> bool:
 
 
 def _tell_runs(history: NodeHistory, nodes: tuple[str, ...], run: str, who: str) -> dict[str, tuple[str, ...]]:
-    """The runs that received the request, by node."""
+    """Send the request to active runs. Return by node the runs that received it."""
     told: dict[str, tuple[str, ...]] = dict.fromkeys(nodes, ())
     ours = (s.isolation for s in history.statuses if s.isolation.node in told and run in ("", s.isolation.run))
     of_run: dict[str, list[str]] = {}
@@ -114,7 +121,7 @@ def _tell_runs(history: NodeHistory, nodes: tuple[str, ...], run: str, who: str)
 
 
 def _ask(run: RunDir, nodes: list[str], who: str) -> bool:
-    """False where the run is over, gone, or no longer the user's alone."""
+    """Write the request into a run's directory. Return False if the run is over, gone, or not this user's alone."""
     try:
         require_own(run)
         if fold(run.journal).state.phase.over:

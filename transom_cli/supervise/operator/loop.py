@@ -1,7 +1,7 @@
-"""The operator's loop: observe, remember, decide, act. `core` decides; the executor acts.
+"""The operator's loop: observe, record, decide, act. `core` decides; the executor acts.
 
-It survives `kill -9` at any moment: the journal is played through the core again, and whatever was ordered and not
-answered is ordered once more.
+It survives `kill -9` at any moment. The next operator replays the journal through the core, and repeats every action
+that has no recorded answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from transom_cli.core import events as ev
 from transom_cli.core.codec import event_to_json, plain
-from transom_cli.core.operator.actions import Action
+from transom_cli.core.operator.actions import Action, Restart, Submit
 from transom_cli.core.operator.cadence import FAST, Cadence, Pause, changes
 from transom_cli.core.operator.decide import next_deadline
 from transom_cli.core.operator.state import State
@@ -27,6 +27,7 @@ from transom_cli.supervise.journal_snapshot import SnapshotWriter
 from transom_cli.supervise.lease import Lease
 from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.executor import Executor
+from transom_cli.supervise.operator.run_files import RunFiles
 from transom_cli.supervise.operator.slurm_poller import SlurmPoller
 from transom_cli.supervise.run_summary import SummaryWriter
 
@@ -42,7 +43,7 @@ FULL = 2.0  # seconds between two tries to write the journal on a disk that is f
 
 
 class Pace:
-    """When to ask Slurm about the job: `core.operator.cadence` decides, this remembers what it needs."""
+    """When to ask Slurm about the job: `core.operator.cadence` decides, and this keeps what it needs."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Pace:
 
     @property
     def calm(self) -> bool:
-        """Nothing has changed for a while."""
+        """Whether nothing has changed for a while."""
         return self._clock() - self._changed >= FAST
 
     def __call__(self, took: float) -> Pause:
@@ -92,10 +93,10 @@ class Pace:
 
 
 class Observer(Protocol):
-    """Follows the run beside the loop: it must return at once, and fail at nothing."""
+    """Follows the run. Its methods must return at once and never raise."""
 
     def seen(self, before: State, event: ev.Event, after: State) -> None:
-        """Called for each event of the run in its order, those of the journal first."""
+        """Called for each event of the run in order, beginning with those in the journal."""
 
     def close(self) -> None:
         """The operator leaves, or the run is over."""
@@ -116,6 +117,7 @@ class Operator:
         self._run = run
         self._lease = lease
         self._journal = Journal(run.journal, lease.epoch)
+        self._files = RunFiles(run, lease.epoch)
         self._clock = clock_from(folded.last_at)
         self._inbox: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
         self._pace = pace
@@ -138,12 +140,12 @@ class Operator:
         self._inbox.put(event)
 
     def leave(self) -> None:
-        """Stop operating without touching the job; another operator carries on where the journal ends."""
+        """Stop operating without touching the job; another operator can continue from the journal."""
         self._asked_to_leave = True
         self.post(ev.Tick(self.now()))
 
     def _may_leave(self) -> bool:
-        """When asked to, but not in the middle of a requeue: that is finished first, within FINISH seconds."""
+        """Return whether to leave now. A requeue in progress is finished first, within FINISH seconds."""
         if not self._asked_to_leave:
             return False
         self._leave_by = self._leave_by or time.monotonic() + FINISH
@@ -160,6 +162,7 @@ class Operator:
                     log.warning("a newer operator has taken this run; leaving")
                     return self.state
                 self._renew()
+                self._keep_files()
                 self._observe()
                 now, due = self._clock.now(), next_deadline(self.state)
                 if now - ticked >= (SLOW_TICK if self._turn >= WAITING else TICK) or (due is not None and due <= now):
@@ -187,9 +190,9 @@ class Operator:
             self._apply(self._inbox.get(timeout=self._turn))
 
     def _begin(self) -> None:
-        """Make the journal ours first, and read it then: what a replaced operator still adds counts no more.
+        """Take the journal over before reading it, so that records which a replaced operator still adds do not count.
 
-        Whatever was ordered and not answered is ordered once more.
+        Actions without a recorded answer are repeated.
         """
         self._journal.append(ev.Started(self._clock.now(), self._lease.epoch))
         folded = fold(self._run.journal, self._show)
@@ -199,11 +202,19 @@ class Operator:
             self._order(action)
 
     def _renew(self) -> None:
-        """A full disk must not end the operator: on this host it is known to live by its process."""
+        """Renew the lease. A full disk must not end the operator: on this host, its process shows that it lives."""
         try:
             self._lease.renew()
         except OSError as error:
             log.error("cannot renew the lease: %s", error)
+
+    def _keep_files(self, *, at_once: bool = False) -> None:
+        job = self.state.job
+        attempt = self._run.attempt(job.id, job.restarts) if job.state == "RUNNING" else None
+        restored = self._files.look(attempt, at_once=at_once)
+        if restored:
+            log.warning("files of the run were deleted, and are restored: %s", ", ".join(restored))
+            self._apply(ev.FilesRestored(self._clock.now(), restored))
 
     def _observe(self) -> None:
         for event in self._follower.poll(self.state, self._clock.now()):
@@ -237,10 +248,12 @@ class Operator:
     def _order(self, action: Action) -> None:
         facts = {"action": type(action).__name__, **plain(action)}
         log.info("order %s", action, extra={"event": "order", "facts": facts})
+        if isinstance(action, (Submit, Restart)):
+            self._keep_files(at_once=True)  # the next attempt reads them
         self._executor.do(action)
 
     def _remember(self, event: ev.Event) -> tuple[State, tuple[Action, ...]] | None:
-        """The step, once the journal holds it; while the disk is full, wait, and do nothing. None: left meanwhile."""
+        """Decide and record. While the disk is full, wait and do nothing. Return None if asked to leave meanwhile."""
         while True:
             try:
                 return step_and_remember(self.state, event, self._journal)

@@ -1,4 +1,4 @@
-"""Where the output of a user's own batch script is, and how long it was when an attempt of it was over."""
+"""Finds the output of a user's own batch script, and its length when each attempt ended."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _ARRAY = "--array="
 
 
 class Outputs:
-    """Kept by one operator: attempts that ended before it began cannot be told apart."""
+    """Belongs to one operator: it does not know where the output of earlier attempts ends."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._ends: dict[tuple[int, int], int] = {}
 
     def before(self, attempt: AttemptDir) -> int:
-        """The output's length, in bytes, when the last attempt of the job before this one was over; this one is now."""
+        """Return the output's length in bytes when the job's attempt before this one ended; this one has ended now."""
         job_id, restart = parse_attempt(attempt.name)
         with contextlib.suppress(OSError):  # none, so far
             self._ends[job_id, restart] = self._run.job_log(job_id).stat().st_size
@@ -28,9 +28,10 @@ class Outputs:
         return max(earlier, default=0)
 
     def link(self, job: Job, options: Sequence[str]) -> None:
-        """`slurm-<job>.log` in the run directory leads to the output, which need not be there yet. OSError.
+        """Link `slurm-<job>.log` in the run directory to the output, which need not exist yet. Raises OSError.
 
-        options: what sbatch was given; in an array of one element its number.
+        Args:
+            options: The options given to sbatch; in an array of one element they contain its number.
         """
         element = next((one.removeprefix(_ARRAY) for one in options if one.startswith(_ARRAY)), "")
         path = job.output.replace(_NO_ELEMENT, element) if element else job.output

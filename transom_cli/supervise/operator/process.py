@@ -1,7 +1,8 @@
-"""One process operates all runs of a user on a host: a thread for each run, and nothing else in common but Slurm.
+"""One process operates all runs of a user on a host. Each run has its own thread; the runs share only Slurm's answers.
 
-A run whose files are damaged, whose file system hangs or whose operator fails holds up no other. Each run keeps its own
-journal and lease, so the process may be killed at any moment; another one continues all runs of the registry.
+A run whose files are damaged, whose file system hangs or whose operator fails does not affect the others. Each run
+keeps its own journal and lease, so the process may be killed at any moment; the next one continues all runs of the
+registry.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from transom_cli.core.operator.state import Phase
 from transom_cli.errors import OperatorAlive, TransomError
 from transom_cli.layout import RunDir
 from transom_cli.ownership import is_own
+from transom_cli.start import upgraded
 from transom_cli.submit.rundir import list_runs
 from transom_cli.submit.submission import SubmissionRecord, replace_sbatch_variables
 from transom_cli.supervise.journal import fold
-from transom_cli.supervise.lease import read_holder
+from transom_cli.supervise.lease import Holder, read_holder
 from transom_cli.supervise.operator.loop import FINISH, Operator
 from transom_cli.supervise.operator.registry import Entry, Registry, Shell
 from transom_cli.supervise.operator.run_logs import RunLog, RunLogs, current
@@ -34,6 +36,7 @@ from transom_cli.supervise.past_runs import remember
 log = logging.getLogger("transom.operator")
 
 TURN = 0.25  # seconds between two looks at the registry
+LOST = 600.0  # seconds between two looks for runs whose operator died elsewhere
 AGAIN, LONGEST = 60.0, 3600.0  # seconds from a failed operator to the next one of the same run
 LAST = 15.0  # seconds for the last notifications
 STACK = 1 << 20  # bytes for each thread: a larger stack may be backed by huge pages
@@ -42,9 +45,9 @@ Build = Callable[[RunDir, Shell], Operator]
 
 
 class Service(Protocol):
-    """Something that an operator process offers for its runs, such as a socket for requests.
+    """A service of an operator process for its runs, such as a socket for requests.
 
-    Each method is called from the run's own thread. An error is logged and ends nothing.
+    Each method is called from the run's own thread. Errors are logged and ignored.
     """
 
     def add(self, operator: Operator) -> None: ...
@@ -53,7 +56,7 @@ class Service(Protocol):
 
 
 class _Work:
-    """One run of the process. `over`: nothing remains to be done."""
+    """One run of the process. over: nothing remains to be done."""
 
     def __init__(self, entry: Entry, body: Callable[[_Work], None], failures: int) -> None:
         self.entry, self.failures = entry, failures
@@ -70,6 +73,7 @@ class OperatorProcess:
         build: makes a run's operator, which submits its jobs as from the given shell.
         check: raises if acting on a run could run what other users wrote.
         services: start with the process, and are shared by its runs.
+        find_lost: registers runs whose operator died elsewhere; called now and then, from a thread of its own.
         idle_exit: end when no run remains.
     """
 
@@ -79,9 +83,11 @@ class OperatorProcess:
         build: Build,
         check: Callable[[RunDir], None] = lambda run: None,
         services: Sequence[Service] = (),
+        find_lost: Callable[[], None] | None = None,
         *,
         idle_exit: bool = False,
     ) -> None:
+        self._find_lost = find_lost
         self._registry, self._build, self._check = registry, build, check
         self._services, self._idle_exit = tuple(services), idle_exit
         self._works: dict[str, _Work] = {}
@@ -93,6 +99,8 @@ class OperatorProcess:
         self._leaving.set()
 
     def run(self) -> None:
+        if self._find_lost is not None:
+            threading.Thread(target=self._keep_finding, args=(self._find_lost,), name="lost-runs", daemon=True).start()
         while not self._leaving.is_set():
             self._look()
             if self._idle_exit and not self._works and not self._registry.names():
@@ -108,8 +116,12 @@ class OperatorProcess:
         for service in self._services:
             _safely(service.close)
 
+    def _keep_finding(self, find_lost: Callable[[], None]) -> None:
+        while not self._leaving.wait(LOST):
+            _safely(find_lost)
+
     def _look(self) -> None:
-        """Take up what is registered, and forget what is over."""
+        """Start operating newly registered runs, and remove runs that are over."""
         now = time.monotonic()
         ended = [work for work in self._works.values() if not work.thread.is_alive()]
         for work in [work for work in ended if work.over]:
@@ -139,6 +151,7 @@ class OperatorProcess:
             work.over = fold(run.journal).state.phase.over or self._until_over(work)
         except OperatorAlive as error:
             log.info("%s: %s", error.what, error.why)
+            work.again_at = time.monotonic() + LOST
             self._refuse(name, "")
         except Exception as error:
             work.failures += 1
@@ -146,6 +159,8 @@ class OperatorProcess:
             work.again_at = time.monotonic() + pause
             explained = isinstance(error, TransomError)
             words = str(error) if explained else repr(error)
+            if isinstance(error, (ImportError, AttributeError)) and (upgrade := upgraded()):
+                explained, words = True, f"{upgrade}; end process {os.getpid()}, then `transom operate --all` ({words})"
             log.error("cannot operate %s; next try in %.0f s: %s", run.run_id, pause, words, exc_info=not explained)
             current.set(None)
             log.error("cannot operate %s: %s", run.path, words)
@@ -192,12 +207,20 @@ def shell_of(run: RunDir, shell: Shell) -> Shell:
     return replace(shell, environ=environ)
 
 
-def register_live(registry: Registry, root: Path) -> None:
-    """Register the user's runs in `root` whose operator may have died: no operator has given up their leases."""
+def register_live(registry: Registry, root: Path, seen: dict[Path, Holder] | None = None) -> None:
+    """Register the user's runs in `root` whose operator may have died: no operator has given up their leases.
+
+    Args:
+        seen: the leases of operators on other hosts at the last call; one that was renewed since is alive.
+    """
     for run in list_runs(root):
         holder = read_holder(run)
         if holder is None or holder.released or (holder.here() and holder.alive_here()):
             continue
+        if seen is not None and not holder.here():
+            before, seen[run.path] = seen.get(run.path), holder
+            if before != holder:
+                continue
         if is_own(run) and not run.operator_job.exists():
             registry.add(run, Shell.here(), again=False)
 

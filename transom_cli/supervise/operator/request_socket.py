@@ -210,10 +210,16 @@ def _address(run: RunDir, owner: int) -> str:
 
 def _nobody(run: RunDir, owner: int) -> TransomError:
     name = user_name(owner)
+    if on_call(run):
+        return NotPermitted(
+            f"The operator of the run `{run.run_id}` is not running",
+            "it carries out the requests of users on call",
+            f"ask {name} to start it: `transom attach {run.run_id}`",
+        )
     return NotPermitted(
-        f"The run `{run.run_id}` belongs to {name}, and no operator takes requests of other users",
-        "its settings list nobody in run.on_call, or its operator is not running",
-        f"ask {name} to start it with `transom attach {run.run_id}`, or to set run.on_call for the next run",
+        f"The run `{run.run_id}` belongs to {name}, and its operator takes requests of nobody else",
+        "its settings list nobody in run.on_call",
+        f"ask {name} to act on it, or to set run.on_call for the next run",
     )
 
 

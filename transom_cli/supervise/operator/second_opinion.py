@@ -1,10 +1,11 @@
-"""Who else does not reach a node that the operator cannot reach: Slurm, or the attempt's launcher."""
+"""Asks Slurm and the attempt's launcher about a node that the operator cannot reach."""
 
 from __future__ import annotations
 
 import time
 
 from transom_cli.files import json_lines
+from transom_cli.health.reach import CALLED_DOWN
 from transom_cli.layout import AttemptDir
 from transom_cli.slurm.port import Node
 
@@ -12,14 +13,14 @@ RECENT = 120.0  # seconds for which the launcher's word counts
 
 
 def slurm_says(node: Node) -> str:
-    """Slurm's own word that the node is gone; "" where it gives none."""
+    """Return what Slurm says if the node is gone; "" if Slurm does not say so."""
     if node.state.startswith("down"):
-        return "Slurm calls it down"
+        return CALLED_DOWN
     return "Slurm gets no answer from it either" if node.not_responding else ""
 
 
 def launcher_says(attempt: AttemptDir, node: str, now: float | None = None) -> str:
-    """The launcher's word that neither the node's agent nor its slurmd answers the batch host; "" if it gives none."""
+    """Return what the launcher says if the batch host reaches neither the node's agent nor its slurmd; else ""."""
     now = time.time() if now is None else now
     try:
         lines = attempt.launcher_journal.read_bytes()

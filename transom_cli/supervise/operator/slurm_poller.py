@@ -1,4 +1,4 @@
-"""Polls Slurm for our job, in its own thread: a slow controller never delays the operator's other sources."""
+"""Polls Slurm for our job in a thread, so that a slow controller does not delay the operator's other sources."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ MOST_LOST = 30.0  # seconds between two questions to a Slurm that does not answe
 
 
 class SlurmPoller:
-    """Puts JobSeen, JobGone, SlurmLost and SlurmBack on the queue, changed or not: repeated events do no harm.
+    """Puts JobSeen, JobGone, SlurmLost and SlurmBack on the queue, also if nothing has changed: that does no harm.
 
     Args:
-        pace: maps the seconds that the last answer took to when to ask next. While Slurm does not answer, the poller
+        pace: Maps the seconds that the last answer took to when to ask next. While Slurm does not answer, the poller
             backs off by itself.
-        tag: the run's. A job that has ended may have a successor that its launcher submitted, known by the tag.
-        handed: returns the newest launcher's handoff.
-        forgotten: describes a job that Slurm no longer knows.
-        ask: returns a job by its ID. The answer to another run is used if it is at most that many seconds old.
-        count: called with 1 when this run begins to ask, and with -1 when it ends.
+        tag: The run's. A job that has ended may have a successor that its launcher submitted, known by the tag.
+        handed: Returns the newest launcher's handoff.
+        forgotten: Describes a job that Slurm no longer knows.
+        ask: Returns a job by its ID. An answer to another run is used if it is at most that many seconds old.
+        count: Called with 1 when this run begins to ask, and with -1 when it ends.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SlurmPoller:
         self._wake.set()
 
     def _loop(self, age: float) -> None:
-        """Ask again and again; a long pause needs no thread."""
+        """Ask repeatedly; a long pause needs no thread."""
         while not self._end:
             pause = self.poll(age)
             with self._resting:
@@ -168,7 +168,7 @@ class SlurmPoller:
         return Pause(min(pause.seconds, AGAIN), 0.0) if forgotten else pause
 
     def _look(self, job_id: int, forgotten: int, age: float = 0.0) -> tuple[ev.Event | None, int]:
-        """What Slurm says of the job, and how often in a row it has not known it."""
+        """Return Slurm's answer about the job as an event, and how often in a row it has not known the job."""
         try:
             job = self._ask(job_id, age)
         except NoSuchJob:
@@ -185,8 +185,11 @@ class SlurmPoller:
         return (self._forgotten(job_id) if gone else None), forgotten + 1
 
     def _successor(self, job_id: int) -> Job | None:
-        """The job that replaces this one. A held job counts if its launcher has recorded it: otherwise its submission
-        was cut off, and a restart releases it."""
+        """Return the job that replaces this one, or None.
+
+        A held job counts only if its launcher has recorded it: otherwise its submission was interrupted, and a restart
+        releases it.
+        """
         if not self._tag:
             return None
         told = self._handed()
@@ -271,7 +274,7 @@ class ForgottenJobs:
         return JobGone(0.0, job_id)
 
     def _last(self, job_id: int) -> int:
-        """Its launcher, alone, may have submitted another in its place, and cancelled it for that."""
+        """Return the last job: without an operator, the launcher may have submitted a successor and cancelled it."""
         handed = newest_handoff(self._run)
         ours = handed is not None and parse_attempt(handed.attempt)[0] == job_id
         return handed.job_id if handed is not None and ours else job_id

@@ -1,0 +1,88 @@
+"""Isolation beside other users: their reports only lengthen an exclusion, and their drains count towards the cap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transom_cli.core import events as ev
+from transom_cli.core.operator.actions import Isolate
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.isolation import LONGEST, drain_refused
+from transom_cli.core.operator.state import Policy, Request, State
+
+NODES = ("n1", "n2", "n3")
+
+
+def played(policy: Policy, *events: ev.Event) -> tuple[State, list[Isolate]]:
+    state, ordered = State(policy, Request(3)), []
+    begin = (ev.Started(0.0, 1), ev.Submitted(1.0, "submit", 7), ev.JobSeen(2.0, 7, 0, "RUNNING", nodes=NODES))
+    for event in (*begin, *events):
+        state, actions = decide(state, event)
+        ordered += [action for action in actions if isinstance(action, Isolate)]
+    return state, ordered
+
+
+SUSPECT = ev.OutcomeSeen(
+    20.0,
+    "7.0",
+    "left",
+    "2 of 3 passed",
+    nodes=NODES,
+    cause="preflight",
+    faults=(ev.NodeFault("n2", "ib", "SUSPECT", "x"),),
+)
+OTHERS = st.lists(
+    st.builds(ev.OtherExclusion, st.just("ann"), st.none() | st.floats(allow_nan=True, allow_infinity=True)), max_size=5
+)
+
+
+@given(OTHERS, st.floats(1.0, 1e6))
+def test_reports_of_others_only_lengthen_an_exclusion_and_at_most_by_a_day(
+    others: list[ev.OtherExclusion], expiry: float
+) -> None:
+    state, (order,) = played(Policy(expiry=expiry), SUSPECT)
+    after, _ = decide(state, ev.Isolated(21.0, order.key, "n2", "excluded", "", tuple(others)))
+    (only,) = after.isolation.exclusions
+    assert only.node == "n2" and only.until is not None
+    assert 21.0 + expiry <= only.until <= 21.0 + max(expiry, LONGEST)
+    assert ("because of" in only.detail) is (only.until > 21.0 + expiry)
+
+
+def test_exclusion_lasts_as_long_as_another_users() -> None:
+    state, (order,) = played(Policy(expiry=3600.0), SUSPECT)
+    others = (ev.OtherExclusion("ann", 7200.0), ev.OtherExclusion("bob", 60.0))
+    after, _ = decide(state, ev.Isolated(21.0, order.key, "n2", "excluded", "", others))
+    assert after.isolation.exclusions[0].until == 7221.0
+    assert after.isolation.exclusions[0].detail == "excluded for longer, because of ann, bob"
+
+
+def test_reports_of_others_exclude_no_node() -> None:
+    """Only an answer to an action that this run's own evidence ordered carries them."""
+    state, _ = played(Policy())
+    others = (ev.OtherExclusion("ann", None),)
+    for key in ("", "i1/isolate/n2", "idle/7.0/n2/exclude"):
+        assert decide(state, ev.Isolated(21.0, key, "n2", "excluded", "", others)) == (state, ())
+
+
+def test_proven_fault_stays_excluded_until_a_person_lifts_it() -> None:
+    proven = replace(SUSPECT, faults=(ev.NodeFault("n2", "xid", "FAIL", "Xid 79"),))
+    state, (order,) = played(Policy(cap_cluster=5), proven)
+    assert order.drain and (order.most, order.within) == (5, 3600.0)
+    after, _ = decide(state, ev.Isolated(21.0, order.key, "n2", "excluded", "", (ev.OtherExclusion("ann", 5.0),)))
+    assert after.isolation.exclusions[0].until is None
+
+
+@given(st.lists(st.none() | st.floats(0, 1e5), max_size=20), st.none() | st.integers(0, 10), st.floats(1.0, 1e5))
+def test_drains_of_all_users_within_the_window_count(ages: list[float | None], most: int | None, within: float) -> None:
+    recent = len([age for age in ages if age is None or age < within])
+    why = drain_refused(Isolate("k", "n1", "r", True, most, within), ages)
+    assert bool(why) is (most is not None and recent >= most)
+    assert not why or "isolate.max_cluster_nodes" in why
+
+
+def test_unreadable_age_counts_as_recent() -> None:
+    assert drain_refused(Isolate("k", "n1", "r", True, 1), [None])
+    assert not drain_refused(Isolate("k", "n1", "r", True, 1), [3600.0])

@@ -1,0 +1,165 @@
+"""The examples of docs/frameworks.md with the real frameworks under a real Slurm, through faults.
+
+`make test-frameworks` runs them in an environment that has all frameworks. Each final state must be the undisturbed
+run's, bit for bit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e.support import Person, at_step, over
+
+from transom_cli.ckpt.seal import sealed
+from transom_cli.heartbeat import paths
+from transom_cli.layout import RunDir
+from transom_cli.sandbox.cluster import Sandbox
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.long]
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PACKAGES = {"huggingface": "transformers", "torch_save": "torch"}  # else: the framework's own name
+FRAMEWORKS = ("huggingface", "lightning", "accelerate", "deepspeed", "torch_save")
+WITH_CALLBACK = FRAMEWORKS[:-1]
+RANKS, STEPS, EVERY = 2, 60, 10
+PATIENCE = 240.0
+
+
+def example(framework: str, out: Path, final: Path, *, delay: float, every: int = EVERY) -> tuple[str, ...]:
+    if importlib.util.find_spec(PACKAGES.get(framework, framework)) is None:
+        pytest.skip(f"{framework} is not installed; `make test-frameworks` has it")
+    script = str(EXAMPLES / framework / "train.py")
+    numbers = ("--steps", str(STEPS), "--every", str(every), "--step-delay", str(delay))
+    return (sys.executable, script, str(out), *numbers, "--final", str(final))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The hash of each framework's final state on two ranks, without Slurm, faults and pauses."""
+    known: dict[str, str] = {}
+
+    def of(framework: str) -> str:
+        if framework not in known:
+            folder = tmp_path_factory.mktemp(framework)
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = str(free.getsockname()[1])
+            env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "TRANSOM_"))}
+            env |= {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+            env |= {"LOCAL_WORLD_SIZE": str(RANKS), "HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+            command = example(framework, folder / "out", folder / "final", delay=0.0)
+            starts = [{**env, "RANK": str(n), "LOCAL_RANK": str(n)} for n in range(RANKS)]
+            ranks = [subprocess.Popen(command, env=one) for one in starts]
+            assert [rank.wait(PATIENCE) for rank in ranks] == [0] * RANKS
+            known[framework] = (folder / "final").read_text()
+        return known[framework]
+
+    return of
+
+
+class Training:
+    """A framework's example, supervised."""
+
+    def __init__(self, person: Person, framework: str, every: int = EVERY) -> None:
+        self.person, self.framework = person, framework
+        self.out, self.final = person.cwd / "out", person.cwd / "final"
+        person.env |= {"HF_HUB_OFFLINE": "1", "TRANSOM_CHECKPOINT__FOREIGN__PATTERN": ""}
+        if framework == "torch_save":
+            person.env["TRANSOM_CHECKPOINT__FOREIGN__PATTERN"] = f"{self.out}/ckpt-*.pt"
+        delay = 0.5 if framework == "torch_save" else 0.2  # a seal without code needs 10 s
+        self.run = person.start(
+            "-N", str(RANKS), "--", *example(framework, self.out, self.final, delay=delay, every=every)
+        )
+
+    def wait(self, ready: Any) -> dict[str, Any]:
+        return self.person.wait(self.run, ready, PATIENCE)
+
+    def wait_for_seal(self, step: int) -> dict[str, Any]:
+        return self.wait(lambda view: over(view) or any(one.step >= step for one in sealed(self.out)))
+
+    def kill_rank(self) -> None:
+        os.kill(rank_pid(self.run, 1), signal.SIGKILL)
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self.run.path.rglob("*.log")))
+
+    def finish(self, undisturbed: Any) -> dict[str, Any]:
+        view = self.wait(over)
+        assert (view["phase"], view["excluded"]) == ("done", []), self.logs()[-6000:]
+        assert self.final.read_text() == undisturbed(self.framework), "the final state differs"
+        return view
+
+
+def rank_pid(run: RunDir, rank: int) -> int:
+    """The newest process of a rank, by its environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            env = dict(word.split("=", 1) for word in path.read_text(errors="replace").split("\0") if "=" in word)
+        except OSError:
+            continue
+        names = (paths.RUN_DIR, paths.ROLE, "RANK")
+        mine = tuple(map(env.get, names)) == (str(run.path), "rank", str(rank))
+        if mine and "train.py" in (path.parent / "cmdline").read_text(errors="replace"):
+            found.append(int(path.parent.name))
+    return min(found)  # its loader workers are younger
+
+
+def resumed_from(training: Training) -> list[int]:
+    """The step at which each launch after the first began, as the launcher's answer file or the trainer says it."""
+    if training.framework == "torch_save":
+        return sorted({int(step) for step in re.findall(r"^from step (\d+)$", training.logs(), re.MULTILINE)} - {0})
+    answers = [json.loads(path.read_text())["path"] for path in sorted(training.run.path.rglob("resume/*.json"))]
+    numbers = (re.findall(r"\d+", Path(answer).stem) for answer in answers if answer)
+    return sorted(int(found[-1]) for found in numbers)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_resumes_from_sealed_checkpoint_after_rank_kill(person: Person, undisturbed: Any, framework: str) -> None:
+    undisturbed(framework)
+    training = Training(person, framework)
+    training.wait_for_seal(2 * EVERY)
+    training.kill_rank()
+    view = training.finish(undisturbed)
+    assert max(resumed_from(training)) >= 2 * EVERY
+    assert view["checkpoint"]["step"] >= 4 * EVERY if "checkpoint" in view else True
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_falls_back_from_corrupted_newest(person: Person, undisturbed: Any, framework: str) -> None:
+    undisturbed(framework)
+    training = Training(person, framework)
+    training.wait_for_seal(2 * EVERY)
+    newest = sealed(training.out)[0]
+    entry = max(newest.files, key=lambda one: one.size)
+    data = bytearray((newest.base / entry.name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (newest.base / entry.name).write_bytes(data)
+    training.kill_rank()
+    training.finish(undisturbed)
+    assert f"{newest.path} is not used" in training.logs()
+    assert 0 < min(resumed_from(training)) < newest.step
+    assert newest.path.with_name(f"{newest.path.name}.bad-1").exists()
+
+
+@pytest.mark.parametrize("framework", WITH_CALLBACK)
+def test_final_checkpoint_before_time_limit(person: Person, sandbox: Sandbox, undisturbed: Any, framework: str) -> None:
+    """The warning is sent by hand; a real limit would take minutes."""
+    undisturbed(framework)
+    training = Training(person, framework, every=1000)
+    view = training.wait(at_step(13))
+    sandbox.slurm("scancel", "--batch", "--signal=USR2", str(view["job_id"]))
+    view = training.wait(lambda v: v["starts"] == 1 or over(v))
+    left = json.loads(training.run.attempt(view["job_id"], 0).outcome.read_text())
+    assert (left["status"], left["cause"]) == ("left", "time_limit"), training.logs()[-6000:]
+    assert left["why"] == f"the time limit is near; step {left['durable']} is durable"
+    training.finish(undisturbed)
+    assert left["durable"] in resumed_from(training)

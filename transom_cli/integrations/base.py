@@ -1,0 +1,163 @@
+"""What all integrations share: heartbeats, the request for a final checkpoint, and seals.
+
+A final checkpoint is requested before a time limit, on preemption, on a stop and when a node is drained. Under
+transom's launcher all ranks save at the same step without communicating (`ckpt.save.final_checkpoint`), training
+continues, and the launcher ends it once the checkpoint is sealed. In a script without a launcher, Slurm's warning
+reaches each rank as SIGUSR2, perhaps in different steps: the ranks agree by one small all-reduce per step, save and
+stop. Nothing is ever saved inside a signal handler.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from transom_cli.ckpt import seal
+from transom_cli.ckpt.failures import describe
+from transom_cli.ckpt.save import final_checkpoint
+from transom_cli.heartbeat import client
+
+latest = seal.latest
+
+
+class Rank:
+    """One rank of a framework's training. Create it before the framework sets its signal handlers.
+
+    due: the newest finished step is to be saved now, on all ranks. stop: training is to end after that.
+    """
+
+    def __init__(self) -> None:
+        self.due = self.stop = False
+        self._requests = final_checkpoint.listen()
+        self._warned = False
+        self._sealer = ThreadPoolExecutor(1, thread_name_prefix="transom-seal")
+        self._sealing: Future[None] | None = None
+        replaceable = signal.getsignal(signal.SIGUSR2) in (signal.SIG_DFL, signal.SIG_IGN)
+        if self._requests is None and replaceable and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR2, self._warn)
+
+    def begin(self, step: int) -> None:
+        """Training begins, or continues, after `step`."""
+        client.resumed(step)
+        if self._requests is not None:
+            self._requests.at(step)
+
+    def step(self, step: int, loss: Any = None, grad_norm: Any = None) -> bool:
+        """Report a finished step. Return whether it is to be saved; `due` stays true until `saved`."""
+        client.beat(step, loss=loss, grad_norm=grad_norm)
+        if self._requests is not None:
+            self.due = self._requests.due(step) or self.due
+        elif self._agreed():
+            self.due = self.stop = True
+        return self.due
+
+    def report(self, step: int, loss: Any, grad_norm: Any = None) -> None:
+        """Report the loss of a step that was reported without it."""
+        client.beat(step, loss=loss, grad_norm=grad_norm)
+
+    def saved(self, checkpoint: str | Path, step: int) -> None:
+        """Seal a checkpoint that all ranks have written. All ranks call this.
+
+        Rank 0 seals in the background, unless the checkpoint is final: then all ranks wait, since they may be ended as
+        soon as they continue.
+        """
+        _barrier()  # all parts are written
+        if _first():
+            if self._sealing is not None:
+                self._sealing.result()
+            self._sealing = self._sealer.submit(_seal, Path(checkpoint), step)
+        if self.due:
+            if self._sealing is not None:
+                self._sealing.result()
+            _barrier()
+            self.due = False
+            if self._requests is not None:
+                self._requests.follow(None)
+
+    def close(self) -> None:
+        """Wait for the last seal."""
+        if self._sealing is not None:
+            self._sealing.result()
+        if self._requests is not None:
+            self._requests.close()
+
+    def _warn(self, *_: object) -> None:
+        self._warned = True
+
+    def _agreed(self) -> bool:
+        """Whether any rank was warned; the same on all ranks."""
+        dist = _distributed()
+        if dist is None:
+            return self._warned
+        import torch
+
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        flag = torch.tensor([int(self._warned)], device=device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag.item())
+
+
+class Attached:
+    """A training loop of the user's own, as `attach` returns it.
+
+    step: finished optimizer steps. due: a final checkpoint is requested, on all ranks: save now. stop: then leave the
+    loop (only in a script without transom's launcher).
+    """
+
+    def __init__(self) -> None:
+        self.rank = Rank()
+        self.step = 0
+        self._begun = False
+
+    @property
+    def due(self) -> bool:
+        return self.rank.due
+
+    @property
+    def stop(self) -> bool:
+        return self.rank.stop
+
+    def begin(self, step: int) -> None:
+        """The first step of this process follows `step`."""
+        if not self._begun:
+            self._begun, self.step = True, step
+            self.rank.begin(step)
+
+    def stepped(self, step: int, loss: Any) -> None:
+        self.begin(step - 1)
+        self.step = step
+        self.rank.step(step, loss)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step, self._begun = int(state["step"]), False
+
+
+def _seal(checkpoint: Path, step: int) -> None:
+    try:
+        seal.seal(checkpoint, step)
+    except OSError as error:  # training matters more; a framework may also have deleted an old checkpoint already
+        print(f"transom: {checkpoint} is not sealed: {describe(error)}", file=sys.stderr, flush=True)
+
+
+def _distributed() -> Any:
+    """torch.distributed if it is in use."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+
+
+def _barrier() -> None:
+    dist = _distributed()
+    if dist is not None:
+        dist.barrier()
+
+
+def _first() -> bool:
+    dist = _distributed()
+    return dist is None or dist.get_rank() == 0
