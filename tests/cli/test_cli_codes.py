@@ -121,3 +121,9 @@ def test_a_run_that_is_over_says_how_to_go_on(run: RunDir, code: int, durable: i
     assert done.returncode == {93: 1}.get(code, code)
     hint = f"To continue from step 40: `transom run --set checkpoint.directory={run.checkpoints} ...`"
     assert (hint in done.stderr) is told and (told or "checkpoint.directory" not in done.stderr)
+
+
+def test_stop_without_a_name_needs_a_yes(run: RunDir) -> None:
+    done = transom("stop", "--root", run.path.parent)
+    assert done.returncode == 2 and f"transom stop {run.run_id}" in done.stderr
+    assert not list(run.requests.iterdir()), "nothing was requested"

@@ -37,3 +37,18 @@ def test_as_json_where_that_is_requested() -> None:
 def test_a_command_that_needs_another_prints_its_help(words: tuple[str, ...]) -> None:
     done = transom(*words)
     assert done.returncode == 2 and (done.stdout + done.stderr).startswith("Usage: transom")
+
+
+@pytest.mark.parametrize("word", ["sto", "stpo", "cancle", "prun", "requeu"])
+def test_mistyped_command_never_suggests_one_that_ends_or_removes_something(word: str) -> None:
+    done = transom(word)
+    assert done.returncode == 2 and done.stderr.splitlines()[0] == f"error: No such command '{word}'"
+
+
+def test_mistyped_command_suggests_a_harmless_one() -> None:
+    assert "Did you mean 'status'?" in transom("statsu").stderr
+
+
+def test_help_of_a_command_by_its_name() -> None:
+    assert transom("help", "ckpt", "ls").stdout == transom("ckpt", "ls", "--help").stdout
+    assert transom("help").stdout == transom("--help").stdout

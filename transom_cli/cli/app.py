@@ -35,10 +35,11 @@ from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
 from transom_cli.cli.sandbox_fault import fault_app
 from transom_cli.cli.service import service_app
-from transom_cli.cli.status import list_, status
+from transom_cli.cli.status import list_, status, top
 from transom_cli.errors import EXIT_CODES, TransomError, UsageError
 
 _INTERNAL_COMMANDS = ("attempt-launcher", "agent", "operate")
+_DESTRUCTIVE = ("stop", "cancel", "requeue", "prune")  # never suggested for a mistyped command
 _CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_CODES.items())
 
 
@@ -68,12 +69,21 @@ def transom(
     """Handle options that come before the command."""
 
 
+def help_(
+    ctx: typer.Context,
+    command: Annotated[list[str] | None, typer.Argument(help="A command, such as `run` or `ckpt ls`.")] = None,
+) -> None:
+    """Show the help of transom or of a command."""
+    app(args=[*(command or ()), "--help"], prog_name=ctx.find_root().info_name, standalone_mode=False)
+
+
 app.command(epilog=examples("run"))(run)
 app.command(epilog=examples("launch"), cls=SrunLike)(launch)
 app.command(epilog=examples("adopt"))(adopt)
 app.command(epilog=examples("attach"))(attach)
 app.command(epilog=examples("observe"))(observe)
 app.command()(status)
+app.command(epilog=examples("top"))(top)
 app.command()(explain)
 app.command()(goodput)
 app.command()(attempts)
@@ -81,6 +91,7 @@ app.command(epilog=examples("report"))(report)
 app.command(name="list")(list_)
 app.command(epilog=examples("bundle"))(bundle)
 app.command(epilog=examples("stop"))(stop)
+app.command(name="cancel", help="Same as `transom stop`.")(stop)
 app.command(epilog=examples("requeue"))(requeue)
 app.command(epilog=examples("resume"))(resume)
 app.command(epilog=examples("operate"))(operate)
@@ -96,7 +107,9 @@ app.add_typer(notify_app, name="notify")
 app.add_typer(ckpt_app, name="ckpt")
 app.add_typer(sandbox_app, name="sandbox")
 sandbox_app.add_typer(fault_app, name="fault")
+app.command(name="help")(help_)
 app.command(hidden=True)(attempt_launcher)
+_DESTRUCTIVE = ("stop", "cancel", "requeue", "prune")  # never suggested for a mistyped command
 app.command(hidden=True)(agent)
 
 
@@ -113,7 +126,9 @@ def usage_error(error: Any) -> TransomError:
         sys.exit(error.exit_code)
     context = getattr(error, "ctx", None)
     hint = f"{context.command_path if context else _command(sys.argv[1:])} --help"
-    return UsageError(str(error.format_message()).rstrip("."), hint=hint)
+    message = str(error.format_message()).rstrip(".")
+    what, _, suggestion = message.partition(". Did you mean ")
+    return UsageError(what if any(f"'{name}'" in suggestion for name in _DESTRUCTIVE) else message, hint=hint)
 
 
 def _command(words: list[str]) -> str:

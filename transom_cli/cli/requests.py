@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from transom_cli.cli.status import Json, Root, Run
-from transom_cli.errors import TransomError, Unknown, printable
+from transom_cli.errors import TransomError, Unknown, UsageError, printable
 
 if TYPE_CHECKING:
     from transom_cli.core.operator.state import State, UserRequest
@@ -17,10 +19,15 @@ _BY_HAND = {"stop": "scancel", "requeue": "scontrol requeue", "resume": "scontro
 PATIENCE = 15.0  # seconds until the operator has recorded a request
 
 
-def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
+def stop(
+    run: Run = None,
+    root: Root = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask if no run is named.")] = False,
+    json_: Json = False,
+) -> None:
     """Cancel the run's job and end the run. Exit code 22: it has not ended within a minute.
 
-    The job of a run that is only observed is left alone: the observation ends.
+    Asks first if no run is named. The job of a run that is only observed is left alone: the observation ends.
     """
     import json
 
@@ -32,6 +39,8 @@ def stop(run: Run = None, root: Root = None, json_: Json = False) -> None:
     found = _found(run, root)
     state = fold(found.journal).state
     already = state.phase.over
+    if not (already or run or yes):
+        _confirm(found.run_id)
     if not already:
         with waiting(f"stopping {found.run_id}: ranks may save, Slurm gives them 30 s"):
             submit_request(found, "stop")
@@ -57,6 +66,14 @@ def requeue(run: Run = None, root: Root = None, json_: Json = False) -> None:
 def resume(run: Run = None, root: Root = None, json_: Json = False) -> None:
     """Release the run's job if it is held, so that it can start again. Exit code 1: it is not held."""
     _ask("resume", run, root, json_)
+
+
+def _confirm(run_id: str) -> None:
+    """Ask whether to stop the newest run, which the user did not name."""
+    if not sys.stdin.isatty():
+        hint = f"transom stop {run_id}\nor: transom stop --yes"
+        raise UsageError("`stop` needs the name of a run", "without a terminal it cannot ask", hint)
+    typer.confirm(f"Stop run {run_id}?", abort=True, err=True)
 
 
 def _found(run: str | None, root: Any) -> RunDir:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _INTERRUPTED = 130
+SUBMISSION_PATIENCE = 20.0  # seconds until `run --detach` returns without Slurm's answer
 
 
 def run(
@@ -184,9 +185,41 @@ def _operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool
                 require_own_cluster(made)
                 _start_operator(made, new=new, detach=detach)
     if detach:
+        code = _await_submission(made) if new else 0
         print(made.run_id)
-        return 0
+        return code
     return watch_run(made, lambda: _next_operator_started(made))
+
+
+def _await_submission(made: RunDir) -> int:
+    """Wait until Slurm has accepted or refused the job. Returns 0, or the exit code of the refused run."""
+    import time
+
+    from transom_cli.supervise.journal import fold
+
+    if not _submits_here(made):
+        return 0
+    deadline = time.monotonic() + SUBMISSION_PATIENCE
+    while time.monotonic() < deadline:
+        state = fold(made.journal).state
+        if state.phase.over and not state.job.id:
+            hint = f"See `transom explain {made.run_id}`; `sinfo -s` lists the partitions."
+            print(
+                f"error: {TransomError(f'Run `{made.run_id}` was not submitted', state.verdict, hint)}", file=sys.stderr
+            )
+            return state.exit_code or 1
+        if state.job.id:
+            return 0
+        time.sleep(0.05)
+    print(f"note: Slurm has not answered yet; see `transom status {made.run_id}`", file=sys.stderr)
+    return 0
+
+
+def _submits_here(made: RunDir) -> bool:
+    """Whether the operator is a process on this host; as a job it submits when Slurm starts it."""
+    from transom_cli.config.run_settings import read_settings
+
+    return read_settings(made).operator.where == "login"
 
 
 def assignment(text: str) -> tuple[str, str]:

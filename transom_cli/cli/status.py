@@ -1,4 +1,4 @@
-"""`transom status` and `transom list`."""
+"""`transom status`, `transom top` and `transom list`."""
 
 from __future__ import annotations
 
@@ -48,6 +48,11 @@ def status(
     Examples: transom status; transom status llama-70b --all; transom status --watch; transom status --json | jq .step
     """
     _leave(show_status(run, root, json_, everything, phases, exit_code, no_color, watch))
+
+
+def top(run: Run = None, root: Root = None, no_color: NoColor = False) -> None:
+    """Show the live screen of a run; same as `transom status --watch`."""
+    _leave(show_status(run, root, False, False, False, False, no_color, True))
 
 
 def list_(
