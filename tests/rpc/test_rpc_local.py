@@ -139,3 +139,12 @@ def test_parcels_are_not_inherited() -> None:
     fd = local.parcel(b"")
     assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
     os.close(fd)
+
+
+def test_end_of_the_server_is_seen_in_a_process_with_thousands_of_open_files() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    high = fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD, 2000)
+    with socket.socket(fileno=high) as client, ours:
+        assert not local.readable(client, 0.0)
+        theirs.close()
+        assert local.readable(client, 5.0)

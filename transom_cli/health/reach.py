@@ -99,9 +99,9 @@ class Reach:
     link: Link
     step: Step = Step.NOT_TRIED
     detail: str = ""  # the system's or srun's message
-    alive: bool = False  # the machine itself refused the connection: only its slurmd does not run
     second: Second = Second.NOT_ASKED
     by: str = ""  # who gave the second opinion
+    alive: bool = False  # the machine itself refused the connection: only its slurmd does not run
 
     @property
     def fails(self) -> bool:

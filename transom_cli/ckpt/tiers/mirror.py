@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import subprocess
 import tempfile
 import threading
@@ -25,6 +24,7 @@ from transom_cli.ckpt.publish import Keep
 from transom_cli.ckpt.schedule.plan import CopyTurns
 from transom_cli.ckpt.tiers.record import MirrorState, write
 from transom_cli.ckpt.tiers.upload import Job
+from transom_cli.rpc.local import readable
 from transom_cli.start import own
 
 SILENCE = 900.0  # seconds in which an upload that moves no byte is given up
@@ -154,7 +154,7 @@ def upload(asked: Job, silence: float = SILENCE) -> tuple[list[dict[str, Any]] |
             process.stdin.flush()
             rest = b""
             while True:
-                if not select.select([process.stdout], [], [], silence)[0]:
+                if not readable(process.stdout, silence):
                     return None, f"no byte was sent for {silence:g} s"
                 data = os.read(process.stdout.fileno(), 1 << 16)
                 if not data:
