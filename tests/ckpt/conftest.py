@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,10 @@ from ckpt_memory_holders import end_holder
 from transom_cli.ckpt.save import daemon
 from transom_cli.ckpt.snapshot.client import LINGER
 from transom_cli.ckpt.snapshot.rendezvous import DaemonAddress
+
+# Checkpointers that tests leave open keep the descriptors of their buffers; many systems allow 1,024 by default.
+_, _MOST = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (_MOST, _MOST))
 
 
 @pytest.fixture(autouse=True)
