@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from transom_cli.ckpt.seal import SEAL
 
 WORKER = Path(__file__).with_name("huggingface_worker.py")
@@ -35,6 +37,7 @@ def test_ranks_save_at_the_same_step_when_one_is_warned_and_the_next_start_conti
     assert train(tmp_path, 6, ranks=2) == ["from 4 to 6"] * 2
 
 
+@pytest.mark.long
 def test_interrupted_checkpoint_is_not_resumed_from(tmp_path: Path) -> None:
     assert train(tmp_path, 6) == ["from None to 6"]
     (tmp_path / "checkpoint-6" / SEAL).unlink()

@@ -19,7 +19,7 @@ LOST = re.compile(r"(\d+): (.+?) (\(.+\)|\(\)|) *: at (\d+), restored \{(\d+)\},
     ("kills", "ranks"),
     [
         (10, 1),
-        (5, 2),
+        pytest.param(5, 2, marks=pytest.mark.long),
         pytest.param(100, 1, marks=pytest.mark.long),
         pytest.param(50, 2, marks=pytest.mark.long),
     ],

@@ -9,8 +9,8 @@ import pytest
 from ckpt_memory_nodes import Nodes
 from ckpt_memory_nodes_worker import WIDTH
 
-FOUR_TO_TWO = pytest.param(["a", "a", "b", "b"], ["a", "b"], "none", [], id="4-ranks-become-2")
-SWITCHED = pytest.param(["a", "b"], ["b", "a"], "none", [], id="nodes-in-another-order", marks=pytest.mark.long)
+FOUR_TO_TWO = pytest.param(["a", "a", "b", "b"], ["a", "b"], "none", [], id="4-ranks-become-2", marks=pytest.mark.long)
+SWITCHED = pytest.param(["a", "b"], ["b", "a"], "none", [], id="nodes-in-another-order")
 MOVED = ["a", "b", "c"], ["a", "c", "d"]
 REPLICA = pytest.param(*MOVED, "replica", ["b"], id="replica-b-replaced-by-d", marks=pytest.mark.long)
 XOR = pytest.param(*MOVED, "xor:2", ["b"], id="xor-b-replaced-by-d", marks=pytest.mark.long)
