@@ -7,6 +7,8 @@ import shutil
 import pytest
 from e2e.support import COMMAND, Person, at_step, over
 
+from transom_cli.sandbox.cluster import wait_until
+
 pytestmark = pytest.mark.sandbox
 
 
@@ -19,6 +21,7 @@ def test_run_whose_files_were_purged_is_listed_again_and_restarts(person: Person
         path.unlink()
     shutil.rmtree(run.epochs)
     assert run.run_id not in person.transom("list").stdout
+    assert wait_until(run.settings.exists, 120.0), "the operator restores what the next attempt needs"
     view = person.wait(run, over)
     assert (view["phase"], view["step"], view["starts"]) == ("done", 60, 1), view["verdict"]
     assert run.run_id in person.transom("list").stdout

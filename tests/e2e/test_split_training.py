@@ -68,12 +68,12 @@ def test_ranks_that_each_train_alone_end_the_run_at_the_first_heartbeat(person: 
     assert len(list(person.newest().attempts.glob("*/logs/*"))) == 1, "launched once"
 
 
-def test_torchrun_as_the_command_of_several_tasks_is_refused_before_anything_is_submitted(person: Person) -> None:
-    done = person.run("-N", "2", "--", "torchrun", "train.py", "--lr", "1")
-    assert done.returncode == 2 and "transom run -N 2 --torchrun -- train.py --lr 1" in done.stderr, done.stderr
+def test_torchrun_as_the_command_becomes_the_ranks_that_it_would_start(person: Person) -> None:
+    done = person.run("--dry-run", "-N", "2", "--", "torchrun", "--nproc-per-node", "2", "train.py", "--lr", "1")
+    assert done.returncode == 0, done.stderr
+    assert "`torchrun` is not run itself: Slurm starts 2 ranks on each node" in done.stderr
+    assert "-- python -u train.py --lr 1" in done.stdout
     assert not person.root.exists() or not list(person.root.iterdir())
-    dry = person.run("--dry-run", "-N", "2", "--", "torchrun", "train.py")
-    assert dry.returncode == 2
 
 
 def test_command_may_start_ranks_itself_on_one_node(person: Person) -> None:
