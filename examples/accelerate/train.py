@@ -27,7 +27,9 @@ accelerator = Accelerator(cpu=True)
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 features = torch.randn(256, 16, generator=torch.Generator().manual_seed(1))
-loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(features), batch_size=4)
+dataset = torch.utils.data.TensorDataset(features)
+order = torch.Generator().manual_seed(2)  # else each pass over the data changes the random numbers of dropout
+loader = torch.utils.data.DataLoader(dataset, batch_size=4, generator=order)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 run = attach(accelerator)  # transom
 if path := latest(args.out):  # transom
