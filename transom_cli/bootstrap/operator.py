@@ -146,7 +146,7 @@ def operator_for(
 
 _LATER = (
     *(f"health.{name}" for name in ("history.files", "reach")),
-    *(f"notify.{name}" for name in ("checks", "delivery", "exporter", "messages", "prometheus", "senders")),
+    *(f"notify.{name}" for name in ("checks", "delivery", "exporter", "messages", "senders")),
     *(f"slurm.{name}" for name in ("pyslurm.client",)),
     *(f"submit.{name}" for name in ("render", "script", "submission", "unsupported")),
     *(f"supervise.{name}" for name in ("answering", "follow", "handoff_record", "journal", "lease")),
@@ -154,17 +154,13 @@ _LATER = (
     *(f"supervise.operator.{name}" for name in ("run_dir_watch", "slurm_poller")),
     *("bootstrap.notifications", "config.load", "config.sources", "core.operator.cadence", "diagnose.logs.rule_files"),
 )
-"""Modules that an operator needs only for some runs or faults."""
+"""Modules that an operator needs only for some runs or faults; none needs an extra."""
 
 
 def import_ahead() -> None:
     """Import what an operator may need weeks later, when an upgrade may have replaced the files."""
     for name in _LATER:
-        try:
-            import_module(f"transom_cli.{name}")
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith("transom_cli"):
-                raise  # else: of an extra that is not installed, such as `metrics`
+        import_module(f"transom_cli.{name}")
 
 
 def operator_process(
