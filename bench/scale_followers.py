@@ -93,6 +93,9 @@ class Mute:
     def dead(self, node: str) -> bool:
         return True
 
+    def free_port(self, node: str) -> int:
+        return 29500  # no rank ever uses it
+
     def ask(self, node: str, name: str, timeout: float, **arguments: object) -> dict[str, object]:
         return {"error": "the bench has no nodes"}
 
