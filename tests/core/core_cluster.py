@@ -79,7 +79,7 @@ class Cluster:
     kept_away: list[tuple[str, float, float | None]] = field(default_factory=list)  # node, since, until
     hands: float = 0.0  # seconds that an action takes
     blamed: Counter[str] = field(default_factory=Counter)  # how often a rank on the node failed or hung first
-    suspected: set[str] = field(default_factory=set)  # nodes of which a check had a suspicion
+    suspected: set[str] = field(default_factory=set)  # nodes that a check suspected
 
     def __post_init__(self) -> None:
         policy = Policy(drain=self.rights, release_held=True)

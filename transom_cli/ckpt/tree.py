@@ -151,7 +151,7 @@ def refused(value: torch.Tensor) -> str:
         return "it is on the meta device, which has no data"
     if isinstance(value, DTensor):
         if any(placement.is_partial() for placement in value.placements):
-            return "it is a DTensor with a pending sum (Partial), of which each rank has a part"
+            return "it is a DTensor with a pending sum (Partial): each rank has only its part"
         return ""
     if type(value).__name__ == "ShardedTensor":
         return "it is a ShardedTensor; use DTensor"

@@ -369,7 +369,7 @@ class Probed(Event):
 
 @dataclass(frozen=True)
 class OtherExclusion:
-    """Another user's run excludes the same node, for so many more seconds; None: until a person ends that."""
+    """Another user's run excludes the same node, for this many more seconds; None: until a person lifts it."""
 
     user: str
     seconds: float | None

@@ -278,7 +278,7 @@ def populate(sb: Sandbox) -> None:
 
 
 def crowd(sb: Sandbox) -> None:
-    """Submit the second user's jobs, each of which takes a whole node for a while, if the profile has them."""
+    """Submit the second user's jobs, if the profile has them. Each takes a whole node for a while."""
     if "contended" not in sb.spec.site:
         return
     words = ["sbatch", "--parsable", "--output=/dev/null", f"--array=1-{CROWD}", "--exclusive", "--nodes=1"]

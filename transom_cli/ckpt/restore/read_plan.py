@@ -77,7 +77,7 @@ def plan(metadata: Metadata, targets: Flat) -> dict[str, Wanted]:
 def pieces(
     key: str, about: TensorStorageMetadata, target: torch.Tensor
 ) -> list[tuple[ChunkStorageMetadata, torch.Tensor, Box | None]]:
-    """The stored parts of which this rank holds something, each with its place in the local part of `target`.
+    """Return the stored parts that this rank needs, each with its place in the local part of `target`.
 
     Nearly always it is one part, and all of it: no resharding. Raises StateMismatch.
     """

@@ -82,7 +82,7 @@ def local_plan(flat: Flat, paths: Paths, *, first: bool) -> SavePlan:
 
 
 def global_plan(plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-    """DCP's plan of which rank writes what, so that replicas are stored once."""
+    """Return DCP's plan: which rank writes what, with each replica stored once."""
     return DefaultSavePlanner(flatten_state_dict=True, flatten_sharded_tensors=False).create_global_plan(plans)
 
 

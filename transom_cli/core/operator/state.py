@@ -228,7 +228,7 @@ class WouldHave:
 
     @property
     def incident(self) -> str:
-        """Of which incident it was a part; "" if of none."""
+        """The incident that it belongs to, or ""."""
         name = self.key.partition("/")[0]
         return name if name[:1] == "i" and name[1:].isdecimal() else ""
 
