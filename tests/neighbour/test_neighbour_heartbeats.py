@@ -124,8 +124,9 @@ def test_a_rank_that_cannot_write_its_own_table_says_so_once(tmp_path: Path) -> 
     """Without an agent, each rank writes its table to the run directory."""
     attempt = RunDir(tmp_path / "run").attempt(12, 0)
     code = (
-        "import shutil, sys, time; from transom_cli import beat; from transom_cli.heartbeat import local_table\n"
-        "local_table.EVERY = 0.05; beat(1); shutil.rmtree(sys.argv[1]); time.sleep(0.5); beat(2); print('trained')"
+        "import os, sys, time; from transom_cli import beat; from transom_cli.heartbeat import local_table\n"
+        "local_table.EVERY = 0.05; beat(1); os.rename(sys.argv[1], sys.argv[1] + '-gone'); time.sleep(0.5)\n"
+        "beat(2); print('trained')"
     )
     env = {k: v for k, v in os.environ.items() if not k.startswith(("TRANSOM_", "SLURM_"))}
     env |= {"TRANSOM_ATTEMPT_DIR": str(attempt.path), "PYTHONPATH": str(ROOT)}
