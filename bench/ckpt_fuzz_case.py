@@ -64,7 +64,6 @@ class Case:
     save: Layout
     restore: Layout
     saves: int = 1
-    copy: str = "blocking"
     source: str = "disk"
     fault: str = ""
     at: float = 0.5
@@ -73,7 +72,7 @@ class Case:
 
     @property
     def text(self) -> str:
-        about = [self.family, "/".join(self.dtypes), self.optimizer, *self.extras, self.copy, f"from {self.source}"]
+        about = [self.family, "/".join(self.dtypes), self.optimizer, *self.extras, f"from {self.source}"]
         return f"{self.save.text} -> {self.restore.text} ({', '.join(filter(None, [*about, self.fault]))})"
 
 
@@ -117,7 +116,6 @@ def draw(seed: int, number: int) -> Case:
         save=save,
         restore=restore,
         saves=chance.randint(1, 3),
-        copy=chance.choice(("blocking", "blocking", "overlapped")),
         source=source,
         fault=fault,
         at=round(chance.random(), 3),

@@ -200,9 +200,8 @@ def save(case: Case, rank: int, directory: Path, out: int) -> None:
     persist: int | str = "1h" if case.source == "memory" else 1
     trainer.fill(0)
     checkpointer = Checkpointer(
-        trainer.state, directory, every=1, keep=case.saves + 1, copy=case.copy,  # type: ignore[arg-type]
-        persist=persist, reshard=case.reshard,
-    )  # fmt: skip
+        trainer.state, directory, every=1, keep=case.saves + 1, persist=persist, reshard=case.reshard
+    )
     for step in range(1, case.saves + 1):
         trainer.fill(step)
         killed = step == case.saves and case.fault in KILLS
