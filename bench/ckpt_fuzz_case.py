@@ -182,6 +182,8 @@ def expected(case: Case, safe: int) -> Expected:
         return Expected(frozenset({1}), tuple(named))
     if case.save.ranks != case.restore.ranks and not case.reshard and case.fault not in (LOST, *DAMAGE):
         named.append(("WorldSizeChanged", f"this training has {case.restore.ranks}"))
+        if case.fault == "kill all" and case.source == "memory":
+            named.append(LOST_NAMED)
         return Expected(frozenset({0} if not safe else ()), tuple(named), must_refuse=bool(safe))
     if case.fault == LOST:
         return Expected(frozenset(), (*named, LOST_NAMED), must_refuse=True)
