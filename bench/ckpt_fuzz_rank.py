@@ -135,7 +135,8 @@ class Trainer:
         name, _, slot = key.partition("/")
         if slot == "step":
             return torch.full(tensor.shape, float(step), dtype=tensor.dtype)
-        if own and self.rank and "running_" in name and self.layout.kind == "ddp":
+        from_any = self.case.source == "dcp"  # DCP saves the buffers of any rank
+        if own and self.rank and "running_" in name and self.layout.kind == "ddp" and not from_any:
             step = step * 100 + self.rank
         return self.elements.of(self.case, name, slot, step, tensor, tensor.dtype)
 
@@ -231,6 +232,7 @@ def _save_as_dcp(trainer: Trainer, directory: Path) -> None:
 
     trainer.fill(1)
     model, optimizer = get_state_dict(unwrap(trainer.net), trainer.optimizer)
+    trainer.fill(1)  # torch has made a step with SGD, which turns -0.0 into 0.0 and changes NaNs
     alone = not dist.is_initialized()
     dcp.save({"model": model, "optim": optimizer}, checkpoint_id=str(directory / "plain" / "step-1"), no_dist=alone)
 
