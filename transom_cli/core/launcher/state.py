@@ -90,6 +90,8 @@ class Nodes:
 
     allocated: tuple[str, ...]  # in Slurm's order, which is the order of the ranks
     wanted: int  # number of nodes that carry ranks
+    fewest: int = 0  # that may carry ranks if others are lost; 0: as many as wanted
+    unit: int = 1  # nodes that carry ranks are a multiple of this
     training: tuple[str, ...] = ()  # carry the ranks of the present launch
     spares: tuple[str, ...] = ()  # carry no rank, and are not known to be bad
     ready: tuple[str, ...] = ()  # spares whose agent answers
@@ -102,6 +104,13 @@ class Nodes:
     def usable(self) -> tuple[str, ...]:
         """Ready spares that nobody drains."""
         return tuple(n for n in self.ready if n not in self.draining)
+
+    def number_for(self, count: int) -> int:
+        """Return how many of `count` good nodes can carry ranks; 0: they are too few."""
+        if not self.fewest:
+            return self.wanted if count >= self.wanted else 0
+        possible = min(count, self.wanted) // self.unit * self.unit
+        return possible if possible >= self.fewest else 0
 
     def in_order(self, nodes: Iterable[str]) -> tuple[str, ...]:
         chosen = set(nodes)

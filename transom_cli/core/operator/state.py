@@ -98,6 +98,12 @@ class Request:
     num_nodes: int = 0
     spares: int = 0
     waived: str = ""  # the attempt that is to start without waiting for spares
+    fewest: int = 0  # nodes to train on if others are lost; 0: all but the spares
+    shrunk: str = ""  # the attempt that is to start with the fewest
+
+    @property
+    def least(self) -> int:
+        return self.fewest or self.num_nodes - self.spares
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ class LaunchOptions:
     relaunches: int = 3
     max_without_progress: int = 3
     nodes: int = 0  # that carry ranks; 0: all nodes of the attempt
+    min_nodes: int = 0  # the fewest that may carry ranks; 0: as many as `nodes`
+    shrink_unit: int = 1  # nodes that carry ranks are a multiple of this
     leave_drained: bool = True
     resubmit: bool = False  # as a new job, also without an operator
     expiry: float = 3600.0  # seconds after which the blame of an earlier attempt expires
