@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -69,7 +69,7 @@ class VirtualRanks:
         rank, world = self._batches.rank, self._batches.world
         return range(self.count * rank // world, self.count * (rank + 1) // world)
 
-    def backward(self, compute: Callable[[Sequence[int]], Tensor]) -> Tensor:
+    def backward(self, compute: Callable[[list[int]], Tensor]) -> Tensor:
         """Take the next global batch, and set every parameter's gradient to that of its mean loss.
 
         Args:
@@ -95,7 +95,7 @@ class VirtualRanks:
             parameter.grad = gradient
         return loss
 
-    def _one(self, samples: list[int], compute: Callable[[Sequence[int]], Tensor]) -> tuple[list[Tensor], Tensor]:
+    def _one(self, samples: list[int], compute: Callable[[list[int]], Tensor]) -> tuple[list[Tensor], Tensor]:
         """The gradient of the samples' share in the mean loss of the global batch, and that share."""
         for one in self._parameters:
             one.grad = None

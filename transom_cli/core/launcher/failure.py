@@ -165,7 +165,7 @@ def _swap_if_possible(state: State, at: float, diagnosis: Diagnosis, suspects: t
     usable = state.nodes.usable
     if len(usable) >= len(suspects):
         return swap(state, at, suspects, usable[: len(suspects)], diagnosis.cause)
-    if smaller := _without(state, suspects):
+    if smaller := without(state, suspects):
         return resize(state, at, suspects, smaller, diagnosis.cause)
     lack = "no spare is ready" if not usable else f"{len(suspects)} spares are needed, and {len(usable)} ready"
     had_spares = len(state.nodes.allocated) > state.nodes.wanted
@@ -202,7 +202,7 @@ def swap(state: State, at: float, out: tuple[str, ...], into: tuple[str, ...], c
     return after(tuple(entries), relaunch(state, at, cause, training))
 
 
-def _without(state: State, out: tuple[str, ...]) -> tuple[str, ...]:
+def without(state: State, out: tuple[str, ...]) -> tuple[str, ...]:
     """Return the nodes to train on without `out`, as many as possible; () if too few, or the run may not shrink."""
     nodes = state.nodes
     good = (*(n for n in nodes.training if n not in out), *nodes.usable)

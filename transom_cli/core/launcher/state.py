@@ -27,8 +27,8 @@ class Policy:
     settle: time after the first bad exit in which the other ranks' exits are still collected.
     late: time for exit records to arrive through a network file system after srun ended.
     come_up: time limit for a relaunched step to start its tasks. The limit is at least three times the first startup.
-    silent: a node that is silent for so long, while no rank steps, is replaced by a ready spare. Without a ready spare
-        the limit is three times as long: an operator probes the node earlier and knows more.
+    silent: a node that is silent for so long, while no rank steps, is replaced by a ready spare or left out. If neither
+        is possible, the limit is three times as long: an operator probes the node earlier and knows more.
     ask_again: interval between requests for a final checkpoint.
     ending, reading: time limits for ending a launch and for reading its logs.
     preflight: check nodes before the first launch. deep: check suspects after a failure.
@@ -111,6 +111,11 @@ class Nodes:
             return self.wanted if count >= self.wanted else 0
         possible = min(count, self.wanted) // self.unit * self.unit
         return possible if possible >= self.fewest else 0
+
+    @property
+    def can_lose_one(self) -> bool:
+        """Whether a spare would take its place, or the others may train without it."""
+        return bool(self.ready) or (self.fewest > 0 and self.number_for(len(self.training) - 1) > 0)
 
     def in_order(self, nodes: Iterable[str]) -> tuple[str, ...]:
         chosen = set(nodes)
