@@ -200,8 +200,11 @@ class State:
         modules = [value for value in self._entries.values() if isinstance(value, torch.nn.Module)]
         if self._alone or not any(True for module in modules for _ in module.buffers()):
             return
-        ddp = torch.nn.parallel.DistributedDataParallel
-        self._wrappers = [weakref.ref(one) for one in gc.get_objects() if issubclass(type(one), ddp)]
+        kinds: list[type[Any]] = [torch.nn.parallel.DistributedDataParallel]
+        for kind in kinds:
+            kinds += type.__subclasses__(kind)
+        ids = {id(kind) for kind in kinds}  # there may be millions of objects
+        self._wrappers = [weakref.ref(one) for one in gc.get_objects() if id(type(one)) in ids]
 
     def write(self, flat: Flat, paths: Paths, afresh: Collection[str] = (), *, per_rank: bool) -> None:
         """Write loaded values into the live state. Modules and tensors were loaded in place already.
