@@ -10,6 +10,7 @@ import random
 from dataclasses import dataclass
 
 STEPS = 60
+STEPS_AT_FAULT = 200  # of about 0.1 s: an agent reads the kernel's log and the GPUs every 5 s
 
 # Site profiles of the sandbox, also two at once; where one has users of its own, the run belongs to alice.
 SITES = (
@@ -107,6 +108,10 @@ class Situation:
     spares: int
     lasting: float
     faulty: bool
+
+    @property
+    def steps(self) -> int:
+        return STEPS_AT_FAULT if self.faulty else STEPS
 
     @property
     def words(self) -> str:

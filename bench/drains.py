@@ -29,7 +29,7 @@ from typing import Any
 from chaos_faults import NotNow, Place
 from chaos_run import disk_of_its_own
 from drain_events import GPUS, Hardware, Scene, nothing
-from drain_plan import MOMENTS, PROFILES, SITES, STEPS, Situation, situation
+from drain_plan import MOMENTS, PROFILES, SITES, Situation, situation
 from harness import Bench, BenchError, LiveRun, progress, run_bench
 
 from transom_cli.core.operator.state import State
@@ -77,7 +77,7 @@ class DrainBench(Bench):
         return {**super().env, **self.more, **hardware, "TRANSOM_HEALTH__PROBE": "false"}
 
     def start(self, what: Situation) -> LiveRun:
-        words = [str(TRAINER), "--steps", str(STEPS)]
+        words = [str(TRAINER), "--steps", str(what.steps)]
         options = ("--tasks-per-node", "1", "--set", f"job.gpus_per_node={GPUS}", "--set", "health.every=5",
                    "--set", "detect.first_step=60")  # fmt: skip
         return self.submit(what.name, words, what.spares, options)
@@ -86,6 +86,8 @@ class DrainBench(Bench):
 def play(bench: DrainBench, what: Situation) -> dict[str, Any]:
     """Run one situation to its end, and judge it."""
     bench.hardware.mend()
+    # exclusions end with their situation: the history of nodes would carry them to the next run
+    shutil.rmtree(bench.env["TRANSOM_STATE_DIR"], ignore_errors=True)
     bench.runs = bench.home_of_runs
     needs_disk = what.event.startswith("disk-") and not what.faulty
     with own_disk(bench) if needs_disk else contextlib.nullcontext(Place(bench.runs, bench.runs)) as place:
@@ -157,7 +159,7 @@ def _reached(what: Situation, run: LiveRun, state: State, first: float) -> bool:
         "starting": running,
         "step": running and _step(run) >= 8,
         "recovery": first < float("inf") and (state.incident is not None or time.monotonic() - first > 8.0),
-        "ending": running and _step(run) >= STEPS - 15,
+        "ending": running and _step(run) >= what.steps - 15,
     }[what.moment]
 
 
