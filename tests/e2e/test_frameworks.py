@@ -38,7 +38,7 @@ UNCHANGED = {  # the examples without transom: what to replace
     "huggingface": (
         ("from transom_cli.integrations.huggingface import TransomCallback, latest", ""),
         ("TransomCallback(), ", ""),
-        ("disable_tqdm=True", ""),
+        ("disable_tqdm=True", "disable_tqdm=False"),
         ("latest(args.out)", "os.path.isdir(args.out)"),
     ),
     "lightning": (

@@ -20,7 +20,13 @@ def attempt(run: Path, code: str, **env: str) -> str:
     base = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "MLFLOW_", "TRANSOM_"))}
     env = {**base, paths.RUN_DIR: str(run), "RANK": "0", "WANDB_MODE": "offline", "WANDB_SILENT": "true", **env}
     done = subprocess.run(
-        (sys.executable, "-c", PREPARE + code), env=env, cwd=run, capture_output=True, text=True, timeout=300, check=False
+        (sys.executable, "-c", PREPARE + code),
+        env=env,
+        cwd=run,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return (done.stdout.splitlines() or [""])[-1]

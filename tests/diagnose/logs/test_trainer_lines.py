@@ -42,7 +42,7 @@ LINES = {
     "nanoGPT": ("iter 250: loss 3.2012, time 123.45ms, mfu 1.20%", TrainerReport("", 250, 3.2012)),
     "Lightning": (
         f"Epoch 2:  50%|{BAR}| 8/16 [00:00<00:00, 18.52it/s, v_num=0, train_loss=5.606]",
-        TrainerReport("Lightning", None, 5.606, None, 2.0, bar=(40, 16)),
+        TrainerReport("Lightning", None, 5.606, None, 2.0),
     ),
     "tqdm": (f" 60%|{BAR}| 12/20 [00:00<00:00, 14.10it/s]", TrainerReport(bar=(12, 20))),
 }
@@ -109,6 +109,10 @@ def test_progress_bar_counts_once_it_moves_with_the_optimizer() -> None:
     assert offset.offset == 210
 
 
+def test_progress_bar_of_an_epoch_is_no_step() -> None:
+    assert read_lines(f"Epoch 1:  12%|{BAR}| 1/8 [00:00<00:00, 173.09it/s]").bar is None
+
+
 @pytest.mark.parametrize("accumulated", (2, 4, 8))
 def test_progress_bar_of_micro_batches_is_not_believed(accumulated: int) -> None:
     offset = StepOffset()
@@ -131,4 +135,4 @@ def test_nothing_is_reported_of_other_output() -> None:
 
 def test_absurd_step_is_left_out() -> None:
     assert read_lines(f"iter {'9' * 30}: loss 1.0, time 1ms").step is None
-    assert read_lines(f"Epoch 99999999:  1%|{BAR}| 1/99999999 [00:00<00:00, 1it/s]").bar is None
+    assert read_lines(f"  1%|{BAR}| {'9' * 30}/{'9' * 31} [00:00<00:00, 1it/s]").bar is None

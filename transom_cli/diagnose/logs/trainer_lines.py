@@ -17,7 +17,7 @@ _TAIL = 16 * 1024  # characters of new output that are read
 _BEHIND, _LEAST = 2, 0.6  # by how many steps, or to which share, a logger may be behind the optimizer
 _FEW, _SAME = 5, 0.25  # optimizer steps before a progress bar counts; how far its pace may differ from theirs
 _BARS = 8
-_DIGITS, _LARGEST = 12, 10**12  # of a step
+_DIGITS = 12  # of a step
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ def _form(framework: str, pattern: str, unit: str = "") -> Form:
     return Form(framework, re.compile(pattern, re.IGNORECASE), unit)
 
 
-_BAR = r" *\d{1,3}%\|[^|]{0,200}\| *(?P<at>\d+)/(?P<total>\d+) \["
 FORMS = (
     _form(
         "torchtitan", r"(?<!validate )\bstep: +(?P<step>\d+) +loss: +<loss> .*?\btps: +(?P<speed>[\d,]+)", "tokens/s"
@@ -56,10 +55,9 @@ FORMS = (
         r"^\W*\{[^{}]*?'loss': '?<loss>'?[,}](?:[^{}]*'learning_rate': '?<lr>'?[,}])?"
         r"(?:[^{}]*'epoch': '?<epoch>'?[,}])?",
     ),
-    _form(
-        "Lightning", rf"^Epoch (?P<epoch>\d+)(?:/-?\d+)?: *{_BAR}[^\]]*?\bv_num=\d+(?:[^\]]*?loss(?:_step)?=<loss>)?"
-    ),
-    _form("", rf"^(?:Epoch (?P<epoch>\d+)(?:/\d+)?: *|[\w -]{{1,30}}: *)?{_BAR}"),  # tqdm
+    _form("Lightning", r"^Epoch (?P<epoch>\d+)(?:/-?\d+)?: .*?\bv_num=\d+(?:[^\]]*?loss(?:_step)?=<loss>)?"),
+    # tqdm over the whole training, and not over an epoch, whose length may change
+    _form("", r"^(?!Epoch)(?:[\w -]{1,30}: *)? *\d{1,3}%\|[^|]{0,200}\| *(?P<at>\d+)/(?P<total>\d+) \["),
 )
 _HINTS = ("loss", "%|", "step=")
 
@@ -110,16 +108,15 @@ def _read_line(line: str) -> TrainerReport:
         match = form.pattern.search(line)
         if match is not None:
             got = match.groupdict()
-            epoch, total = _float(got.get("epoch")), _whole(got.get("total"))
-            at = (_whole(got.get("at")) or 0) + int(epoch or 0) * (total or 0)  # a bar per epoch begins at 0
+            at, total = _whole(got.get("at")), _whole(got.get("total"))
             return TrainerReport(
                 framework=form.framework,
                 step=_whole(got.get("step")),
                 loss=_float(got.get("loss")),
                 lr=_float(got.get("lr")),
-                epoch=epoch,
+                epoch=_float(got.get("epoch")),
                 speed=f"{got['speed']} {form.unit}" if got.get("speed") else "",
-                bar=(at, total) if total and at < _LARGEST else None,
+                bar=(at, total) if at is not None and total else None,
             )
     return NOTHING
 
@@ -146,13 +143,12 @@ class StepOffset:
 
     def see(self, report: TrainerReport, counted: int) -> None:
         """Compare a report with the optimizer steps that were counted when it was read."""
-        if report.step is not None:
-            self._bound(report.step, counted)
+        step, least = report.step, counted - _BEHIND
+        if step is not None:
+            least = min(least, int(_LEAST * counted))  # if it is further behind, it logs one of several optimizer steps
         elif report.bar is not None and self._moves_along(*report.bar, counted):
-            self._bound(report.bar[0], counted)
-
-    def _bound(self, step: int, counted: int) -> None:
-        if step >= min(counted - _BEHIND, _LEAST * counted):  # else it has several optimizer steps per logged one
+            step = report.bar[0]
+        if step is not None and step >= least:
             self.offset = max(step - counted, self.offset or 0)
 
     def _moves_along(self, at: int, total: int, counted: int) -> bool:
