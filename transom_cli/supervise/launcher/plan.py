@@ -23,6 +23,8 @@ from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.start import own
 
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
+EXPIRY = "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
+"""Unix time at which the nodes are taken back: verl and others save a checkpoint before it."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,9 @@ def training_env(base: Mapping[str, str], master: str, port: int, run: RunDir) -
     env = {**base, **dict(zip(RENDEZVOUS, (master, str(port)), strict=True))}
     env["TRANSOM_RUN_DIR"] = str(run.path)
     env.setdefault("TRANSOM_CHECKPOINT_DIR", str(run.checkpoints))
+    end = env.get("SLURM_JOB_END_TIME", "")
+    if end.isdecimal() and int(end) > 0:
+        env.setdefault(EXPIRY, end)
     return env
 
 
