@@ -35,14 +35,14 @@ class Outcome:
     """What a simulation gave.
 
     Attributes:
-        account: Where the time went, as `transom goodput` counts it.
+        sums: Where the time went, as `transom goodput` counts it.
         horizon: The simulated time in seconds. A run that stopped early trained nothing afterwards.
         isolated: Nodes drained and excluded. wrong: of them, those with which nothing was wrong.
         recoveries: (cause, seconds from the fault to the next step) of every incident that ended well.
     """
 
     seed: int
-    account: goodput.Account
+    sums: goodput.Sums
     horizon: float
     phase: str
     verdict: str
@@ -60,7 +60,7 @@ class Outcome:
         return self.seconds(Kind.PRODUCTIVE) / self.horizon
 
     def seconds(self, kind: Kind) -> float:
-        return self.account.whole.ns[kind] / NS
+        return self.sums.ns[kind] / NS
 
 
 class Cluster:
@@ -343,7 +343,7 @@ class Cluster:
             horizon = self.timeline.now - BEGIN
         return Outcome(
             self.seed,
-            account,
+            account.whole,
             horizon,
             phase,
             verdict,

@@ -32,6 +32,7 @@ class Fault:
         again: Mean time until a broken node fails again.
         repair: Median time out of service, once the node is drained or lost.
         factor: Of the step time, if the effect is slow.
+        hardware: A hardware fault, as the trace says.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Fault:
     again: float = 900.0
     repair: float = 20.4 * HOUR
     factor: float = 1.0
+    hardware: bool = False
 
 
 # Shares: the 419 unexpected interruptions of Llama 3 405B, by count. How often a fault stays and is found is our
