@@ -51,6 +51,7 @@ class Policy:
     cap_window: float = 3600.0
     cap_cluster: int | None = None  # nodes drained for all users of the cluster together; None: no limit
     expiry: float = 3600.0
+    expiry_by_cost: bool = False
     rules: tuple[Rule, ...] = ()  # the first that matches decides; without rules, the evidence does
     observe: bool = False  # for readers: the executor carries nothing out, and the decisions are the same
 
