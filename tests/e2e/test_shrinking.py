@@ -23,7 +23,7 @@ def test_a_run_continues_without_a_dead_node_in_the_same_job(person: Person, san
     run = person.start("-N", "3", "--min-nodes", "2", "--", *COMMAND, "--steps", "100")
     job_id = person.wait(run, at_step(10))["job_id"]
     faults.kill_node(sandbox, "node2")
-    down = ["scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=Not responding"]  # as slurmctld would do later
+    down = ["scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=as slurmctld does later"]
     subprocess.run(down, env=person.env, check=True)
     view = person.wait(run, over)
     assert (view["phase"], view["step"], view["starts"]) == ("done", 100, 0), "the job was never requeued"
