@@ -180,7 +180,8 @@ def expected(case: Case, safe: int) -> Expected:
         if case.save.kind == "pipeline":  # DCP stores a group once, with the parameters of one stage
             named.append(("NoCheckpointRestores", "A parameter group is not that of the checkpoint: they differ in"))
         return Expected(frozenset({1}), tuple(named))
-    if case.save.ranks != case.restore.ranks and not case.reshard and case.fault not in (LOST, *DAMAGE):
+    unclear = case.save.ranks != case.restore.ranks and not case.reshard and "loader" in case.extras
+    if unclear and case.fault not in (LOST, *DAMAGE):
         named.append(("WorldSizeChanged", f"this training has {case.restore.ranks}"))
         if case.fault == "kill all" and case.source == "memory":
             named.append(LOST_NAMED)
@@ -189,7 +190,7 @@ def expected(case: Case, safe: int) -> Expected:
         return Expected(frozenset(), (*named, LOST_NAMED), must_refuse=True)
     if case.fault in DAMAGE:
         named.append(("NoCheckpointRestores", f"step-{case.saves}" if case.fault != "no directory" else "Nothing that"))
-        if case.save.ranks != case.restore.ranks and not case.reshard:
+        if unclear:
             named.append(("WorldSizeChanged", f"this training has {case.restore.ranks}"))
         return Expected(frozenset({case.saves - 1} if case.saves > 1 else ()), tuple(named), case.saves == 1)
     if case.fault == "kill all" and case.source == "memory":

@@ -104,7 +104,8 @@ class Trainer:
                 wrong.append(key)
         wrong += [f"lr of group {n}" for n, g in enumerate(self.optimizer.param_groups) if g["lr"] != step / 8 + n]
         wrong += self._missing_slots()
-        own = step if per_rank else OTHER  # what is kept per rank starts afresh with another number of ranks
+        own = step if per_rank else OTHER  # with another number of ranks, a loader starts afresh
+        generators = per_rank and step != OTHER  # else they are derived from the saved ones
         if "loader" in case.extras and self.loader.position != 10 * own + self.rank:
             wrong.append("loader")
         if "scheduler" in case.extras and self.state["scheduler"].last_epoch != step:
@@ -113,10 +114,10 @@ class Trainer:
             want, have = self._plain(step), self.state["values"]
             if not _same(have.pop("mean"), want.pop("mean")) or have != want:
                 wrong.append("values")
-        if "generator" in case.extras:
+        if "generator" in case.extras and generators:
             want_state = torch.Generator().manual_seed(own).get_state()
             wrong += [] if torch.equal(self.state["generator"].get_state(), want_state) else ["generator"]
-        if "numpy_generator" in case.extras:
+        if "numpy_generator" in case.extras and generators:
             want_state = np.random.default_rng(own).bit_generator.state
             wrong += [] if self.state["numpy_generator"].bit_generator.state == want_state else ["numpy_generator"]
         if "subclass" in case.extras:
