@@ -124,8 +124,7 @@ def verify(
     state that was saved, instead of the files with their checksums. A checkpoint without digests, such as one of
     torch's DCP, is read in full and reported as not proven.
 
-    Snapshots in memory are read on their nodes, if a node of the run can be reached from here. As a test, one share per
-    node is rebuilt from parity.
+    Snapshots in memory are read on their nodes, if a node of the run can be reached from here.
     """
     from transom_cli.ckpt.inventory import survey
     from transom_cli.ckpt.inventory import verify as verify_one
