@@ -59,9 +59,9 @@ def export(
 ) -> None:
     """Write one checkpoint as a torch or safetensors file.
 
-    A safetensors file holds tensors only. Verifies every byte first and refuses a damaged checkpoint. Also refuses a
-    value that needs code to load (an object of the trainer's own class, or a planted program): --only selects other
-    parts, --allow-code loads it. Sharded tensors are assembled one at a time, so that at most two are in memory.
+    A safetensors file holds tensors only, and is written tensor by tensor; a torch file takes memory for all that is
+    exported. Verifies every byte first and refuses a damaged checkpoint. Also refuses a value that needs code to load
+    (an object of the trainer's own class, or a planted program): --only selects other parts, --allow-code loads it.
     """
     from transom_cli.ckpt.convert.outfile import refuse_taken
     from transom_cli.view.terminal import waiting
