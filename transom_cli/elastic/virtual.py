@@ -27,8 +27,8 @@ class VirtualRanks:
 
     A global batch is divided among `count` virtual ranks; each rank computes some of them. Each has random numbers of
     its own, and its gradient is computed by itself. The gradients of all are added in their order: each rank adds its
-    own to the sum of the ranks before it. So a training that continues with fewer or more ranks ends with the same bits,
-    on processors and library versions of one kind, if its operations are deterministic.
+    own to the sum of the ranks before it. So a training that continues with fewer or more ranks ends with the same
+    bits, on processors and library versions of one kind, if its operations are deterministic.
 
     The module is a plain one, the same on every rank (no DDP or FSDP). What it keeps from batch to batch, such as batch
     norm statistics, would depend on the number of ranks, so it may have no such buffers.
