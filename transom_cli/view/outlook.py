@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from transom_cli.ckpt.progress import CHECKING, WRITING, Part
-from transom_cli.ckpt.schedule.plan import NextSaves
+from transom_cli.ckpt.schedule import NextSaves
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.journal_times import RECENT
 from transom_cli.core.operator.actions import Isolate, Probe, ReadLogs
