@@ -73,6 +73,7 @@ def loses_a_node(cluster: Sandbox, person: Resident) -> dict[str, Any]:
     [
         pytest.param(("ad-users", "no-export"), marks=pytest.mark.long),
         pytest.param(("strict", "no-export"), marks=pytest.mark.long),
+        pytest.param(("strict", "ad-users"), marks=pytest.mark.long),
         *(pytest.param((name,), marks=pytest.mark.long) for name in ("ad-users", "no-export", "strict", "rewriting")),
         *(pytest.param((name,), marks=pytest.mark.long) for name in ("firewalled", "contended", "slow-prolog")),
         *(pytest.param((name,), marks=pytest.mark.long) for name in ("purging", "cgroup", "suspending")),
