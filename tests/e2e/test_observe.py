@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from e2e.support import COMMAND, Person, at_step, over
@@ -73,6 +74,12 @@ def run_state(run: RunDir) -> State:
     return fold(run.journal).state
 
 
+def with_an_action(view: dict[str, Any]) -> dict[str, Any]:
+    """The only incident in which transom would have done something: on a busy machine, nodes may be silent besides."""
+    (found,) = [one for one in view["incidents"] if any(mark[1] == "withheld" for mark in one["marks"])]
+    return found
+
+
 def withheld(*whats: str) -> Callable[[dict[str, object]], bool]:
     return lambda view: {one["what"] for one in view["withheld"]} >= set(whats)  # type: ignore[attr-defined]
 
@@ -113,11 +120,11 @@ def test_a_hang_is_reported_and_the_ranks_step_again(person: Person, sandbox: Sa
     records.begin()
     faults.stop_rank(sandbox, job_id, 1)
     view = person.wait(run, withheld("relaunch"))
-    told = [m[2] for m in view["incidents"][-1]["marks"] if m[1] == "evidence"]  # busy machine: nodes were silent
+    told = [m[2] for m in with_an_action(view)["marks"] if m[1] == "evidence"]
     assert any("rank 1 on node2, state T" in line for line in told), told
     time.sleep(4)
     faults.cont_rank(sandbox, job_id, 1)
-    view = person.wait(run, lambda view: view["incidents"][-1]["result"] == "recovered")
+    view = person.wait(run, lambda view: with_an_action(view)["result"] == "recovered")
     step = view["step"]
     person.wait(run, at_step(step + 5))
     assert len(person.status(run)["withheld"]) == 1
@@ -140,7 +147,7 @@ def test_a_runs_dead_node_is_named_and_slurm_restarts_the_job(
     records.require_unchanged()
     sandbox.slurm("scontrol", "update", f"nodename={victim}", "state=down", "reason=dead")  # not after SlurmdTimeout
     view = person.wait(run, lambda view: view["starts"] == 1 and view["phase"] == "training", 240)
-    assert victim not in view["nodes"] and "requeued by Slurm" in view["incidents"][0]["result"], view["incidents"]
+    assert victim not in view["nodes"] and with_an_action(view)["result"] == "requeued by Slurm"
 
 
 def test_a_plain_job_whose_node_dies_is_followed(person: Person, sandbox: Sandbox, records: Records) -> None:
