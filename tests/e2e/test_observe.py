@@ -75,9 +75,9 @@ def run_state(run: RunDir) -> State:
 
 
 def with_an_action(view: dict[str, Any]) -> dict[str, Any]:
-    """The only incident in which transom would have done something: on a busy machine, nodes may be silent besides."""
-    (found,) = [one for one in view["incidents"] if any(mark[1] == "withheld" for mark in one["marks"])]
-    return found
+    """The first incident in which transom would have done something: on a busy machine, nodes may be silent besides."""
+    found = [one for one in view["incidents"] if any(mark[1] == "withheld" for mark in one["marks"])]
+    return found[-1]  # the newest one comes first
 
 
 def withheld(*whats: str) -> Callable[[dict[str, object]], bool]:
