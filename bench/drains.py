@@ -233,7 +233,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=60, help="[60]")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--only", default="", help="these numbers instead, separated by commas")
-    parser.add_argument("--profile", default="", choices=("", *PROFILES, *SITES), help="only situations of this profile")
+    parser.add_argument("--profile", default="", choices=("", *PROFILES, *SITES), help="only its situations")
     parser.add_argument("--results", type=Path, default=Path(".test-results/drains.jsonl"))
     parser.add_argument("--plan", action="store_true", help="list the situations, and run nothing")
     args = parser.parse_args()

@@ -12,11 +12,12 @@ from typing import Any
 
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
+from transom_cli.errors import printable
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.ownership import other_owner
 from transom_cli.slurm.port import slurm_seconds
-from transom_cli.supervise.attempt_files import read_reports, saves_fail
+from transom_cli.supervise.attempt_files import read_logged, read_reports, saves_fail
 from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
@@ -217,6 +218,8 @@ class Reader:
             requirements=settings.requirements,
             owner=other_owner(run),
         )
+        if state.job.id:
+            view = _with_logged(view, read_logged(run.attempt(state.job.id, state.job.restarts)))
         view = _with_history(_with_operator(run, view), folded, sights, settings)
         if not view.over:
             view = self._with_nodes(self._with_memory(view, state, sights), state, sights)
@@ -273,6 +276,13 @@ def _with_operator(run: RunDir, view: RunView) -> RunView:
     signs = [at for at in (_mtime(run.lease), _mtime(run.journal) if holder else None) if at is not None]
     host, job = holder.host if holder else "", operator_job(run)
     return replace(view, operator_host=host, operator_at=max(signs, default=None), operator_job=job)
+
+
+def _with_logged(view: RunView, line: Mapping[str, object]) -> RunView:
+    """Add what the trainer's log shows."""
+    epoch, lr = (float(one) if isinstance(one := line.get(name), float) else None for name in ("epoch", "lr"))
+    framework, speed = (printable(str(line.get(name, ""))) for name in ("framework", "speed"))
+    return replace(view, framework=framework, epoch=epoch, learning_rate=lr, speed=speed)
 
 
 def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight], settings: RunSettings) -> RunView:
