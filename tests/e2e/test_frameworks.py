@@ -49,7 +49,7 @@ UNCHANGED = {  # the examples without transom: what to replace
     ),
     "deepspeed": (
         ("from transom_cli.integrations.deepspeed import attach, latest", ""),
-        ("run = attach(engine)", "deepspeed.utils.logger.setLevel('INFO')"),
+        ("run = attach(engine)", "deepspeed.utils.set_log_level_from_string('info')"),
         (
             "if path := latest(args.out)",
             "if path := os.path.exists(args.out) and (Path(args.out) / 'latest').read_text()",
