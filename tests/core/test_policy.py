@@ -222,6 +222,8 @@ def test_less_than_the_evidence_allows_can_be_asked_and_more_not() -> None:
         (died(1, log_category="unknown", log_line="bye"), "unknown"),
         (died(None, 11, log_category="unknown", log_line="step 3"), "process_crash"),
         (died(None, 9, log_category="oom", log_line="Cannot allocate memory"), "host_oom"),
+        (died(None, 9, log_category="network_fabric", log_line="Connection closed by peer"), "process_crash"),
+        (died(None, 6, log_category="nccl_hang", log_line="Watchdog caught collective timeout"), "nccl_hang"),
         (incident(ended="TIMEOUT"), "slurm_time_limit"),
         (incident(stalled=True), "nccl_hang"),
         (died(1, faults=FAULT), "gpu_hardware"),

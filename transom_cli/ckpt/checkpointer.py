@@ -24,7 +24,7 @@ from transom_cli.ckpt.save.saver import Saver, check_storable
 from transom_cli.ckpt.save.serialize import Serializer, refuse_code
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.schedule import schedule
-from transom_cli.ckpt.state import State
+from transom_cli.ckpt.state import Declared, State
 from transom_cli.ckpt.tiers.marks import usable
 from transom_cli.errors import UsageError
 from transom_cli.heartbeat.client import beat, phase, resumed
@@ -67,8 +67,9 @@ class Checkpointer:
             the first of a launch, is copied there from the same memory, which takes one more snapshot. Failures there
             are reported and harm nothing. restore() also looks there. A URL such as "s3://bucket/my-run" is object
             storage (fsspec): the published checkpoint is uploaded in the background, with low priority.
-        reshard: allow a restore with another number of ranks. Model and optimizer are resharded; random numbers and
-            per-rank objects start afresh.
+        reshard: names or patterns of per-rank objects (a data loader) that start afresh when another number of ranks
+            restores; True: all of them. Such a restore is refused while the state has others. Model and optimizer are
+            resharded, and random numbers are derived from the saved ones.
         copy: "blocking": save() returns when the state is copied. "overlapped": save() returns at once, and the next
             step of an optimizer waits for the rest of the copy. The trainer must not write to parameters in another
             way meanwhile; torch counts such writes, and the save then fails (`save.staging`).
@@ -104,7 +105,7 @@ class Checkpointer:
         self, state: dict[str, Any], directory: str | os.PathLike[str] | None = None, *,
         every: int | Literal["auto"], overhead: float = 0.01, keep: int = 2, keep_every: int | None = None,
         keep_best: int | None = None, monitor: str = "loss", mode: Literal["min", "max"] = "min",
-        also: Also | None = None, reshard: bool = False,
+        also: Also | None = None, reshard: bool | Sequence[str] = (),
         copy: Literal["blocking", "overlapped"] = "blocking", prove: bool = False,
         persist: int | str | None = None, protect: str = "none", protect_rate: float | None = None,
         upload_rate: float | None = None, full_every: int | None = None,
@@ -112,6 +113,7 @@ class Checkpointer:
         unproven: Sequence[str] = (), patience: float = 120.0,
     ) -> None:  # fmt: skip
         keeping = check_keep(keep, keep_every, keep_best, monitor, mode)
+        fresh = Declared("reshard", reshard if not isinstance(reshard, bool) else ["*"] * reshard)
         options = parse_options(
             directory, every, overhead, keeping, also, copy, prove, persist, protect, protect_rate, upload_rate,
             full_every,
@@ -131,7 +133,7 @@ class Checkpointer:
             options.mirrors, options.upload_rate,
         )  # fmt: skip
         self._restorer = Restorer(
-            (self.directory, *copies), live, ranks, self._snapshots, options.keep, reshard, self._say,
+            (self.directory, *copies), live, ranks, self._snapshots, options.keep, fresh, self._say,
             allow_code=allow_code, unproven=unproven, mirrors=tuple(options.mirrors), attempt=options.attempt,
         )  # fmt: skip
         serializer = Serializer(None if allow_code else self._warn_of_code)

@@ -79,7 +79,7 @@ def resume_after(step: int) -> None:
     def purging(self: Any, log_dir: Any = None, comment: str = "", purge_step: int | None = None, **more: Any) -> None:
         init(self, log_dir, comment, _resumed + 1 if purge_step is None else purge_step, **more)
 
-    SummaryWriter.__init__ = purging
+    SummaryWriter.__init__ = purging  # type: ignore[method-assign,assignment]
 
 
 def _file() -> Path:

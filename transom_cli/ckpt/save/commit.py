@@ -255,8 +255,7 @@ class Committer:
 
     def _proof(self, sums: tuple[Totals, dict[str, TensorProof]]) -> tuple[str, str]:
         """The proof for the manifest, and why the snapshot is not the live state or ""."""
-        assert self._metadata is not None
-        proof, trouble = self.ledger.proof(self._metadata, *sums)
+        proof, trouble = self.ledger.proof(*sums)
         return proof.encode(), trouble
 
     def _manifest(self, step: int, entries: list[FileEntry], proof: str) -> bytes:
