@@ -19,11 +19,13 @@ from transom_cli.layout import RunDir
 from transom_cli.plural import several
 from transom_cli.slurm.port import cluster_command
 from transom_cli.slurm.port import release_commands as let_go_on
+from transom_cli.view.condition import starved
 from transom_cli.view.model import NextStep, Operation, PlannedSave, RunView
 from transom_cli.view.text import count, size_of, some, span
 
 SHORT = 2.0  # seconds: shorter operations end before anybody reads about them
 FREQUENT = 10.0  # seconds: saves that follow each other faster are not announced
+MAX_LIFTS = 4  # nodes whose command is shown
 LONG, MANY = 60.0, 10  # seconds, or steps, over which a step time is computed
 _BUSY_PHASES = {"restore": "restoring", "checkpoint": "saving"}  # phases that ranks report
 
@@ -158,8 +160,8 @@ def next_steps(
     if state.phase is Phase.SUBMITTING:
         found.append(NextStep("submitting the job" if operator else "the operator will submit the job"))
     if state.phase is Phase.STARTING:
-        first = NextStep("waiting for the first step; a launch without a step counts as hung", hung_at)
-        ranks = "waiting for the launcher to start the ranks" if launcher else "script running, steps not visible"
+        first = NextStep("hang detection: a launch without a step counts as hung", hung_at)
+        ranks = "nodes are checked, then ranks start" if launcher else "script running, steps not visible"
         found.append(first if state.launch.started else NextStep(ranks))
     if limit_at is not None:
         then = "all ranks save, and the run continues in its next attempt" if warned else "Slurm ends the attempt"
@@ -213,6 +215,9 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
         return [explain, *release_commands(job, view.slurm_reason, excluded, view.cluster), stop]
     if status == "unknown":
         return [*attach, ("ask Slurm", cluster_command(f"scontrol show job {job}", view.cluster))] if job else attach
+    if starved(view) and status in ("pending", "recovering"):
+        away = tuple(dict.fromkeys((*(node for node, *_ in view.excluded), *(node for node, _ in view.drained))))
+        return [explain, *((f"use {node}", f"transom nodes --lift {node}") for node in away[:MAX_LIFTS]), stop]
     if status == "pending":
         return [*attach, *_pending_commands(view), stop]
     if status == "submitting" and view.operator_pending:
