@@ -139,15 +139,17 @@ def crash_loop(incidents: Sequence[Incident], rules: Sequence[Rule], step: int) 
         same.append(name)
     if len(same) < 2 or place is None or step > place:
         return None
-    what = _root_line(next(i for i in reversed(incidents) if i.id == same[0]))
+    newest = next(i for i in incidents if i.id == same[0])
+    what = root_line(newest) or (newest.diagnosis.words if newest.diagnosis is not None else "")
     rule = next((r for r in rules if r.name == last.rule and r.same_step), None)
     left = None if rule is None or rule.budget is None else max(1, rule.budget + 1 - len(same))
     return CrashLoop(what, place, tuple(reversed(same)), left)
 
 
-def _root_line(incident: Incident) -> str:
+def root_line(incident: Incident) -> str:
+    """Return the log line that explains an incident; "" if there is none."""
     read = [mark.words.partition(": ")[2] for mark in incident.marks if mark.what == "examined"]
-    return incident.log_line or (read[-1] if read else incident.diagnosis.words if incident.diagnosis else "")
+    return incident.log_line or (read[-1] if read else "")
 
 
 def result_of(number: int, incidents: Sequence[Incident], step: int) -> str:

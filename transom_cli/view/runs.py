@@ -24,7 +24,7 @@ def _row(view: RunView) -> tuple[str | tuple[str, str], ...]:
     duration = until - (view.submitted if view.over and view.submitted is not None else view.since)
     return (
         view.run_id,
-        (found.word, "dim" if found.word == "done" else found.tone),
+        (found.word.partition(", ")[0], "dim" if found.word == "done" else found.tone),
         brief(duration) if view.since else "",
         count(view.step) if view.step >= 0 else "",
         count(view.durable) if view.durable >= 0 else "",
@@ -37,8 +37,10 @@ def _row(view: RunView) -> tuple[str | tuple[str, str], ...]:
 def _note(view: RunView) -> str:
     if view.saves_fail is not None and view.health in ("degraded", "unknown"):
         return f"SAVES FAIL: {view.saves_fail.words}"
-    if view.verdict or view.condition.message:
-        return view.verdict or view.condition.message
+    found = view.condition
+    why = ": ".join(x for x in (found.word.partition(", ")[2], found.message) if x)
+    if view.verdict or why:
+        return view.verdict or why
     if view.over:
         return ""
     was = f"was {view.phase}; " if view.status != view.phase else ""

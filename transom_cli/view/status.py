@@ -46,7 +46,7 @@ _OPEN = {
 }
 _CLOSED = {
     "recovered": ("back in", "good"),
-    "repeating steps": ("steps again, not beyond the fault yet, after", "good"),
+    "repeating steps": ("repeats lost steps after", "good"),
     "nothing": ("false alarm, closed after", "dim"),
     "ignored": ("ignored, closed after", "dim"),
     "stopped": ("stopped the run after", "bad"),
