@@ -12,7 +12,8 @@ from dataclasses import dataclass
 class Decided:
     """What a rule decided about a failure.
 
-    rule: "" where no rule decided. words: which rule and why, for a person; "" where that is no news.
+    rule: "" where no rule decided. words: which rule and why, for a person; "" where that is no news. step: at which
+    the training failed; None where no step of the run has been seen.
     """
 
     rule: str = ""
@@ -20,6 +21,7 @@ class Decided:
     category: str = ""
     fingerprint: str = ""
     words: str = ""
+    step: int | None = None
 
 
 UNDECIDED = Decided()
