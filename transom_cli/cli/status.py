@@ -32,7 +32,8 @@ def status(
         bool,
         typer.Option(
             "--exit-code",
-            help="Exit with 0 (healthy), 20 (degraded), 21 (held), 22 (unknown), 23 (crash loop), 24 (starved), or the run's own.",
+            help="Exit with 0 (healthy), 20 (degraded), 21 (held), 22 (unknown), 23 (crash loop), 24 (starved), "
+            "or the run's own code.",
         ),
     ] = False,
     no_color: NoColor = False,
