@@ -109,8 +109,6 @@ EXIT_CODES: dict[int | str, str] = {
     20: "degraded",
     21: "held, or given up (no progress, cap reached)",
     22: "unknown",
-    23: "crash loop: the same failure at the same step",
-    24: "starved: Slurm lacks nodes that transom keeps away",
     75: "batch script only: left on purpose, continues in the next attempt",
     93: "the trainer's own `do not restart`",
     "128+n": "batch script only: ended by signal n",

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from core_alphabet import NODES as OPERATED
 from core_launcher import NODES, exits, feed, fresh, killed, outcome, started, training, with_spare
-from core_policy import DEFAULT
 from test_properties import begun
 
 from transom_cli.core import events as ev
@@ -68,36 +67,6 @@ def test_the_next_attempt_continues_counting() -> None:
     assert [round(t.at) for t in later.history.earlier] == [12 - 41 - 60 + 100, 32 - 41 - 60 + 100]
     _, actions = out_of_memory(later, 110.0)
     assert started(actions) == [] and "for the third time" in outcome(actions).outcome.why
-
-
-def raises(state: launcher.State, at: float, *, step: int) -> tuple[launcher.State, list[launcher.Action]]:
-    """The launch trains up to `step`, and the program itself raises."""
-    launch = state.launch.number
-    state, _ = feed(
-        state,
-        launcher.Stepped(at, launch, step),
-        launcher.RanksExited(at, launch, exits(None, 1, None)),
-        launcher.Tick(at + 2),
-        launcher.LaunchEnded(at + 3, launch),
-    )
-    return feed(state, launcher.LogsRead(at + 4, launch, "user", "KeyError: 'learning_rate'", "rank-1.log"))
-
-
-def test_a_program_that_raises_the_same_error_at_the_same_step_is_stopped_after_three_launches() -> None:
-    state = ruled(training(), *DEFAULT)
-    for at in (10.0, 30.0):
-        state, actions = raises(state, at, step=27)
-        assert started(actions) == [NODES]
-    state, actions = raises(state, 50.0, step=27)
-    assert outcome(actions).outcome.status == "failed" and started(actions) == []
-    assert "same-error-again" in outcome(actions).outcome.why and "at the same step" in outcome(actions).outcome.why
-
-
-def test_the_same_error_at_other_steps_is_no_loop() -> None:
-    state = ruled(training(), *DEFAULT)
-    for at, step in ((10.0, 27), (30.0, 50), (50.0, 71)):
-        state, actions = raises(state, at, step=step)
-        assert started(actions) == [NODES]
 
 
 def test_a_swap_that_is_requested_comes_before_any_relaunch() -> None:

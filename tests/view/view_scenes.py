@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from view_made import JOB, NOW, Made, names
+from view_made import JOB, NOW, Made
 
 from transom_cli.ckpt.progress import CHECKING, WRITING, Part
 from transom_cli.ckpt.schedule import NextSaves
 from transom_cli.core import events as ev
-from transom_cli.core.policy import Rule
 from transom_cli.health.gpu.reading import Ecc, Heat, Rows
 from transom_cli.health.gpu.xid import GpuEvent
 from transom_cli.slurm.port import Job, JobState
@@ -20,7 +19,6 @@ from transom_cli.view.model import RunView
 from transom_cli.view.slurm_reasons import with_answer, with_error, with_operator_job
 
 LOST = "10.0.4.9:6818: no slurmd listens on it"
-_DOWN = "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions"
 FAILED = "rank 3 on gpu000 ended with exit code 1"
 LOSS_LINE = "ValueError: loss is not finite at step 18431"
 
@@ -312,60 +310,6 @@ def hostile(folder: Path) -> RunView:
     return replace(view, excluded=(("gpu009", "drained", f"by {bad}"),), memory_protection=bad, save_schedule=bad)
 
 
-def crash_loop(folder: Path) -> RunView:
-    """Twice the same error at the same step; the third time ends the run."""
-    rule = Rule("same-error-again", "relaunch", category=("user_code",), same_step=True, budget=2, then="stop")
-    made = Made(folder, rules=(rule,)).began().stepped()
-    for again, before in enumerate((300.0, 100.0), 1):
-        _fails(made, again, before)
-        made.seen((before - 70.0, ev.Restarted(0, f"i{again}/restart", JOB, again, "requeued")))
-        made.seen((before - 80.0, ev.JobSeen(0, JOB, again, "RUNNING", nodes=made.nodes)))
-        made.seen((before - 85.0, ev.StepSeen(0, f"{JOB}.{again}", 4)))
-    return made.operator().view()
-
-
-def starved(folder: Path) -> RunView:
-    """Slurm has no nodes but those that transom keeps away: one by this run, one by another."""
-    made = _node_lost(Made(folder, nodes=4))
-    made.seen((60.0, ev.JobSeen(0, JOB, 1, "PENDING", reason=_DOWN)))
-    view = with_answer(made.operator().view(), Job(JOB, JobState.PENDING, reason=_DOWN))
-    return replace(view, drained=(("gpu002", "drained by this run"), ("gpu007", "drained by run other-0a1b")))
-
-
-def preflight(folder: Path) -> RunView:
-    """The nodes are checked before the first launch."""
-    made = Made(folder).seen(
-        (10.0, ev.Started(0, 1)),
-        (9.0, ev.Submitted(0, "submit", JOB, True)),
-        (4.0, ev.JobSeen(0, JOB, 0, "RUNNING", nodes=names(4), batch_host="gpu000")),
-    )
-    health = made.run.attempt(JOB, 0).health
-    health.mkdir(parents=True)
-    (health / "preflight.token").write_text("x")
-    return made.operator().view()
-
-
-def leaving(folder: Path) -> RunView:
-    """The time limit is near, and the ranks have ended."""
-    made = Made(folder, settings='steps = 120000\n[job]\ntime = "6:12:40"\n').began().stepped().saved()
-    words = "all ranks save at step 18431"
-    made.seen((9.0, ev.RecoverySeen(0, f"{JOB}.0", "", "leaving", words, "time_limit")))
-    return made.beats(dead=dict.fromkeys(made.nodes, "X"), ranks=1).operator().view()
-
-
-def slow(folder: Path) -> RunView:
-    made = Made(folder).began().stepped().saved()
-    made.report("slow_node", "a node is slow; rank 8 on gpu001 spends 0.71 s in forward, usual is 0.3 s", "gpu001")
-    return made.beats().operator().view()
-
-
-def hang(folder: Path) -> RunView:
-    """No rank steps, and nobody knows why yet."""
-    made = Made(folder).began().stepped().saved()
-    made.seen((20.0, ev.Stalled(0, f"{JOB}.0", ev.Stall(18430, 90.0, 45.0))))
-    return made.beats(age=90.0).operator().view()
-
-
 def _fails(made: Made, number: int, before: float) -> Made:
     exits = (ev.RankExit(3, "gpu000", 1, None, step=18431),)
     attempt = f"{JOB}.{number - 1}"
@@ -397,6 +341,6 @@ SCENES: dict[str, Callable[[Path], RunView]] = {
         starting, saving, restoring, ranks_restore, examining, backing_off, starting_again, recovered, held,
         held_by_its_launcher, unknown, unknown_and_slurm_too, without_an_operator, operator_waits, slurm_is_silent,
         own_script, not_a_number, a_rank_is_gone, finishing, done, failed, given_up, no_checkpoint_restores, stopping,
-        stopped, hostile, crash_loop, starved, preflight, leaving, slow, hang,
+        stopped, hostile,
     )
 }  # fmt: skip

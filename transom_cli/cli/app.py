@@ -22,7 +22,6 @@ from transom_cli.cli.doctor import doctor
 from transom_cli.cli.explain import explain
 from transom_cli.cli.goodput import goodput
 from transom_cli.cli.launch import SrunLike, adopt, launch
-from transom_cli.cli.logs import logs
 from transom_cli.cli.nodes import nodes
 from transom_cli.cli.notify import notify_app
 from transom_cli.cli.observe import observe
@@ -87,7 +86,6 @@ app.command(epilog=examples("observe"))(observe)
 app.command()(status)
 app.command(epilog=examples("top"))(top)
 app.command()(explain)
-app.command(epilog=examples("logs"))(logs)
 app.command()(goodput)
 app.command()(attempts)
 app.command(epilog=examples("report"))(report)

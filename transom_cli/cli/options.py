@@ -67,7 +67,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "transom observe 4711 --log train.log --detach",
         "transom observe --summary --since 30d",
     ),
-    "logs": ("transom logs", "transom logs llama --rank 3 --since 10m", "transom logs llama --node gpu017 -f"),
     "report": (
         "transom report",
         "transom report llama -o llama.html",

@@ -15,10 +15,7 @@ if TYPE_CHECKING:
     from transom_cli.slurm.port import Slurm
     from transom_cli.view.model import RunView
 
-_EXIT_CODES = {"healthy": 0, "degraded": 20, "held": 21, "unknown": 22, "done": 0, "failed": 1, "stopped": 1} | {
-    "crash loop": 23,
-    "starved": 24,
-}
+_EXIT_CODES = {"healthy": 0, "degraded": 20, "held": 21, "unknown": 22, "done": 0, "failed": 1, "stopped": 1}
 LEASE_PATIENCE = 3.0  # seconds to wait for an operator on another host to renew its lease
 
 

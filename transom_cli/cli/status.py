@@ -32,8 +32,7 @@ def status(
         bool,
         typer.Option(
             "--exit-code",
-            help="Exit with 0 (healthy), 20 (degraded), 21 (held), 22 (unknown), 23 (crash loop), 24 (starved), "
-            "or the run's own code.",
+            help="Exit with 0 (healthy), 20 (degraded), 21 (held), 22 (unknown), or the code that the run ended with.",
         ),
     ] = False,
     no_color: NoColor = False,

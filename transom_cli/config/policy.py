@@ -22,7 +22,7 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])", re.ASCII)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _OF_FAILURES = (
     *("category", "cause", "exit_code", "signal", "slurm_state"),
-    *("before_first_step", "first_attempt", "against_node", "same_step"),
+    *("before_first_step", "first_attempt", "against_node"),
 )
 _ENDED = tuple(state.value for state in JobState if state.ended)
 
@@ -86,7 +86,6 @@ class RuleTable(BaseModel):
     before_first_step: bool | None = None
     first_attempt: bool | None = None
     against_node: bool | None = None
-    same_step: bool = False
     reported: Annotated[tuple[Odd, ...], OneOrMany] = ()
     lasting: Annotated[float, Field(ge=0), BeforeValidator(_seconds)] = 0.0
     action: ActionName
@@ -101,8 +100,6 @@ class RuleTable(BaseModel):
     def _whole(self) -> RuleTable:
         if self.budget is None and (self.within is not None or self.then is not None):
             raise ValueError(f"rule {self.name!r} has `within` or `then`, but no `budget`")
-        if self.budget is None and self.same_step:
-            raise ValueError(f"rule {self.name!r} has `same_step`, which needs a `budget` to count")
         conditions = (
             self.category,
             self.cause,
@@ -128,7 +125,7 @@ class RuleTable(BaseModel):
                 what = "`lasting`" if self.lasting else "a rollback"
                 raise ValueError(f"rule {self.name!r} has {what}, which needs `reported`: name the anomaly")
             return self
-        never = [n for n in _OF_FAILURES if getattr(self, n) not in ((), None, False)]
+        never = [n for n in _OF_FAILURES if getattr(self, n) not in ((), None)]
         if never:
             raise ValueError(
                 f"rule {self.name!r} can never match: it requires `reported` and {', '.join(never)}, but anomalies are "

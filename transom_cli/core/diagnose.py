@@ -314,8 +314,8 @@ def judged(diagnosis: Diagnosis | None, incident: Incident, run: RunFacts, at: f
     history = (*run.taken, *taken_in(run.incidents))
     verdict = _stopped_by_launcher(incident, facts) or decide_by(run.rules, facts, history, at)
     if verdict is None:
-        return replace(diagnosis, decided=Decided("", "", facts.category, facts.fingerprint, step=facts.step))
-    decided = Decided(verdict.rule, verdict.action, facts.category, facts.fingerprint, verdict.evidence, facts.step)
+        return replace(diagnosis, decided=Decided("", "", facts.category, facts.fingerprint))
+    decided = Decided(verdict.rule, verdict.action, facts.category, facts.fingerprint, verdict.evidence)
     stops = verdict.action == STOP
     words = _stopped(diagnosis.words, verdict.evidence, facts) if stops else diagnosis.words
     return replace(diagnosis, words=words, restart=not stops, decided=decided)
@@ -370,13 +370,7 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
         before_first_step=max(run.max_step, run.durable, run.step) < 0,
         first_attempt=run.starts == 0,
         against_node=any(diagnosis.by_evidence(n) != "none" for n in diagnosis.nodes),
-        step=_failed_at(first, incident) if run.max_step >= 0 else None,
     )
-
-
-def _failed_at(first: RankExit | None, incident: Incident) -> int:
-    """The step that the rank itself reported, which is exact; heartbeats are up to a second old."""
-    return first.step if first is not None and first.step >= 0 else incident.step
 
 
 def taken_in(incidents: Iterable[Incident]) -> tuple[Taken, ...]:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 class Decided:
     """What a rule decided about a failure.
 
-    rule: "" where no rule decided. words: which rule and why, for a person; "" where that is no news. step: at which
-    the training failed; None where no step of the run has been seen.
+    rule: "" where no rule decided. words: which rule and why, for a person; "" where that is no news.
     """
 
     rule: str = ""
@@ -21,7 +20,6 @@ class Decided:
     category: str = ""
     fingerprint: str = ""
     words: str = ""
-    step: int | None = None
 
 
 UNDECIDED = Decided()

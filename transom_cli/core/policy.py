@@ -31,7 +31,7 @@ class Rule:
     category: any of these (`diagnose.clue.Category`). cause: any of `core.diagnose.CAUSES`. pattern: an RE2 expression
     that the root cause line contains. exit_code, signal: of the rank that died first, or of the job. slurm_state: in
     which the job ended. before_first_step: no rank of the run has made a step. first_attempt: the job's first start.
-    against_node: the evidence allows isolating a node. same_step: the budget counts only failures at the same step.
+    against_node: the evidence allows isolating a node.
 
     reported: any of these anomalies of a training that still steps. A rule with this condition matches no failure, and
     a rule without it matches no anomaly. lasting: the anomaly has lasted this many seconds. skip_batches: whether a
@@ -53,7 +53,6 @@ class Rule:
     before_first_step: bool | None = None
     first_attempt: bool | None = None
     against_node: bool | None = None
-    same_step: bool = False
     reported: tuple[str, ...] = ()
     lasting: float = 0.0
     skip_batches: bool = True
@@ -81,7 +80,6 @@ class Facts:
     against_node: bool = False
     reported: str = ""  # what is odd, where nothing has failed
     lasting: float = 0.0  # for how many seconds so far
-    step: int | None = None  # at which it failed, if the run has made steps
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,6 @@ def fits(rule: Rule, facts: Facts) -> bool:
         and rule.before_first_step in (None, facts.before_first_step)
         and rule.first_attempt in (None, facts.first_attempt)
         and rule.against_node in (None, facts.against_node)
-        and (not rule.same_step or facts.step is not None)
         and (not rule.pattern or compiled(rule.pattern).search(facts.line) is not None)
     )
 
@@ -144,8 +141,7 @@ def compiled(pattern: str) -> Any:
 def _counts(rule: Rule, facts: Facts, taken: Taken, at: float) -> bool:
     recent = rule.within is None or taken.at > at - rule.within
     here = rule.scope == JOB or bool(set(taken.nodes) & set(facts.nodes))
-    same = not rule.same_step or taken.decided.step == facts.step
-    return taken.decided.rule == rule.name and recent and here and same
+    return taken.decided.rule == rule.name and recent and here
 
 
 def _is_evident(rule: Rule, facts: Facts) -> bool:
@@ -175,7 +171,7 @@ def _of(rule: Rule) -> str:
 
 def _span(rule: Rule) -> str:
     if rule.within is None:
-        return " at the same step" if rule.same_step else " in this run"
+        return " in this run"
     return f" within {in_words(rule.within)}{' on the same node' if rule.scope == NODE else ''}"
 
 

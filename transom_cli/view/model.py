@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Incident
@@ -11,7 +11,6 @@ from transom_cli.core.operator.state import Exclusion, SavesFail, State, UserReq
 from transom_cli.core.progress import newest_step
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat.table import NodeTable, reached
-from transom_cli.view.condition import LOOP, STARVED, Condition, CrashLoop, condition, crash_loop, result_of
 
 FRESH = 15.0  # seconds: a file newer than this describes the present
 MAX_REQUESTS = 4  # of people, on the screen and in JSON
@@ -104,7 +103,6 @@ class IncidentView:
         rule: The policy rule that decided.
         nodes: The nodes at fault, as far as known.
         isolated: (node, drained or excluded).
-        stalled: The ranks had stopped stepping.
     """
 
     id: str
@@ -119,7 +117,6 @@ class IncidentView:
     fingerprint: str = ""
     nodes: tuple[str, ...] = ()
     isolated: tuple[tuple[str, str], ...] = ()
-    stalled: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,14 +190,6 @@ class RunView:
     operations: tuple[Operation, ...] = ()  # saves and restores that take longer than a moment
     observed: bool = False  # transom reports what it would do, and does nothing
     withheld: tuple[WouldHave, ...] = ()  # what it would have done, oldest first
-    loop: CrashLoop | None = None  # the same failure at the same step, and no step beyond it since
-    leaving: str = ""  # why the attempt ends on purpose, and what it waits for
-    checking: int = 0  # nodes that the preflight checks now
-    launched: bool = False  # the ranks of this attempt were started
-    num_nodes: int = 0  # nodes that the run requests; 0: unknown
-    drained: tuple[
-        tuple[str, str], ...
-    ] = ()  # nodes drained by transom, and by which run; read only if Slurm lacks nodes
     framework: str = ""  # as the trainer's log shows it; also the next three, up to a minute old
     epoch: float | None = None
     learning_rate: float | None = None
@@ -232,13 +221,8 @@ class RunView:
         return self.phase if self.fresh else "unknown"
 
     @property
-    def condition(self) -> Condition:
-        """The status, made more precise: `crash loop`, `starved`, `leaving`, `preflight`, `training, slow`."""
-        return condition(self)
-
-    @property
     def health(self) -> str:
-        """done, failed, stopped, held, unknown, crash loop, starved, degraded (lives with a fault) or healthy.
+        """done, failed, stopped, held, unknown, degraded (the run lives with a fault) or healthy.
 
         A run without an operator is unknown even if its nodes report training: nobody handles the next fault.
         A finished run whose last saves failed is degraded: its result was not saved.
@@ -249,8 +233,6 @@ class RunView:
             return self.phase
         if not self.operator or self.slurm_lost:
             return "unknown"
-        if (word := self.condition.word) in (LOOP, STARVED):
-            return word
         odd = self.blind or any(one.role == "ranks" and one.state not in ("ok", "waiting") for one in self.node_views)
         return "degraded" if self.phase == "recovering" or odd or self.reports or self.saves_fail else "healthy"
 
@@ -272,7 +254,6 @@ def incident_view(incident: Incident, exclusions: tuple[Exclusion, ...] = ()) ->
         fingerprint=decided.fingerprint,
         nodes=diagnosis.nodes if diagnosis else incident.suspect_nodes,
         isolated=tuple((x.node, x.how) for x in exclusions if x.incident == incident.id),
-        stalled=incident.stalled,
     )
 
 
@@ -284,11 +265,7 @@ def build_view(run_id: str, state: State, tables: Mapping[str, NodeTable], now: 
     replaced = {x.node for x in state.idle.probes}
     step, since_start = newest_step((state.progress.step, state.progress.since_start), reached(ranks))
     loss = next((r.loss for r in sorted(ranks, key=lambda r: r.rank) if r.loss is not None), None)
-    incidents = (*state.incidents, *((state.incident,) if state.incident is not None else ()))
-    views = tuple(
-        replace(incident_view(one, state.isolation.exclusions), result=result_of(number, incidents, step))
-        for number, one in reversed(list(enumerate(incidents)))
-    )
+    open_ones = (state.incident,) if state.incident is not None else ()
     return RunView(
         run_id=run_id,
         now=now,
@@ -312,7 +289,7 @@ def build_view(run_id: str, state: State, tables: Mapping[str, NodeTable], now: 
         operator=operator,
         verdict=" ".join(state.verdict.split()),  # Slurm's messages may have several lines
         exit_code=state.exit_code,
-        incidents=views,
+        incidents=tuple(incident_view(i, state.isolation.exclusions) for i in (*open_ones, *reversed(state.incidents))),
         excluded_until=tuple((x.node, x.until) for x in state.isolation.exclusions),
         restarts_without_progress=state.budget.no_progress,
         max_without_progress=state.policy.max_without_progress,
@@ -320,7 +297,4 @@ def build_view(run_id: str, state: State, tables: Mapping[str, NodeTable], now: 
         saves_fail=state.saves_fail,
         observed=state.policy.observe,
         withheld=state.withheld,
-        loop=crash_loop(incidents, state.policy.rules, step),
-        launched=state.launch.started,
-        num_nodes=state.request.num_nodes,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,14 +19,11 @@ from transom_cli.layout import RunDir
 from transom_cli.plural import several
 from transom_cli.slurm.port import cluster_command
 from transom_cli.slurm.port import release_commands as let_go_on
-from transom_cli.view.condition import starved
 from transom_cli.view.model import NextStep, Operation, PlannedSave, RunView
 from transom_cli.view.text import count, size_of, some, span
 
 SHORT = 2.0  # seconds: shorter operations end before anybody reads about them
 FREQUENT = 10.0  # seconds: saves that follow each other faster are not announced
-_RANK_LOG = re.compile(r"rank-(\d+)\.log")
-MAX_LIFTS = 4  # nodes whose command is shown
 LONG, MANY = 60.0, 10  # seconds, or steps, over which a step time is computed
 _BUSY_PHASES = {"restore": "restoring", "checkpoint": "saving"}  # phases that ranks report
 
@@ -164,8 +160,8 @@ def next_steps(
     if state.phase is Phase.SUBMITTING:
         found.append(NextStep("submitting the job" if operator else "the operator will submit the job"))
     if state.phase is Phase.STARTING:
-        first = NextStep("hang detection: a launch without a step counts as hung", hung_at)
-        ranks = "nodes are checked, then ranks start" if launcher else "script running, steps not visible"
+        first = NextStep("waiting for the first step; a launch without a step counts as hung", hung_at)
+        ranks = "waiting for the launcher to start the ranks" if launcher else "script running, steps not visible"
         found.append(first if state.launch.started else NextStep(ranks))
     if limit_at is not None:
         then = "all ranks save, and the run continues in its next attempt" if warned else "Slurm ends the attempt"
@@ -220,9 +216,6 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
         return [explain, *release_commands(job, view.slurm_reason, excluded, view.cluster), stop]
     if status == "unknown":
         return [*attach, ("ask Slurm", cluster_command(f"scontrol show job {job}", view.cluster))] if job else attach
-    if starved(view) and status in ("pending", "recovering"):
-        away = tuple(dict.fromkeys((*(node for node, *_ in view.excluded), *(node for node, _ in view.drained))))
-        return [explain, *((f"use {node}", f"transom nodes --lift {node}") for node in away[:MAX_LIFTS]), stop]
     if status == "pending":
         return [*attach, *_pending_commands(view), stop]
     if status == "submitting" and view.operator_pending:
@@ -230,18 +223,13 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
     if status == "submitting" and view.path:
         return [*attach, ("its log", f"tail {shlex.quote(str(RunDir(Path(view.path)).operator_log))}")]
     if status == "starting" and view.path:
-        return [*attach, ("its output", f"transom logs {run} -f" if view.launched else f"tail -f {_job_log(view)}")]
+        return [*attach, ("its output", f"tail -f {_job_log(view)}")]
     if status == "recovering":
-        return [
-            *attach,
-            explain,
-            *([("its output", logs_command(view))] if view.loop else []),
-            *_pending_commands(view),
-        ]
+        return [*attach, explain, *_pending_commands(view)]
     if status in ("failed", "stopped"):
         command = continue_command(view)
         further = [("continue", command)] if command else []
-        further += [("its output", logs_command(view))] if job and status == "failed" and view.path else []
+        further += [("its output", f"less {_job_log(view)}")] if job and status == "failed" and view.path else []
         if view.exit_code == StateDiffers.exit_code:
             further = [("check", f"transom ckpt verify --deep {run}")]
         if view.exit_code == NoCheckpoint.exit_code:
@@ -273,13 +261,6 @@ def _pending_commands(view: RunView) -> list[tuple[str, str]]:
 
 def _job_log(view: RunView) -> str:
     return shlex.quote(str(RunDir(Path(view.path)).job_log(view.job_id)))
-
-
-def logs_command(view: RunView) -> str:
-    """Return the command that shows the log with the failure, of the rank that the newest diagnosis names."""
-    marks = view.incidents[0].marks if view.incidents else ()
-    named = [found for _, what, words in marks if what == "examined" and (found := _RANK_LOG.match(words))]
-    return f"transom logs {view.run_id}" + (f" --rank {named[-1][1]}" if named else "")
 
 
 def continue_command(view: RunView) -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.errors import printable
@@ -224,8 +223,6 @@ class Reader:
         view = _with_history(view, folded, sights, settings, logged.get("listens"))
         if not view.over:
             view = self._with_nodes(self._with_memory(view, state, sights), state, sights)
-        if view.phase == "starting" and not view.launched and _preflight(run.attempt(state.job.id, state.job.restarts)):
-            view = replace(view, checking=len(state.job.nodes), node_views=())
         held = None if alive or view.over else _launcher_hold(run, state)
         return held_view(view, held) if held is not None else view
 
@@ -266,11 +263,6 @@ def _operator_lives(run: RunDir, patience: float) -> bool:
     return operator_alive(run, patience=patience) is not None
 
 
-def _preflight(attempt: AttemptDir) -> bool:
-    """Whether the health checks before the first launch have begun and not ended."""
-    return (attempt.health / f"{PREFLIGHT}.token").exists() and not (attempt.health / f"{PREFLIGHT}.json").exists()
-
-
 def _mtime(path: Path) -> float | None:
     try:
         return path.stat().st_mtime
@@ -305,7 +297,6 @@ def _with_history(
     return replace(
         view,
         submitted=past.submitted,
-        leaving=past.leaving,
         step_time=step_time(past.steps, last),
         blind=blind_nodes(state, sights, past.launched if settings.launcher else None, view.now),
         durable_age=max(0.0, view.now - past.durable) if past.durable is not None else None,

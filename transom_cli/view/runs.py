@@ -10,6 +10,7 @@ from transom_cli.view.text import Line, brief, count, cut, table, utc
 
 _COLUMNS = ("RUN", "STATE", "FOR", "STEP", "DISK", "JOB", "AGE", "NOTE")
 _RIGHT = frozenset({"FOR", "STEP", "DISK", "JOB", "AGE"})
+_TONES = {"training": "good", "done": "dim", "held": "bad", "failed": "bad", "unknown": "bad", "recovering": "warn"}
 
 
 def list_lines(views: Sequence[RunView], width: int | None) -> list[Line]:
@@ -19,12 +20,11 @@ def list_lines(views: Sequence[RunView], width: int | None) -> list[Line]:
 
 
 def _row(view: RunView) -> tuple[str | tuple[str, str], ...]:
-    found = view.condition
     until = view.since if view.over else view.now
     duration = until - (view.submitted if view.over and view.submitted is not None else view.since)
     return (
         view.run_id,
-        (found.word.partition(", ")[0], "dim" if found.word == "done" else found.tone),
+        (view.status, _TONES.get(view.status, "note")),
         brief(duration) if view.since else "",
         count(view.step) if view.step >= 0 else "",
         count(view.durable) if view.durable >= 0 else "",
@@ -37,10 +37,8 @@ def _row(view: RunView) -> tuple[str | tuple[str, str], ...]:
 def _note(view: RunView) -> str:
     if view.saves_fail is not None and view.health in ("degraded", "unknown"):
         return f"SAVES FAIL: {view.saves_fail.words}"
-    found = view.condition
-    why = ": ".join(x for x in (found.word.partition(", ")[2], found.message) if x)
-    if view.verdict or why:
-        return view.verdict or why
+    if view.verdict:
+        return view.verdict
     if view.over:
         return ""
     was = f"was {view.phase}; " if view.status != view.phase else ""
@@ -55,7 +53,6 @@ def list_row(view: RunView) -> dict[str, Any]:
         "run_id": view.run_id,
         "phase": view.phase,
         "status": view.status,
-        "condition": view.condition.word,
         "health": view.health,
         "verdict": view.verdict,
         "job_id": view.job_id,

@@ -12,13 +12,12 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transom_cli.files import make_private, publish_text, replace_text
 from transom_cli.slurm.port import Job, JobState
-from transom_cli.view.condition import UNAVAILABLE
 
 if TYPE_CHECKING:
     from transom_cli.layout import RunDir
@@ -122,27 +121,7 @@ def with_slurm(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunV
     if not needs_query(view):
         return view
     answer = _query(view, view.job_id, connect)
-    if isinstance(answer, _NoAnswer):
-        return with_error(view, answer.error, answer.at)
-    view = with_answer(view, answer)
-    return _with_drained(view, connect) if view.slurm_reason.startswith(UNAVAILABLE) else view
-
-
-def _with_drained(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunView:
-    """Add the nodes that transom has drained in any run: without them Slurm may lack nodes."""
-    from transom_cli.errors import TransomError
-    from transom_cli.layout import RunDir
-    from transom_cli.supervise.operator.drain import is_ours
-
-    try:
-        nodes = connect(RunDir(Path(view.path)), SLURM_TIMEOUT).nodes()
-    except TransomError:
-        return view
-    return replace(view, drained=tuple((x.name, _drained_by(x.reason)) for x in nodes if x.drain and is_ours(x)))
-
-
-def _drained_by(reason: str) -> str:
-    return f"drained by run {reason.rpartition('(')[2].rstrip(')')}"
+    return with_error(view, answer.error, answer.at) if isinstance(answer, _NoAnswer) else with_answer(view, answer)
 
 
 def _query(view: RunView, job_id: int, connect: Callable[[RunDir, float], Slurm]) -> Job | _NoAnswer:

@@ -12,7 +12,6 @@ from transom_cli.view.model import RunView
 
 # Names of limits have parts: whose limit (QOS, Assoc), for one or all jobs (Max, Grp, Min), of what (Cpu, Node, GRES,
 # Jobs, ...), and per what (PerJob, PerUser, PerAccount, PerNode).
-BELIEVABLE = 30 * 86400.0  # seconds: a later start is the end of a job without a time limit
 _LIMIT = re.compile(
     r"(QOS|Assoc(?:iation)?|)(Grp|Max|Min|)(.*?)(PerJob|PerUser|PerAccount|PerNode|)(?:Limit|NotSatisfied)?"
 )
@@ -154,7 +153,7 @@ def with_answer(view: RunView, job: Job) -> RunView:
         start = datetime.fromisoformat(job.start).timestamp()
     except ValueError:
         return view
-    return replace(view, slurm_start=start if 0 < start - view.now < BELIEVABLE else None)
+    return replace(view, slurm_start=start if start > view.now else None)
 
 
 def with_operator_job(view: RunView, job: Job) -> RunView:

@@ -33,6 +33,10 @@ from transom_cli.view.text import (
 
 PIPED = 100
 INCIDENTS = 3  # on the screen
+_TONES = {
+    "training": "good", "done": "good", "finishing": "good", "held": "bad", "failed": "bad", "unknown": "bad",
+    "recovering": "warn", "stopping": "warn", "stopped": "warn",
+}  # fmt: skip
 _BAR = (12, 40)  # smallest and largest width of the progress bar
 _REPAIRS = {"swapped": "swapped", "requeued": "requeued", "launched": "relaunched"}  # by kind of mark
 _OPEN = {
@@ -46,7 +50,6 @@ _OPEN = {
 }
 _CLOSED = {
     "recovered": ("back in", "good"),
-    "repeating steps": ("repeats lost steps after", "good"),
     "nothing": ("false alarm, closed after", "dim"),
     "ignored": ("ignored, closed after", "dim"),
     "stopped": ("stopped the run after", "bad"),
@@ -62,13 +65,11 @@ def status_lines(view: RunView, width: int = 80, *, everything: bool = False) ->
 
 def screen(view: RunView, width: int | None, *, everything: bool = False) -> list[Line]:
     """Return the screen; with `everything`, list every node and every incident."""
-    found = view.condition
     lines = [
         _headline(view),
-        *(rows("why", found.message, width, tone=found.tone, most=3) if found.message else []),
         *(rows("observed", _observed(view), width) if view.observed else []),
         *(rows("owner", f"{view.owner} (read only for you)", width) if view.owner else []),
-        *(rows("reason", view.verdict, width, tone=found.tone) if view.verdict else []),
+        *(rows("reason", view.verdict, width, tone=_TONES.get(view.status, "")) if view.verdict else []),
         *_job(view),
         *_progress(view, width),
         *_trainer(view),
@@ -98,8 +99,8 @@ def step_breakdown_lines(view: RunView, width: int | None = 80) -> list[str]:
 
 
 def _headline(view: RunView) -> Line:
-    status, found = view.status, view.condition
-    head = [(view.run_id, "strong"), ("  ", ""), (found.word.upper(), found.tone)]
+    status = view.status
+    head = [(view.run_id, "strong"), ("  ", ""), (status.upper(), _TONES.get(status, "note"))]
     start = f"job {view.job_id}" if view.job_id else "no job yet"
     start += f", restart {view.starts}" if view.starts else ""
     if status == "unknown":
@@ -309,12 +310,8 @@ def incident_rows(view: RunView, width: int | None, *, everything: bool) -> list
     """List incidents, newest first: one line each, or two if the outcome does not fit."""
     if not view.incidents:
         return []
-    looping = view.loop.incidents if view.loop is not None and not everything else ()
-    folded = [one for one in view.incidents if one.id not in looping[:-1]]  # the newest represents the loop
-    shown = view.incidents if everything else folded[:INCIDENTS]
-    ids = [f"{looping[0]} to {one.id}" if one.id in looping else one.id for one in shown]
-    times = [day_time(one.began, view.now) for one in shown]
-    names = [(name, at, _nodes(one), one.message) for name, at, one in zip(ids, times, shown, strict=True)]
+    shown = view.incidents if everything else view.incidents[:INCIDENTS]
+    names = [(one.id, day_time(one.began, view.now), _nodes(one), one.message) for one in shown]
     outcomes = [_outcome(one, view.now) for one in shown]
     lines = table(("",) * 5, [(*one, outcome) for one, outcome in zip(names, outcomes, strict=True)], frozenset())[1:]
     if width is not None and max(cells(plain(one)) for one in lines) > width:
@@ -323,8 +320,8 @@ def incident_rows(view: RunView, width: int | None, *, everything: bool) -> list
         below = [line(" " * indent, outcome) for outcome in outcomes]
         lines = [one for pair in zip(above, below, strict=True) for one in pair]
     lines = [line(("incidents", "strong"), (f"   times in {zone(view.now)}", "dim")), *lines]
-    more = len(folded) - len(shown)
-    if more > 0:
+    if len(view.incidents) > len(shown):
+        more = len(view.incidents) - len(shown)
         lines.append(line((f"{count(more)} earlier: see `transom explain {view.run_id}`", "dim")))
     return lines
 

@@ -173,7 +173,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
         del about["lasting"]
     if ROLLBACK not in (rule.action, rule.then):
         del about["skip_batches"]
-    return {k: v for k, v in about.items() if v not in ((), "", None) and not (k == "same_step" and not v)}
+    return {k: v for k, v in about.items() if v not in ((), "", None)}
 
 
 def condition(rule: Rule) -> str:
@@ -206,5 +206,4 @@ def action(rule: Rule) -> str:
         return rule.action
     within = f" within {in_words(rule.within)}" if rule.within is not None else ""
     where = " per node" if rule.scope == NODE else ""
-    where += " at one step" if rule.same_step else ""
     return f"{rule.action} {times(rule.budget)}{where}{within}, then {rule.then or 'the next rule'}"

@@ -63,7 +63,7 @@ def document(data: ReportData) -> Document:
     progress = (steps(book.history, scale), step_time_plot(book.history, scale), losses(data.losses, data.last, scale))
     return Document(
         run_id=book.run_id,
-        verdict=view.condition.word.upper(),
+        verdict=view.status.upper(),
         tone=_TONES.get(view.health, ""),
         headline=rows[0][1][0][0],
         figures=_figures(book, view, len(timelines)),
