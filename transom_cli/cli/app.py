@@ -21,6 +21,7 @@ from transom_cli.cli.diagnose import diagnose, rules_app
 from transom_cli.cli.doctor import doctor
 from transom_cli.cli.explain import explain
 from transom_cli.cli.goodput import goodput
+from transom_cli.cli.init import init
 from transom_cli.cli.launch import SrunLike, adopt, launch
 from transom_cli.cli.logs import logs
 from transom_cli.cli.nodes import nodes
@@ -85,6 +86,7 @@ def help_(
 
 
 app.command(epilog=examples("run"))(run)
+app.command(epilog=examples("init"))(init)
 app.command(epilog=examples("launch"), cls=SrunLike)(launch)
 app.command(epilog=examples("adopt"))(adopt)
 app.command(epilog=examples("attach"))(attach)

@@ -21,7 +21,7 @@ def logs(
     since: Annotated[str | None, typer.Option("--since", help="Only lines of this time, such as 10m.")] = None,
     no_color: NoColor = False,
 ) -> None:
-    """Print the output of a run's ranks, merged by time.
+    """Print the merged output of a run's ranks.
 
     The newest launch is shown, the last 256 KiB of each rank. `>>` marks the line that the diagnosis blames.
     """

@@ -49,6 +49,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "transom run -f run.toml --set restart.backoff=10 --dry-run -- python train.py",
         "transom run train.sbatch",
     ),
+    "init": ("transom init", "transom init train.sbatch -o run.toml"),
     "launch": (
         "transom launch python train.py",
         "transom launch --name pretrain --spares 1 -- python train.py",

@@ -159,6 +159,7 @@ class WatchApp(App[RunView | None]):
         head = panels.head(view, self.size.width, self.size.height)
         if self._tab == panels.NODES and self._opened is None and not self._chosen.text:
             items = [*items, *self._below(view, self.size.height - len(head) - bool(columns) - 2 - len(items))]
+        pane.selectable = max(1, listed) if self._tab == panels.NODES else None  # not what is below the nodes
         pane.show(items)
         taken = len(head) + bool(columns) + _FRAME + min(_LISTED, max(1, len(items)))
         self._main.query_one("#details").styles.max_height = max(_LISTED, self.size.height - taken)
