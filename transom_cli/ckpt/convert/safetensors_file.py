@@ -121,7 +121,8 @@ def _is_place(path: TreePath) -> bool:
 
 def _raw(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, without a copy."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    data: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(data)
 
 
 def _short(dtype: torch.dtype) -> str:
