@@ -69,9 +69,6 @@ class Pipes:
     def over(self) -> bool:
         return self._living == 0
 
-    def killed(self) -> tuple[str, ...]:
-        return tuple(n for n, child in zip(self.nodes, self._children, strict=False) if child.poll() in _KILLED)
-
     def ended(self, outbox: queue.SimpleQueue[bytes]) -> bool:
         """Return whether the process behind this queue has ended and its last message is in the inbox."""
         return id(outbox) in self._ended
@@ -172,6 +169,9 @@ class LocalTransport(Pipes):
     def gone(self) -> tuple[str, ...]:
         """Return nodes whose worker has ended; all that they sent can be received by then."""
         return tuple(node for node, outbox in self._outbox.items() if self.ended(outbox))
+
+    def killed(self) -> tuple[str, ...]:
+        return tuple(n for n, child in zip(self._nodes, self._children, strict=False) if child.poll() in _KILLED)
 
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
         for node in to or self._nodes:
