@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from core_alphabet import EVENTS, NODES, Answer, answer, events
 from hypothesis import given
+from slurm_fake import FakeSlurm
 from test_properties import QUICK, policies, stories
 
 from transom_cli.core import events as ev
@@ -19,7 +20,6 @@ from transom_cli.core.operator.decide import decide
 from transom_cli.core.operator.state import Phase, Policy, Request, State
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Submission
 from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.executor import Executor, Orders

@@ -166,6 +166,9 @@ class LocalTransport(Pipes):
     def nodes(self) -> tuple[str, ...]:
         return self._nodes
 
+    def killed(self) -> tuple[str, ...]:
+        return tuple(n for n, child in zip(self.nodes, self._children, strict=False) if child.poll() in _KILLED)
+
     def gone(self) -> tuple[str, ...]:
         """Return nodes whose worker has ended; all that they sent can be received by then."""
         return tuple(node for node, outbox in self._outbox.items() if self.ended(outbox))
