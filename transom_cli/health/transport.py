@@ -173,9 +173,6 @@ class LocalTransport(Pipes):
         """Return nodes whose worker has ended; all that they sent can be received by then."""
         return tuple(node for node, outbox in self._outbox.items() if self.ended(outbox))
 
-    def killed(self) -> tuple[str, ...]:
-        return tuple(n for n, child in zip(self._nodes, self._children, strict=False) if child.poll() in _KILLED)
-
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
         for node in to or self._nodes:
             self._outbox[node].put(line_of(message))
