@@ -344,7 +344,9 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
     first = next(iter(_failed_first(incident)), None)
     signal = first.signal if first is not None else None
     # The last line of a killed rank may not explain it. SIGKILL comes from outside: what its peers print, it has caused.
-    explains = signal is None or incident.log_category not in ({"unknown", *CRIES} if signal == SIGKILL else {"unknown"})
+    explains = signal is None or incident.log_category not in (
+        {"unknown", *CRIES} if signal == SIGKILL else {"unknown"}
+    )
     line = incident.log_line if explains else ""
     category = category_of(
         diagnosis.cause,
