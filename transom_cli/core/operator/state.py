@@ -99,6 +99,12 @@ class Request:
     num_nodes: int = 0
     spares: int = 0
     waived: str = ""  # the attempt that is to start without waiting for spares
+    fewest: int = 0  # nodes to train on if others are lost; 0: all but the spares
+    shrunk: str = ""  # the attempt that is to start with the fewest
+
+    @property
+    def least(self) -> int:
+        return self.fewest or self.num_nodes - self.spares
 
 
 @dataclass(frozen=True)
@@ -262,6 +268,13 @@ class State:
     withheld: tuple[WouldHave, ...] = ()  # in a run that is only observed, oldest first
     verdict: str = ""  # why the run is held, failed or stopped
     exit_code: int | None = None  # of the run, when it is over
+    past_jobs: tuple[int, ...] = ()  # jobs of the run before a person resumed it
+    resumed_at: float = 0.0  # when a person last resumed it; earlier incidents no longer count for decisions
+
+    @property
+    def counting(self) -> tuple[Incident, ...]:
+        """The closed incidents that decisions depend on, oldest first."""
+        return tuple(one for one in self.incidents if one.began >= self.resumed_at)
 
     @property
     def attempt(self) -> str:

@@ -105,7 +105,7 @@ class Launcher:
         if self._earlier.steps:
             policy = replace(policy, preflight=False)
         wanted = options.nodes if options.job_step else min(options.nodes or len(nodes), len(nodes))
-        roles = Nodes(nodes, wanted, batch_host=self._allocation.host)
+        roles = Nodes(nodes, wanted, options.min_nodes, options.shrink_unit, batch_host=self._allocation.host)
         self._state = State(
             self._allocation.job_id,
             self._allocation.restart,

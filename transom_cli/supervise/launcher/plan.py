@@ -25,6 +25,8 @@ from transom_cli.start import own
 
 PATIENCE = 30.0  # seconds beyond its budget for a health check
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
+EXPIRY = "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
+"""Unix time at which the nodes are taken back: verl and others save a checkpoint before it."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class LaunchOptions:
     relaunches: int = 3
     max_without_progress: int = 3
     nodes: int = 0  # that carry ranks; 0: all nodes of the attempt
+    min_nodes: int = 0  # the fewest that may carry ranks; 0: as many as `nodes`
+    shrink_unit: int = 1  # nodes that carry ranks are a multiple of this
     leave_drained: bool = True
     resubmit: bool = False  # as a new job, also without an operator
     expiry: float = 3600.0  # seconds after which the blame of an earlier attempt expires
@@ -256,6 +260,9 @@ def training_env(base: Mapping[str, str], master: str, port: int, run: RunDir) -
     env = {**base, **dict(zip(RENDEZVOUS, (master, str(port)), strict=True))}
     env["TRANSOM_RUN_DIR"] = str(run.path)
     env.setdefault("TRANSOM_CHECKPOINT_DIR", str(run.checkpoints))
+    end = env.get("SLURM_JOB_END_TIME", "")
+    if end.isdecimal() and int(end) > 0:
+        env.setdefault(EXPIRY, end)
     return env
 
 
