@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock frameworks test test-drains test-frameworks test-long test-neighbour test-slurm test-sites bench-callbacks bench-contended bench-slurm check lint types docs docs-reference demo clean
-.PHONY: .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
+.PHONY: bench-published .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -191,6 +191,10 @@ endurance: setup ## a rank killed every 25 s for 15 minutes: memory, descriptors
 
 bench-hangs: setup ## which rank is named in a hang: composed hangs of 8, 64 and 512 ranks (2 minutes)
 	$(PY) bench/hang_culprits.py --seeds 20
+bench-published: setup ## the simulator beside published figures, and how long a node stays excluded (20 minutes)
+	$(PY) bench/simulate_published.py
+	$(PY) bench/expiry.py
+
 bench-slowness: setup ## slowness and numerics: false alarms and delays on generated trainings (a few minutes)
 	$(PY) bench/slowness.py
 
