@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rank_server import Forked
 
 from transom_cli.ckpt.inventory import candidates, verify
 from transom_cli.ckpt.schedule.cadence import START
@@ -24,7 +25,7 @@ def _train(ranks: int, directory: Path, saves: int, seed: int) -> tuple[list[dic
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRANSOM_", "SLURM_"))}
     clean |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(ranks)}
     running = [
-        subprocess.Popen(
+        Forked(
             [sys.executable, str(worker), str(directory), str(saves), str(seed)],
             env={**clean, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
