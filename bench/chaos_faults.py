@@ -165,10 +165,11 @@ class Hand:
 
     def attach(self) -> None:
         """A person types `transom attach --detach`, and again when it fails, until an operator lives."""
-        argv = [sys.executable, "-m", "transom_cli", "attach", "--detach", "--root", str(self._place.root)]
+        argv = [self._bench.python, "-m", "transom_cli", "attach", "--detach", "--root", str(self._place.root)]
         self._attaching = subprocess.Popen(
             [*argv, self._run.name], env=self._bench.env, cwd=self._bench.dir, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=(self._bench.dir / "attach.log").open("ab"), start_new_session=True,
+            **(self._bench.user.identity() if self._bench.user else {}),
         )  # fmt: skip
 
     def keep_attaching(self) -> None:

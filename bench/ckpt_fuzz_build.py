@@ -7,6 +7,7 @@ parameters hold their own element numbers. So nothing that is tested decides wha
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 _WRAPPERS = re.compile(r"(_orig_mod|_checkpoint_wrapped_module|module)\.")
 VOCABULARY = 7
+_SAMPLE = (3, 2)
 
 
 class Block(nn.Module):
@@ -111,11 +113,16 @@ def _sharded(net: nn.Module, layout: Layout) -> None:
 
 
 def _mesh(layout: Layout) -> Any:
-    if layout.kind == "hsdp":
+    return _mesh_of(layout.kind, layout.ranks)
+
+
+@functools.cache
+def _mesh_of(kind: str, ranks: int) -> Any:
+    if kind == "hsdp":
         return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    if layout.kind == "fsdp_tp":
+    if kind == "fsdp_tp":
         return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    return init_device_mesh("cpu", (layout.ranks,))
+    return init_device_mesh("cpu", (ranks,))
 
 
 def canonical(name: str) -> str:
@@ -136,7 +143,8 @@ class Elements:
         self._shapes = {name: tuple(p.shape) for name, p in net.named_parameters()}
         for parameter in net.parameters():
             parameter.data = torch.arange(parameter.numel(), dtype=torch.float64).reshape(parameter.shape)
-        wrapped = laid_out(net, Layout(layout.kind, layout.ranks))
+        sharded = layout.kind in ("fsdp2", "tp", "hsdp", "fsdp_tp")
+        wrapped = laid_out(net, Layout(layout.kind, layout.ranks)) if sharded else net
         self._own = {canonical(name): local(p).to(torch.int64) for name, p in wrapped.named_parameters()}
 
     def of(self, case: Case, name: str, slot: str, step: int, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -174,9 +182,33 @@ def optimizer_of(case: Case, net: nn.Module) -> torch.optim.Optimizer:
 
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Have the optimizer make its state."""
+    """Give every parameter the state that the optimizer makes in a step.
+
+    Torch makes it for a small plain tensor of each type. A step of sharded parameters would take most of a case.
+    """
+    slots: dict[torch.dtype, dict[str, Any]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
+            if parameter.dtype not in slots:
+                slots[parameter.dtype] = _slots(type(optimizer), group, parameter.dtype)
+            for slot, value in slots[parameter.dtype].items():
+                made = value.clone() if isinstance(value, torch.Tensor) else value
+                optimizer.state[parameter][slot] = _alike(parameter) if _is_sample(value) else made
+
+
+def _slots(kind: type[torch.optim.Optimizer], group: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    sample = nn.Parameter(torch.zeros(_SAMPLE, dtype=dtype))
+    sample.grad = torch.zeros_like(sample)
+    made = kind([{**group, "params": [sample]}])
+    made.step()
+    return dict(made.state[sample])
+
+
+def _is_sample(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and tuple(value.shape) == _SAMPLE
+
+
+def _alike(parameter: nn.Parameter) -> torch.Tensor:
+    if isinstance(parameter, DTensor):
+        return DTensor(torch.zeros_like(parameter._local_tensor), parameter._spec, requires_grad=False)
+    return torch.zeros_like(parameter, requires_grad=False)

@@ -7,6 +7,7 @@ real one. All cases of a process share one snapshot daemon.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import selectors
@@ -27,6 +28,7 @@ import ckpt_fuzz_rank
 import torch
 import torch.distributed as dist
 from ckpt_fuzz_case import DAMAGE, KILL_WITHIN, KILLS, LOST, Case, Layout, expected
+from torch._dynamo import trace_rules
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from transom_cli.ckpt.names import DCP_METADATA, MANIFEST
@@ -52,6 +54,7 @@ def warm() -> None:
             ckpt_fuzz_rank.Trainer(case, layout, 0).fill(1)
         if kind != "single":
             dist.destroy_process_group()
+    trace_rules.get_torch_obj_rule_map()  # what each torch.compile would make again
 
 
 @dataclass
@@ -88,6 +91,8 @@ class Runner:
         os.environ.pop("TRANSOM_CHECKPOINT_DIR", None)
         self._number = self._daemon = 0
         warm()
+        gc.collect()
+        gc.freeze()  # ranks copy no pages and look at no objects that they only inherit
 
     def close(self) -> None:
         self._end_daemon()
@@ -187,6 +192,9 @@ class Runner:
                             ready += 1
                             if ready == len(pipes):
                                 kill_at = time.monotonic() + case.at * KILL_WITHIN
+        if kill_at is not None:  # the ranks have ended before
+            self._kill(case.fault, pids)
+            phase.killed = True
         return True
 
     def _kill(self, fault: str, pids: list[int]) -> None:

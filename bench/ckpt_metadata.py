@@ -23,12 +23,16 @@ from typing import Any
 
 import torch
 
+from transom_cli.ckpt.options import parse_options
+from transom_cli.ckpt.proof_save import _COUNT as COUNT
+from transom_cli.ckpt.proof_save import Ledger, Totals
+from transom_cli.ckpt.publish import check_keep
 from transom_cli.ckpt.save.buffer import Buffer
 from transom_cli.ckpt.save.commit import Committer
 from transom_cli.ckpt.save.staging import Snapshot, Stager
-from transom_cli.ckpt.snapshot.protection import NONE
 
 METADATA = 64 << 20  # bytes
+ELEMENTS = 4  # of each tensor
 
 
 class Crowd:
@@ -39,7 +43,7 @@ class Crowd:
     def __init__(self, size: int) -> None:
         self.size, self.sent, self.received = size, 0, 0
 
-    def gather_bytes(self, data: bytes) -> list[bytes]:
+    def gather_bytes(self, data: bytes, what: str = "", patience: float | None = None) -> list[bytes]:
         joined = data * self.size
         self.received += len(joined)
         return [joined[at : at + len(data)] for at in range(0, len(joined), len(data))]
@@ -60,9 +64,19 @@ class Crowd:
         return values[0]
 
 
+class Together(Ledger):
+    """Rank 0's part of the proof, and for the tensors that other ranks store their number of elements."""
+
+    def total(self) -> tuple[str, Totals]:
+        trouble, (table, roots) = super().total()
+        table[COUNT, table[COUNT] == 0] = ELEMENTS
+        return trouble, (table, roots)
+
+
 def one_save(committer: Committer, stager: Stager, flat: dict[str, Any], step: int) -> tuple[Snapshot, float, float]:
     """Returns the snapshot, and the seconds and CPU seconds of the commit."""
     snapshot = stager.take(flat, {key: ("state", key) for key in flat})
+    committer.ledger.sample(step, flat, snapshot, {})
     began, cpu = time.perf_counter(), time.thread_time()
     roll = committer.call_roll(step, snapshot, "", None)
     done = committer.commit(step, snapshot, agreed=roll.agreed, requested=False)
@@ -74,14 +88,15 @@ def one_save(committer: Committer, stager: Stager, flat: dict[str, Any], step: i
 
 
 def made(crowd: Crowd) -> tuple[Committer, Stager]:
-    options: Any = SimpleNamespace(
-        attempt="1.0.0", protection=NONE, rule=SimpleNamespace(due=lambda requested, persist: False)
-    )
+    never = 1 << 40  # no save is made durable
+    options = parse_options("unused", 1, check_keep(2, None), persist=never)
     ignore: Any = lambda *_, **__: None  # noqa: E731
     snapshots: Any = SimpleNamespace(hold=ignore, commit=ignore, ready=ignore, superseding=False)
     stager = Stager(lambda need, size: Buffer(size, hurry=True), first=True)
     ranks: Any = crowd
-    return Committer(options, ranks, SimpleNamespace(persist=1), stager, snapshots), stager  # type: ignore[arg-type]
+    committer = Committer(options, ranks, stager, snapshots)
+    committer.ledger = Together(ranks)
+    return committer, stager
 
 
 def main() -> None:
@@ -91,7 +106,7 @@ def main() -> None:
     parser.add_argument("--planned", type=int, default=64, help="ranks of the save that plans [64]")
     parser.add_argument("--rounds", type=int, default=8, help="[8]")
     args = parser.parse_args()
-    flat: dict[str, Any] = {f"state.layer.{n}": torch.zeros(4) for n in range(args.tensors)}
+    flat: dict[str, Any] = {f"state.layer.{n}": torch.zeros(ELEMENTS) for n in range(args.tensors)}
     flat["state.random"] = list(range(600))
     crowd = Crowd(args.planned)
     committer, stager = made(crowd)

@@ -287,7 +287,12 @@ def _cancel(s: Scene) -> None:
 
 def _later(s: Scene, kind: str) -> None:
     s.hardware.logs_lines(s.node, _LATER[f"{kind}-then-failure"])
-    time.sleep(7.0)  # the agent reads the log every 5 s
+
+    def reported() -> bool:
+        return any("host:kernel" in path.read_text() for path in s.run.dir.attempts.glob(f"*/nodes/{s.node}.jsonl"))
+
+    wait_for(reported, 60.0, f"the agent's report of the line in {s.node}'s kernel log")
+    time.sleep(1.0)
     _kill_ranks(s, s.node)
 
 

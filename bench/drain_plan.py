@@ -10,11 +10,17 @@ import random
 from dataclasses import dataclass
 
 STEPS = 60
+STEPS_AT_FAULT = 200  # of about 0.1 s: an agent reads the kernel's log and the GPUs every 5 s
 
-# The profile's settings in slurm.conf beside the sandbox's own. SCRIPTS stands for a folder with the bench's scripts.
+# Site profiles of the sandbox, also two at once; where one has users of its own, the run belongs to alice.
+SITES = (
+    "strict", "ad-users", "no-export", "rewriting", "firewalled", "contended", "slow-prolog", "cgroup", "suspending",
+    "purging", "ad-users+no-export", "contended+slow-prolog", "firewalled+rewriting",
+)  # fmt: skip
+# Further settings in slurm.conf beside the sandbox's own. SCRIPTS stands for a folder with the bench's scripts.
 PROFILES: dict[str, dict[str, str]] = {
     "plain": {},
-    "strict": {"TaskPlugin": "task/affinity", "WaitTime": "5", "KillWait": "10", "JobRequeue": "0"},
+    "impatient": {"TaskPlugin": "task/affinity", "WaitTime": "5", "KillWait": "10", "JobRequeue": "0"},
     "noisy-prolog": {
         "Prolog": "SCRIPTS/prolog", "Epilog": "SCRIPTS/prolog", "TaskProlog": "SCRIPTS/noise",
         "RebootProgram": "/bin/true",
@@ -104,6 +110,10 @@ class Situation:
     faulty: bool
 
     @property
+    def steps(self) -> int:
+        return STEPS_AT_FAULT if self.faulty else STEPS
+
+    @property
     def words(self) -> str:
         return f"{self.name} [{self.profile}] {self.event} at {self.moment}, node {self.target}, spares {self.spares}"
 
@@ -115,10 +125,14 @@ def situation(number: int, *, faulty: bool, seed: str = "1") -> Situation:
     events = FAULTY if faulty else BLAMELESS
     event = list(events)[number % len(events)]
     lasting, only = events[event]
-    profile = rng.choice(only or tuple(PROFILES))
+    profile = rng.choice(only or (*PROFILES, *(() if event.startswith("disk-") and not faulty else SITES)))
     moment = rng.choice(MOMENTS)
+    if event.startswith("xid-") and moment in ("pending", "starting"):
+        moment = "step"  # lines before the launcher's start are about earlier jobs
     if event in ("kernel-suspicion", *PROVEN_LATER):  # with a failure after it, a suspicion is evidence
         moment = "step"
+    if faulty and moment == "pending" and {"contended", "suspending"}.intersection(profile.split("+")):
+        moment = "starting"  # which nodes the job gets is open until then
     if event == "site-check":
         moment = "pending"  # the preflight runs it
     if faulty and moment == "ending":

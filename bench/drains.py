@@ -21,7 +21,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from typing import Any
 from chaos_faults import NotNow, Place
 from chaos_run import disk_of_its_own
 from drain_events import GPUS, Hardware, Scene, nothing
-from drain_plan import MOMENTS, PROFILES, STEPS, Situation, situation
+from drain_plan import MOMENTS, PROFILES, SITES, Situation, situation
 from harness import Bench, BenchError, LiveRun, progress, run_bench
 
 from transom_cli.core.operator.state import State
@@ -40,14 +40,15 @@ from transom_cli.view.read import read_view
 ROOT = Path(__file__).resolve().parents[1]
 TRAINER = ROOT / "tests" / "e2e" / "trainer.py"
 NODES = 6
-PATIENCE = 200.0  # seconds for a run
+PATIENCE = 330.0  # seconds for a run; where nobody may change a job's start, Slurm waits two minutes
 EVENT = 60.0  # seconds in which the event must become possible
 _DRAINED = re.compile(r"update_node: node (\S+) reason set to: transom")
 
 
 class DrainBench(Bench):
     def __init__(self, profile: str) -> None:
-        super().__init__(nodes=NODES)
+        sites = () if profile in PROFILES else tuple(profile.split("+"))
+        super().__init__(nodes=NODES, profiles=sites)
         scripts = self.dir / "scripts"
         scripts.mkdir()
         for name, text in (
@@ -56,10 +57,8 @@ class DrainBench(Bench):
         ):
             (scripts / name).write_text(f"#!/bin/sh\n{text}\n")
             (scripts / name).chmod(0o755)
-        extra = {key: value.replace("SCRIPTS", str(scripts)) for key, value in PROFILES[profile].items()}
-        self._spec = type(self._spec)(
-            self._spec.dir, nodes=NODES, gpus_per_node=GPUS, extra={**self._spec.extra, **extra}
-        )
+        extra = {key: value.replace("SCRIPTS", str(scripts)) for key, value in PROFILES.get(profile, {}).items()}
+        self._spec = replace(self._spec, gpus_per_node=GPUS, extra={**self._spec.extra, **extra})
         self.more: dict[str, str] = {}
 
     def __enter__(self) -> DrainBench:
@@ -67,6 +66,9 @@ class DrainBench(Bench):
         with contextlib.suppress(NotPermitted):
             self.more |= faults.clock_env(self.sandbox)
         self.hardware = Hardware(self.dir, self.sandbox.node_names)
+        if "purging" in self._spec.site:
+            self.runs = self.sandbox.dir / "scratch" / "runs"
+        self.home_of_runs = self.runs
         return self
 
     @property
@@ -75,7 +77,7 @@ class DrainBench(Bench):
         return {**super().env, **self.more, **hardware, "TRANSOM_HEALTH__PROBE": "false"}
 
     def start(self, what: Situation) -> LiveRun:
-        words = [str(TRAINER), "--steps", str(STEPS)]
+        words = [str(TRAINER), "--steps", str(what.steps)]
         options = ("--tasks-per-node", "1", "--set", f"job.gpus_per_node={GPUS}", "--set", "health.every=5",
                    "--set", "detect.first_step=60")  # fmt: skip
         return self.submit(what.name, words, what.spares, options)
@@ -84,7 +86,9 @@ class DrainBench(Bench):
 def play(bench: DrainBench, what: Situation) -> dict[str, Any]:
     """Run one situation to its end, and judge it."""
     bench.hardware.mend()
-    bench.runs = bench.dir / "runs"
+    # exclusions end with their situation: the history of nodes would carry them to the next run
+    shutil.rmtree(bench.env["TRANSOM_STATE_DIR"], ignore_errors=True)
+    bench.runs = bench.home_of_runs
     needs_disk = what.event.startswith("disk-") and not what.faulty
     with own_disk(bench) if needs_disk else contextlib.nullcontext(Place(bench.runs, bench.runs)) as place:
         began, log_from = time.monotonic(), len(bench.controller_log())
@@ -155,7 +159,7 @@ def _reached(what: Situation, run: LiveRun, state: State, first: float) -> bool:
         "starting": running,
         "step": running and _step(run) >= 8,
         "recovery": first < float("inf") and (state.incident is not None or time.monotonic() - first > 8.0),
-        "ending": running and _step(run) >= STEPS - 15,
+        "ending": running and _step(run) >= what.steps - 15,
     }[what.moment]
 
 
@@ -229,7 +233,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=60, help="[60]")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--only", default="", help="these numbers instead, separated by commas")
-    parser.add_argument("--profile", default="", choices=("", *PROFILES), help="only situations of this profile")
+    parser.add_argument("--profile", default="", choices=("", *PROFILES, *SITES), help="only its situations")
     parser.add_argument("--results", type=Path, default=Path(".test-results/drains.jsonl"))
     parser.add_argument("--plan", action="store_true", help="list the situations, and run nothing")
     args = parser.parse_args()

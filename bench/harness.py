@@ -148,9 +148,11 @@ class Bench:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _error: BaseException | None, _: TracebackType | None) -> None:
-        for run in self._made:
-            run.kill_operator(signal.SIGTERM)
-        self.sandbox.down()
+        try:
+            for run in self._made:
+                run.kill_operator(signal.SIGTERM)
+        finally:
+            self.sandbox.down()
         if kind is not None or self.keep:
             progress(f"kept for looking at: {self.dir} (runs/, sb/log/)")
         else:

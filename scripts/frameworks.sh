@@ -43,7 +43,7 @@ pip=("$VENV/bin/python" -m pip --disable-pip-version-check -q install)
 say "installing torch and transom into $VENV (10 to 15 minutes with all frameworks)"
 "${pip[@]}" "${BASE[@]}" >>"$LOG" 2>&1 || fail "torch cannot be installed: $(tail -n 1 "$LOG")" "see $LOG"
 "${pip[@]}" -e '.[metrics]' >>"$LOG" 2>&1 || fail "transom cannot be installed: $(tail -n 1 "$LOG")" "see $LOG"
-"${pip[@]}" 'setuptools<81' wheel packaging ninja py-cpuinfo >>"$LOG" 2>&1 || true # deepspeed builds without isolation
+"${pip[@]}" 'setuptools<81' wheel packaging py-cpuinfo >>"$LOG" 2>&1 || true # deepspeed builds without isolation
 for framework in "${FRAMEWORK_LIST[@]}"; do
     name=${framework%%[<>=]*}
     options=()

@@ -40,6 +40,8 @@ PURE = (
     *(f"notify.{name}" for name in ("events", "messages", "metrics")),
     *(f"rpc.{name}" for name in ("errors", "verbs", "wire")),
     "sandbox.release.known",
+    "simulate",
+    "simulate.*",
     *(f"slurm.{name}" for name in ("accounting", "parse", "port", "tags")),
     *(f"submit.{name}" for name in ("adopt", "directives", "render", "script")),
     *(f"submit.{name}" for name in ("shell_commands", "srun_options", "starters", "unsupported")),
@@ -66,6 +68,7 @@ READERS = (
     "health.gpu.watch",
     "health.history.files",
     "health.history.shared",
+    *(f"simulate.{name}" for name in ("campaign", "export", "setup", "traces")),
     "view.report.page",
 )
 # Values and text only. Not here: os, subprocess, time, socket, random, and all else that looks around.
@@ -82,6 +85,7 @@ PURE_OTHERS = {
     "diagnose.logs.grammar": {"datetime"},
     "diagnose.logs.rulebook": {"re2", "typing"},
     "notify.messages": {"datetime", "email"},
+    **{f"simulate.{name}": {"random"} for name in ("fleet", "timeline")},  # seeded generators
     "rpc.verbs": {"inspect"},  # the signature of a handler
     "slurm.parse": {"ClusterShell", "datetime"},
     "submit.render": {"jinja2", "sys"},
@@ -209,9 +213,10 @@ def test_implementations_are_chosen_only_for_commands() -> None:
     assert [short(name) for name in users if name not in matching("cli", "cli.*")] == []
 
 
-def test_torch_is_imported_only_by_checkpoints_integrations_the_probe_and_hooks() -> None:
+def test_torch_is_imported_only_by_what_trainers_use_the_probe_and_hooks() -> None:
     users = [n for n in GRAPH.paths if "torch" in GRAPH.outside(n, late=True)]
-    assert [short(n) for n in users if n not in matching("ckpt.*", "integrations.*", *PROBES, *HOOKS)] == []
+    allowed = matching("ckpt.*", "elastic.*", "integrations.*", *PROBES, *HOOKS)
+    assert [short(n) for n in users if n not in allowed] == []
     assert "transom_cli.ckpt.save.commit" in users, "this test looks for the wrong name"
 
 

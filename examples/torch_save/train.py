@@ -42,9 +42,13 @@ while step < args.steps:
     time.sleep(args.step_delay)
     batch = torch.randn(4, 16, generator=torch.Generator().manual_seed(step * world + rank))
     optimizer.zero_grad()
-    torch.nn.functional.mse_loss(model(batch), batch.sum(1, keepdim=True)).backward()
+    began = time.perf_counter()
+    loss = torch.nn.functional.mse_loss(model(batch), batch.sum(1, keepdim=True))
+    loss.backward()
     optimizer.step()
     step += 1
+    if rank == 0:
+        print(f"iter {step}: loss {loss.item():.4f}, time {1000 * (time.perf_counter() - began):.2f}ms", flush=True)
     if rank == 0 and step % args.every == 0:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         torch.save(state, args.out / f"ckpt-{step}.pt")

@@ -72,7 +72,7 @@ def started(actions: list[Action]) -> list[tuple[str, ...]]:
 def lost(state: State, at: float, node: str) -> tuple[State, list[Action]]:
     """A node dies: the others lose their peer, and its agent does not answer."""
     launch, dead = state.launch.number, state.nodes.training.index(node)
-    found = exits(*(None if r == dead else 1 for r in range(3)), node_of=state.nodes.training)
+    found = exits(*(None if r == dead else 1 for r in range(len(state.nodes.training))), node_of=state.nodes.training)
     state, _ = feed(
         state,
         launcher.RanksExited(at, launch, found),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from transom_cli.core import events as ev
 from transom_cli.core.operator import actions as act
 from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.incident import REQUESTED
 from transom_cli.core.operator.state import Policy, State
 
 _ANSWERS: dict[type[ev.Event], tuple[type[act.Action], ...]] = {
@@ -168,13 +169,18 @@ class Ledger:
             assert f"{incident}/restart" in self.failed, "a second try only after a refusal"
         assert set(action.exclude) <= self.kept_away, "excluded without having been isolated"
         self.kept_away = set(action.exclude)
-        if first and word == "restart":
+        if first and word == "restart" and not self._requested():
             further = self.best != self.best_at_restart
             self.best_at_restart = self.best
             self.vain = 0 if further or self._as_far_as_time_went() else self.vain + 1
             self.paid_in_a_row = 0 if further else self.paid_in_a_row + (incident in self.paid)
             spared = min(self.policy.cap_nodes, self.paid_in_a_row)
             assert self.vain <= self.policy.max_without_progress + spared, "a restart loop"
+
+    def _requested(self) -> bool:
+        """A person wants this restart: the budget does not count it."""
+        diagnosis = self.state.incident.diagnosis if self.state.incident is not None else None
+        return diagnosis is not None and diagnosis.cause == REQUESTED
 
     def _as_far_as_time_went(self) -> bool:
         """What keeps its own checkpoints, or none, comes as far as Slurm's limits let it: nobody can tell how far."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,3 +87,27 @@ def test_drains_of_all_users_within_the_window_count(ages: list[float | None], m
 def test_unreadable_age_counts_as_recent() -> None:
     assert drain_refused(Isolate("k", "n1", "r", True, 1), [None])
     assert not drain_refused(Isolate("k", "n1", "r", True, 1), [3600.0])
+
+
+def excluded_in(nodes: int, **policy: Any) -> tuple[float, str]:
+    """For how many seconds a job of so many nodes excludes a suspect, and the detail."""
+    names = tuple(f"n{i}" for i in range(1, nodes + 1))
+    state = State(Policy(**policy), Request(nodes))
+    suspect = replace(SUSPECT, nodes=names)
+    begin = (ev.Started(0.0, 1), ev.Submitted(1.0, "submit", 7), ev.JobSeen(2.0, 7, 0, "RUNNING", nodes=names))
+    for event in (*begin, suspect):
+        state, actions = decide(state, event)
+    (order,) = (a for a in actions if isinstance(a, Isolate))
+    state, _ = decide(state, ev.Isolated(21.0, order.key, "n2", "excluded", ""))
+    (only,) = state.isolation.exclusions
+    assert only.until is not None
+    return only.until - 21.0, only.detail
+
+
+def test_large_job_excludes_a_suspect_for_longer_where_that_is_set() -> None:
+    assert excluded_in(1024) == (3600.0, "")
+    assert excluded_in(64, expiry_by_cost=True) == (3600.0, ""), "never for less than isolate.expiry"
+    lasts, detail = excluded_in(1024, expiry_by_cost=True)
+    assert lasts == 6 * 3600.0
+    assert detail == "for 6 h, since another failure would cost 256 node-hours"
+    assert excluded_in(16384, expiry_by_cost=True)[0] == LONGEST

@@ -84,13 +84,13 @@ stories = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 2), st.booleans(), st.one_of(st.just(()), report_rules), stories)
+@given(st.integers(0, 2), st.booleans(), st.integers(0, 2), st.one_of(st.just(()), report_rules), stories)
 def test_promises(
-    relaunches: int, spare: bool, rules: tuple[Rule, ...], story: list[tuple[float, launcher.Event]]
+    relaunches: int, spare: bool, fewest: int, rules: tuple[Rule, ...], story: list[tuple[float, launcher.Event]]
 ) -> None:
     allocated = (*NODES, SPARE) if spare else NODES
     state, now = fresh(allocated, relaunches=relaunches), 0.0
-    state = replace(state, policy=replace(state.policy, rules=rules))
+    state = replace(state, policy=replace(state.policy, rules=rules), nodes=replace(state.nodes, fewest=fewest))
     by_reports = sum(rule.budget or 0 for rule in rules) * 2  # each rule's budget, for either thing that is reported
     clean: set[int] = set()  # launches of which nothing is left, by their agents' word
     requested: set[int] = set()
@@ -114,7 +114,7 @@ def test_promises(
             abandoned = {*received.unheard, *(node for node, _ in received.survivors)}
         for order in actions:
             if isinstance(order, launcher.StartLaunch):
-                assert order.launch == len(started) and len(set(order.nodes)) == 3
+                assert order.launch == len(started) and (fewest or 3) <= len(set(order.nodes)) <= 3
                 assert list(order.nodes) == [n for n in allocated if n in order.nodes], "in Slurm's order"
                 assert not set(order.nodes) & set(state.nodes.given_up)
                 assert not before.stop or not started
@@ -128,7 +128,7 @@ def test_promises(
                     assert in_vain <= 4 * relaunches * (1 + swaps) + swaps + by_reports, (
                         "each of the causes has its budget"
                     )
-                    assert swaps <= len(allocated) - 3
+                    assert swaps <= len(allocated) - (fewest or 3)
                 best = max(best[0], state.progress.durable), max(best[1], state.progress.max_step)
                 started.append(order.launch)
             if isinstance(order, launcher.PersistMemory):

@@ -87,6 +87,19 @@ def test_a_hang_is_reported_once_and_closed_when_the_ranks_step_again() -> None:
     assert run.state.incident is None and run.state.incidents[-1].result == "recovered"
 
 
+@pytest.mark.parametrize("sign", ["hang", "silence"])
+def test_a_relaunch_that_the_launcher_withholds_while_a_node_is_probed_is_noted(sign: str) -> None:
+    run = Observed()
+    stalled = ev.Stalled(10.0, "7.0", ev.Stall(4, 9.0, 8.0, (1,), ()))
+    run.feed(ev.StepSeen(5.0, "7.0", 4), stalled if sign == "hang" else ev.NodeSilent(10.0, "7.0", "n2", 11.0))
+    for what in ("seen", "diagnosed", "withheld"):
+        run.feed(ev.RecoverySeen(11.0, "7.0", "l1", what, "relaunched the ranks", "hang"))
+    run.act(12.0)
+    assert run.would == [("relaunch", ())] and run.state.phase is Phase.TRAINING
+    run.feed(ev.RecoverySeen(20.0, "7.0", "l1", "recovered", "step 9 done"))
+    assert [one.result for one in run.state.incidents] == ["recovered"]
+
+
 def test_a_dead_node_is_named_and_stays_in_the_run() -> None:
     run = Observed(verdict="FAIL")
     hung(run)

@@ -305,6 +305,15 @@ def test_one_rank_behind_the_others_is_the_culprit() -> None:
     assert [f.culprits for f in found] == [(2,)]
 
 
+def test_steps_that_count_differently_are_not_compared() -> None:
+    job = Job()
+    job.settle()
+    job.set([0], since_start=False, step=job.beats[0].step + 210)  # only its log shows the training's own step
+    job.set([1, 2, 3], since_start=True)
+    found = alarms(job.pass_time(60.0))
+    assert [f.culprits for f in found] == [()]
+
+
 def test_ranks_that_never_beat_are_not_judged() -> None:
     job = Job()
     found = [f for _ in range(200) for f in job.step(1.0, ranks=[0])]

@@ -31,15 +31,57 @@ PACKAGES = {"huggingface": "transformers", "torch_save": "torch"}  # else: the f
 FRAMEWORKS = ("huggingface", "lightning", "accelerate", "deepspeed", "torch_save")
 WITH_CALLBACK = FRAMEWORKS[:-1]
 RANKS, STEPS, EVERY = 2, 60, 10
-PATIENCE = 240.0
+PATIENCE = 600.0
+
+NEWEST = "max(Path(args.out).glob('*.ckpt'), key=lambda path: path.stat().st_mtime, default=None)"
+UNCHANGED = {  # the examples without transom: what to replace
+    "huggingface": (
+        ("from transom_cli.integrations.huggingface import TransomCallback, latest", ""),
+        ("TransomCallback(), ", ""),
+        ("disable_tqdm=True", "disable_tqdm=False"),
+        ("latest(args.out)", "any(Path(args.out).glob('checkpoint-*'))"),
+    ),
+    "lightning": (
+        ("from transom_cli.integrations.lightning import TransomCallback, latest", ""),
+        ("TransomCallback(args.out)", "L.pytorch.callbacks.TQDMProgressBar()"),
+        ("enable_progress_bar=False", "enable_progress_bar=True"),
+        ("latest(args.out)", NEWEST),
+    ),
+    "deepspeed": (
+        ("from transom_cli.integrations.deepspeed import attach, latest", ""),
+        ("run = attach(engine)", "deepspeed.utils.set_log_level_from_string('info')"),
+        (
+            "if path := latest(args.out)",
+            "if path := os.path.exists(args.out) and (Path(args.out) / 'latest').read_text()",
+        ),
+        ("import hashlib\n", "import hashlib, os\n"),
+        (" and not run.stop", ""),
+        (" or run.due", ""),
+        ('"train_micro_batch_size_per_gpu": 4', '"train_micro_batch_size_per_gpu": 4, "steps_per_print": 1'),
+    ),
+    "torch_save": (),
+}
 
 
-def example(framework: str, out: Path, final: Path, *, delay: float, every: int = EVERY) -> tuple[str, ...]:
+def unchanged(framework: str, folder: Path) -> Path:
+    """The example as it is without transom."""
+    text = (EXAMPLES / framework / "train.py").read_text()
+    for old, new in UNCHANGED[framework]:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    assert "transom_cli" not in text
+    script = folder / "train.py"
+    script.write_text(text)
+    return script
+
+
+def example(
+    framework: str, out: Path, final: Path, *, delay: float, every: int = EVERY, script: Path | None = None
+) -> tuple[str, ...]:
     if importlib.util.find_spec(PACKAGES.get(framework, framework)) is None:
         pytest.skip(f"{framework} is not installed; `make test-frameworks` has it")
-    script = str(EXAMPLES / framework / "train.py")
     numbers = ("--steps", str(STEPS), "--every", str(every), "--step-delay", str(delay))
-    return (sys.executable, script, str(out), *numbers, "--final", str(final))
+    return (sys.executable, str(script or EXAMPLES / framework / "train.py"), str(out), *numbers, "--final", str(final))
 
 
 @pytest.fixture(scope="session")
@@ -68,16 +110,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 class Training:
     """A framework's example, supervised."""
 
-    def __init__(self, person: Person, framework: str, every: int = EVERY) -> None:
+    def __init__(self, person: Person, framework: str, every: int = EVERY, *, plain: bool = False) -> None:
         self.person, self.framework = person, framework
         self.out, self.final = person.cwd / "out", person.cwd / "final"
         person.env |= {"HF_HUB_OFFLINE": "1", "TRANSOM_CHECKPOINT__FOREIGN__PATTERN": ""}
-        if framework == "torch_save":
+        if framework == "torch_save" and not plain:
             person.env["TRANSOM_CHECKPOINT__FOREIGN__PATTERN"] = f"{self.out}/ckpt-*.pt"
         delay = 0.5 if framework == "torch_save" else 0.2  # a seal without code needs 10 s
-        self.run = person.start(
-            "-N", str(RANKS), "--", *example(framework, self.out, self.final, delay=delay, every=every)
-        )
+        script = unchanged(framework, person.cwd) if plain else None
+        command = example(framework, self.out, self.final, delay=delay, every=every, script=script)
+        self.run = person.start("-N", str(RANKS), "--", *command)
 
     def wait(self, ready: Any) -> dict[str, Any]:
         return self.person.wait(self.run, ready, PATIENCE)
@@ -85,8 +127,8 @@ class Training:
     def wait_for_seal(self, step: int) -> dict[str, Any]:
         return self.wait(lambda view: over(view) or any(one.step >= step for one in sealed(self.out)))
 
-    def kill_rank(self) -> None:
-        os.kill(rank_pid(self.run, 1), signal.SIGKILL)
+    def signal_rank(self, number: int = signal.SIGKILL) -> None:
+        os.kill(rank_pid(self.run, 1), number)
 
     def logs(self) -> str:
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.run.path.rglob("*.log")))
@@ -122,12 +164,33 @@ def resumed_from(training: Training) -> list[int]:
     return sorted(int(found[-1]) for found in numbers)
 
 
+@pytest.mark.parametrize("framework", UNCHANGED)
+def test_own_step_and_loss_are_shown_without_a_changed_line(person: Person, framework: str) -> None:
+    training = Training(person, framework, plain=True)
+    training.wait(lambda view: over(view) or (view["step"] >= 2 * EVERY and not view["steps_since_start"]))
+    training.signal_rank()
+    view = training.wait(over)
+    assert view["phase"] == "done", training.logs()[-6000:]
+    assert (view["step"], view["steps_since_start"]) == (STEPS, False)
+    assert view["loss"] is not None or framework in ("deepspeed", "lightning")  # these examples log no loss
+
+
+@pytest.mark.parametrize("framework", UNCHANGED)
+def test_hang_is_seen_without_a_changed_line(person: Person, framework: str) -> None:
+    training = Training(person, framework, plain=True)
+    training.wait(lambda view: over(view) or view["step"] >= EVERY + 3)
+    training.signal_rank(signal.SIGSTOP)
+    view = training.wait(over)
+    assert (view["phase"], view["excluded"]) == ("done", []), training.logs()[-6000:]
+    assert any("step" in one["message"] for one in view["incidents"]), view["incidents"]
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_resumes_from_sealed_checkpoint_after_rank_kill(person: Person, undisturbed: Any, framework: str) -> None:
     undisturbed(framework)
     training = Training(person, framework)
     training.wait_for_seal(2 * EVERY)
-    training.kill_rank()
+    training.signal_rank()
     view = training.finish(undisturbed)
     assert max(resumed_from(training)) >= 2 * EVERY
     assert view["checkpoint"]["step"] >= 4 * EVERY if "checkpoint" in view else True
@@ -143,7 +206,7 @@ def test_falls_back_from_corrupted_newest(person: Person, undisturbed: Any, fram
     data = bytearray((newest.base / entry.name).read_bytes())
     data[len(data) // 2] ^= 1
     (newest.base / entry.name).write_bytes(data)
-    training.kill_rank()
+    training.signal_rank()
     training.finish(undisturbed)
     assert f"{newest.path} is not used" in training.logs()
     assert 0 < min(resumed_from(training)) < newest.step

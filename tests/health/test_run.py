@@ -98,14 +98,21 @@ def test_killed_worker_does_not_affect_other_nodes() -> None:
     assert not workers["b"].is_running() or workers["b"].status() == psutil.STATUS_ZOMBIE
 
 
-def test_worker_that_dies_while_reading_is_named_and_not_waited_for() -> None:
+@pytest.mark.parametrize(
+    ("end", "of_check", "of_node"),
+    [(signal.SIGSEGV, {}, {"b": Verdict.SUSPECT}), (signal.SIGKILL, {"b": Verdict.UNKNOWN}, {})],
+    ids=["crashed", "killed-by-somebody"],
+)
+def test_worker_that_dies_while_reading_is_named_and_not_waited_for(
+    end: signal.Signals, of_check: dict[str, Verdict], of_node: dict[str, Verdict]
+) -> None:
     began = time.monotonic()
     dying = crew(a="1", b="hang", c="2")
     killed: list[int] = []
 
     def kill_b(message: dict[str, Any]) -> None:
         if message.get("re") == "here" and message.get("node") == "b":
-            os.kill(int(message["pid"]), signal.SIGKILL)
+            os.kill(int(message["pid"]), end)
             killed.append(int(message["pid"]))
 
     receive = dying.receive
@@ -119,17 +126,18 @@ def test_worker_that_dies_while_reading_is_named_and_not_waited_for() -> None:
     dying.receive = told  # type: ignore[method-assign]
     report = check_nodes(dying, wishes(budget=20.0))
     assert killed and time.monotonic() - began < 10, "neither the reader's deadline nor the budget"
-    assert verdicts(report, "answer") == {"b": Verdict.SUSPECT}
-    assert verdicts(report) == {"a": Verdict.PASS, "c": Verdict.PASS}, "nothing is said of what was not read"
     again = replay(record(report, wishes().about, "1.0"), {}, frozenset(), "file")
-    assert verdicts(again, "answer") == {"b": Verdict.SUSPECT}
+    assert verdicts(report) == {"a": Verdict.PASS, "c": Verdict.PASS} | of_check
+    assert verdicts(report, "answer") == verdicts(again, "answer") == of_node
 
 
 def test_srun_messages_name_nodes_whose_worker_ended() -> None:
     crew = object.__new__(SrunTransport)
     crew._nodes = ("node1", "node2")
     crew.errors = deque(["srun: error: node2: task 1: Killed", "srun: error: node9: task 3: Exited with exit code 1"])
-    assert crew.gone() == ("node2",)
+    assert crew.gone() == crew.killed() == ("node2",)
+    crew.errors = deque(["srun: error: node1: tasks 0,2: Exited with exit code 127"])
+    assert crew.gone() == ("node1",) and crew.killed() == ()
 
 
 def test_no_process_survives_the_health_run() -> None:

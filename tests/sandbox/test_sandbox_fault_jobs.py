@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from slurm_support import sleepers, submit, wait_sleepers
 
@@ -65,3 +67,17 @@ def test_the_launcher_stops_and_dies_alone(healed_sandbox: Sandbox) -> None:
     assert wait_until(lambda: not processes.alive(launcher.ident), 10.0) and sruns
     with pytest.raises(UsageError, match="no running batch script"):
         faults.kill_launcher(sb, job)
+
+
+def test_a_launcher_in_a_users_script_is_hit_and_not_their_shell(healed_sandbox: Sandbox, tmp_path: Path) -> None:
+    sb = healed_sandbox
+    program = tmp_path / "transom"
+    program.write_text("#!/bin/sh\nsleep 300; true\n")
+    program.chmod(0o755)
+    job = submit(sb, f"( while sleep 60; do true; done ) &\n{program} launch -- python train.py\nsleep 302\n", "-N1")
+    wait_sleepers(sb, job, 2)
+    launcher = fault_processes.find_launcher(sb, job)
+    assert processes.command_of(launcher)[1:] == [str(program), "launch", "--", "python", "train.py"]
+    assert faults.kill_launcher(sb, job) == launcher.pid
+    next_line = ["sleep", "302"]
+    assert wait_until(lambda: next_line in map(processes.command_of, processes.of_job(sb.cluster, job)), 10.0)

@@ -89,8 +89,9 @@ def test_steps_at_the_same_time_are_not_changed() -> None:
     assert adopt("#!/bin/bash\n" + body) == "#!/bin/bash\n" + body
 
 
-def test_srun_in_a_variable_is_changed_where_it_is_set() -> None:
-    script = '#!/bin/bash\nLAUNCH="srun -N 2"\n$LAUNCH python a.py\n$LAUNCH python b.py\n'
+@pytest.mark.parametrize("srun", ["srun", "/usr/bin/srun", "/opt/slurm-23/srun/bin/srun"])
+def test_srun_in_a_variable_is_changed_where_it_is_set(srun: str) -> None:
+    script = f'#!/bin/bash\nLAUNCH="{srun} -N 2"\n$LAUNCH python a.py\n$LAUNCH python b.py\n'
     assert 'LAUNCH="transom launch -N 2"\n$LAUNCH python a.py' in adopt(script)
 
 

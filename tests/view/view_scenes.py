@@ -10,7 +10,7 @@ from pathlib import Path
 from view_made import JOB, NOW, Made
 
 from transom_cli.ckpt.progress import CHECKING, WRITING, Part
-from transom_cli.ckpt.schedule.plan import NextSaves
+from transom_cli.ckpt.schedule import NextSaves
 from transom_cli.core import events as ev
 from transom_cli.health.gpu.reading import Ecc, Heat, Rows
 from transom_cli.health.gpu.xid import GpuEvent

@@ -71,6 +71,8 @@ def start_launcher(run: RunDir, form: LaunchForm) -> int:
         relaunches=settings.restart.relaunches,
         max_without_progress=settings.restart.max_without_progress,
         nodes=form.nodes,
+        min_nodes=0 if form.job_step else settings.job.min_nodes,
+        shrink_unit=settings.job.shrink_unit,
         resubmit=settings.restart.how == "resubmit",
         leave_drained=settings.restart.leave_drained,
         expiry=settings.isolate.expiry,

@@ -78,7 +78,7 @@ def operator_for(
     slurm = operator_slurm(record, shared, runner)
     submission = record.submission(run)
     past = fold(run.journal)
-    tasks = (script.ntasks_per_node or 1) if past.state.request.spares else 0
+    tasks = (script.ntasks_per_node or 1) if past.state.request.least < past.state.request.num_nodes else 0
     since = past.times.begun or time.time()
     resubmit, shared_history = settings.restart.how == "resubmit", settings.isolate.shared_history
     orders = Orders(

@@ -57,6 +57,19 @@ def write_generator(generator: Any, saved: Any, name: str) -> None:
         generator.bit_generator.state = saved[STATE]
 
 
+def seed_generator(generator: Any, seed: int) -> None:
+    """Start the generator from a seed of 63 bits."""
+    kind = _kind(generator)
+    if kind.startswith("torch"):
+        generator.manual_seed(seed)
+    elif kind == "random.Random":
+        generator.seed(seed)
+    elif kind == "numpy.random.RandomState":
+        generator.seed(seed % 2**32)
+    else:
+        generator.bit_generator.state = type(generator.bit_generator)(seed).state
+
+
 def with_generator_states(value: Any) -> Any:
     """Replace generators by their states, in dicts and lists. Other values are not copied."""
     if is_generator(value):

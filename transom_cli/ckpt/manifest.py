@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass, replace
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 import xxhash
@@ -83,7 +84,7 @@ def _indented(body: dict[str, Any]) -> str:
     if not files:
         return text
     form = '  {{\n   "name": {},\n   "size": {},\n   "xxh3_128": "{}"\n  }}'
-    entries = [form.format(json.dumps(one["name"]), one["size"], one["xxh3_128"]) for one in files]
+    entries = [form.format(encode_basestring_ascii(one["name"]), one["size"], one["xxh3_128"]) for one in files]
     return text.replace('"files": []', '"files": [\n' + ",\n".join(entries) + "\n ]", 1)
 
 

@@ -21,6 +21,7 @@ from transom_cli.ckpt.module_names import translation
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.tree import inner_tensors, local_part, moved
 
+NAMED = 5  # parameters in a message
 Names = dict[str, list[list[str]]]  # by optimizer: the names of each group's parameters
 
 
@@ -105,10 +106,14 @@ def write(
         theirs = [renamed(name) for name in saved["params"]]
         if sorted(live) != sorted(theirs):
             odd = sorted(set(live) ^ set(theirs))
-            raise StateMismatch("A parameter group is not that of the checkpoint", f"they differ in {', '.join(odd)}")
+            more = f" and {len(odd) - NAMED} more" if len(odd) > NAMED else ""
+            listed = ", ".join(odd[:NAMED]) + more
+            raise StateMismatch(f"A parameter group is not that of the checkpoint: they differ in {listed}")
     for saved, (start, mine) in zip(saved_groups, _by_group(optimizer, order), strict=False):
         groups.append({**saved, "params": list(range(start, start + len(mine)))})
-    state = {index[name]: value for name, value in tree["state"].items()}
+    if "state" not in tree and (any(optimizer.state.values()) or to_come(optimizer)):
+        raise StateMismatch("The checkpoint has no state of the optimizer, such as moments and step counters")
+    state = {index[name]: value for name, value in tree.get("state", {}).items()}
     usual = {i: {k: None if _is_special(v) else v for k, v in values.items()} for i, values in state.items()}
     optimizer.load_state_dict({"state": usual, "param_groups": groups})
     _undo_casts(optimizer, state)

@@ -26,7 +26,7 @@ import xxhash
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import WriteItem
 
-from transom_cli.ckpt.digest import MASK, Part, digests
+from transom_cli.ckpt.digest import Part, digests
 from transom_cli.ckpt.failures import describe
 from transom_cli.ckpt.proof import NAMED, Proof, TensorProof, digest_of, storage_of, ties_of
 from transom_cli.ckpt.ranks import Ranks
@@ -75,6 +75,8 @@ class Ledger:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._names: list[str] = []  # the same on all ranks
+        self._about: list[tuple[str, tuple[int, ...]] | None] = []  # dtype and shape, None for a value; on rank 0
+        self._elements = np.zeros(0, np.uint64)  # of each, on rank 0
         self._shared = 0  # of them, not per rank
         self._parts: _Parts | None = None
         self._sample = Sample(-1)
@@ -84,7 +86,11 @@ class Ledger:
 
     def agree(self, metadata: Metadata | None) -> None:
         """The ranks have planned who stores what. A collective; `metadata` is rank 0's."""
-        self._names = self._ranks.from_first(sorted(metadata.state_dict_metadata) if metadata is not None else [])
+        stored = metadata.state_dict_metadata if metadata is not None else {}
+        self._names = self._ranks.from_first(sorted(stored))
+        self._about = [_described(stored[name]) for name in sorted(stored)]
+        sizes = [math.prod(about[1]) if about is not None else 0 for about in self._about]
+        self._elements = np.array(sizes, np.uint64)
         self._shared = sum(not name.startswith(f"{RANKS}.") for name in self._names)
 
     @torch.no_grad()
@@ -109,9 +115,9 @@ class Ledger:
                 found.skipped.append(index.fqn)
             elif local.is_cpu:
                 found.digests[index] = _sampled(step, index, local.nbytes, _reader(local.data_ptr()))
-            elif snapshot.copying is None and len(later) < ON_DEVICE:
+            elif len(later) < ON_DEVICE:
                 later.append((index, local))
-            else:  # it would wait for the step that the GPU is computing
+            else:
                 found.skipped.append(index.fqn)
         found.digests |= _sampled_on_device(step, later)
         found.unstored |= self._unstored(unstored)
@@ -170,27 +176,24 @@ class Ledger:
             dist.reduce(ties, 0, dist.ReduceOp.MAX, group=self._ranks.group)
         return trouble, (table, roots)
 
-    def proof(self, metadata: Metadata, totals: Totals, unstored: dict[str, TensorProof]) -> tuple[Proof, str]:
+    def proof(self, totals: Totals, unstored: dict[str, TensorProof]) -> tuple[Proof, str]:
         """The proof, and why the save must fail or "". Called by rank 0."""
         table, roots = totals
-        about = metadata.state_dict_metadata
         tensors, values, uncovered = dict(unstored), {}, []
-        short, stale = [], []
-        for name, column in zip(self._names, table.T.tolist(), strict=True):
-            one = about[name]
-            if not isinstance(one, TensorStorageMetadata):
-                if column[_COUNT]:
-                    values[name] = column[_DIGEST]
-                else:
-                    uncovered.append(name)
-                continue
-            tensors[name] = TensorProof(
-                str(one.properties.dtype).removeprefix("torch."), tuple(one.size), column[_DIGEST]
-            )
-            if column[_COUNT] != math.prod(one.size):
-                short.append(f"{name} ({column[_COUNT]} of {math.prod(one.size)} elements)")
-            if _differs(column):
-                stale.append(name)
+        columns = zip(self._names, self._about, table[_DIGEST].tolist(), table[_COUNT].tolist(), strict=True)
+        for name, about, digest, count in columns:
+            if about is not None:
+                tensors[name] = TensorProof(*about, digest)
+            elif count:
+                values[name] = digest
+            else:
+                uncovered.append(name)
+        stale = [self._names[n] for n in np.flatnonzero(_differs(table))]
+        short = [
+            f"{self._names[n]} ({table[_COUNT, n]} of {self._elements[n]} elements)"
+            for n in np.flatnonzero(table[_COUNT] != self._elements)
+            if self._about[n] is not None
+        ]
         trouble = ""
         if stale:
             trouble = f"what would be stored is not the live state of {_listed(stale)}"
@@ -268,11 +271,18 @@ class Ledger:
         return known[1]
 
 
-def _differs(column: list[int]) -> bool:
-    if column[_SKIPPED] or not column[_STORED_PARTS]:
-        return False
-    copies, rest = divmod(column[_LIVE_PARTS], column[_STORED_PARTS])
-    return bool(rest) or column[_LIVE] != column[_STORED] * copies & MASK
+def _differs(table: Any) -> Any:
+    """For each name, whether the stored bytes are other ones than those that were sampled."""
+    stored = np.maximum(table[_STORED_PARTS], np.uint64(1))
+    copies, rest = table[_LIVE_PARTS] // stored, table[_LIVE_PARTS] % stored
+    wrong = (rest != 0) | (table[_LIVE] != table[_STORED] * copies)
+    return wrong & (table[_SKIPPED] == 0) & (table[_STORED_PARTS] != 0)
+
+
+def _described(stored: Any) -> tuple[str, tuple[int, ...]] | None:
+    if not isinstance(stored, TensorStorageMetadata):
+        return None
+    return str(stored.properties.dtype).removeprefix("torch."), tuple(stored.size)
 
 
 def _key(index: MetadataIndex) -> int:

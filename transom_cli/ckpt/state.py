@@ -7,7 +7,7 @@ How an entry is stored depends on what it holds:
   of several, flattened) is stored as it is;
 - other objects with `state_dict` and `load_state_dict`: stored once if they hold sharded tensors (DTensor), which say
   what each rank has; otherwise **per rank** (a data loader's position differs by rank), except learning-rate schedulers
-  and gradient scalers, which are the same everywhere;
+  and gradient scalers, objects with `same_on_all_ranks = True`, and those declared `from_rank_0`;
 - random number generators: per rank. A restore sets their state;
 - tensors and plain values: must be the same on every rank. Stored once. Plain values are read from the dict at each
   save. A restore writes into the same tensors, dicts, lists, arrays and objects (`in_place`), and replaces in the dict
@@ -26,9 +26,7 @@ from __future__ import annotations
 
 import functools
 import gc
-import random
 import re
-import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,6 +41,7 @@ from transom_cli.ckpt import in_place, optimizers
 from transom_cli.ckpt.failures import StateMismatch
 from transom_cli.ckpt.module_names import CanonicalNames, canonical, translation, unwrap
 from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.rng import derived, read_rng, seed_rng, write_rng
 from transom_cli.ckpt.tree import (
     PLAIN,
     Flat,
@@ -74,7 +73,7 @@ class State:
     ) -> None:
         self._entries = entries
         self._rank = str(rank)
-        self._per_rank, self._from_rank_0 = _Declared("per_rank", per_rank), _Declared("from_rank_0", from_rank_0)
+        self._per_rank, self._from_rank_0 = Declared("per_rank", per_rank), Declared("from_rank_0", from_rank_0)
         self._alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
         self._wrappers: list[weakref.ref[torch.nn.parallel.DistributedDataParallel]] = []
         self._looked = False
@@ -133,7 +132,7 @@ class State:
         names = self._parameter_names()
         for name, value in self._live():
             held = self._held(name, value, names)
-            (mine if _is_object(value) and not _holds_sharded(held) else tree)[name] = held
+            (mine if self._differs_by_rank(name, value) and not _holds_sharded(held) else tree)[name] = held
         tree[RANKS] = {self._rank: mine}
         flat, paths = flatten(tree)
         self._spread.spread(flat, paths, lambda path: self.loads_in_place(within(path)), self._own)
@@ -199,8 +198,11 @@ class State:
         modules = [value for value in self._entries.values() if isinstance(value, torch.nn.Module)]
         if self._alone or not any(True for module in modules for _ in module.buffers()):
             return
-        ddp = torch.nn.parallel.DistributedDataParallel
-        self._wrappers = [weakref.ref(one) for one in gc.get_objects() if issubclass(type(one), ddp)]
+        kinds: list[type[Any]] = [torch.nn.parallel.DistributedDataParallel]
+        for kind in kinds:
+            kinds += type.__subclasses__(kind)
+        ids = {id(kind) for kind in kinds}  # there may be millions of objects
+        self._wrappers = [weakref.ref(one) for one in gc.get_objects() if id(type(one)) in ids]
 
     def write(self, flat: Flat, paths: Paths, afresh: Collection[str] = (), *, per_rank: bool) -> None:
         """Write loaded values into the live state. Modules and tensors were loaded in place already.
@@ -344,6 +346,9 @@ class State:
             found[key], where[key] = value, path
         return found, where
 
+    def _differs_by_rank(self, name: str, value: Any) -> bool:
+        return _is_object(value) and not self._from_rank_0.matches(name)
+
     def _own(self, path: Path) -> Path:
         return path if path[0] == RANKS else (RANKS, self._rank, *path)
 
@@ -420,6 +425,19 @@ class State:
         """Whether it may start afresh if per-rank values cannot be carried over: random numbers, a data loader."""
         return name == RNG or _is_object(self._entries[name]) or in_place.is_generator(self._entries[name])
 
+    def kept_per_rank(self) -> list[str]:
+        """The names of objects that are stored per rank, such as data loaders."""
+        with undisturbed():
+            return [name for name, value in self._entries.items() if self._differs_by_rank(name, value)
+                    and not _holds_sharded(value.state_dict())]  # fmt: skip
+
+    def seed(self, seed: int) -> None:
+        """Start all generators from a seed: those of the process, and entries."""
+        for name, value in sorted(self._entries.items()):
+            if in_place.is_generator(value):
+                in_place.seed_generator(value, derived(f"{seed} {name}"))
+        seed_rng(seed)
+
     def parameters(self, name: str) -> dict[str, torch.Tensor] | None:
         """The parameters of an optimizer by name; None if it is none, or has a state with a layout of its own."""
         optimizer = self._entries.get(name)
@@ -492,7 +510,7 @@ def undisturbed() -> Iterator[None]:
             optimizer.state.clear()
 
 
-class _Declared:
+class Declared:
     """Values that an argument declares: by names, by patterns, and all below them. Names of wrappers do not matter."""
 
     def __init__(self, argument: str, given: Collection[str]) -> None:
@@ -544,35 +562,10 @@ def _is_stateful(value: Any) -> bool:
 
 def _is_shared(value: Any) -> bool:
     shared = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-    return isinstance(value, shared)
+    return isinstance(value, shared) or getattr(value, "same_on_all_ranks", False) is True
 
 
 def _is_fsdp1(module: torch.nn.Module) -> bool:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     return isinstance(module, FullyShardedDataParallel)
-
-
-def read_rng() -> dict[str, Any]:
-    """Read the state of all generators. numpy's only if it is imported, CUDA's only if this process uses it."""
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        import numpy as np
-
-        state["numpy"] = np.random.get_state()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        state["cuda"] = {str(i): torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
-    return state
-
-
-def write_rng(state: dict[str, Any]) -> None:
-    """Set the generators to what `read_rng` returned. A generator that was not saved is left as it is."""
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    if "numpy" in state:
-        import numpy as np
-
-        np.random.set_state(state["numpy"])
-    for index, cuda_state in state.get("cuda", {}).items():
-        if torch.cuda.is_available() and int(index) < torch.cuda.device_count():
-            torch.cuda.set_rng_state(cuda_state, int(index))

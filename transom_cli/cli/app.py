@@ -35,6 +35,7 @@ from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
 from transom_cli.cli.sandbox_fault import fault_app
 from transom_cli.cli.service import service_app
+from transom_cli.cli.simulate import simulate
 from transom_cli.cli.status import list_, status, top
 from transom_cli.errors import EXIT_CODES, TransomError, UsageError
 
@@ -102,6 +103,7 @@ app.command(epilog=examples("doctor"))(doctor)
 app.command(epilog=examples("diagnose"))(diagnose)
 app.add_typer(rules_app, name="rules")
 app.command(epilog=examples("policy"))(policy)
+app.command(epilog=examples("simulate"))(simulate)
 app.add_typer(service_app, name="service")
 app.add_typer(notify_app, name="notify")
 app.add_typer(ckpt_app, name="ckpt")

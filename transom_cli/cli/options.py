@@ -105,6 +105,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "transom diagnose logs/ --json --exit-code",
     ),
     "policy": ("transom policy", "transom policy llama", "transom policy -f run.toml --json"),
+    "simulate": (
+        "transom simulate -N 512 --spares 0,2,4,8",
+        "transom simulate -N 128 --failures stepfun --save-every 1,10,30,100",
+        "transom simulate -N 1024 --params 405e9 --compare now.toml new.toml --json",
+        "transom simulate -N 64 --keep ./simulated; transom explain --root ./simulated",
+    ),
     "ckpt": (
         "transom ckpt ls llama",
         "transom ckpt verify llama --step 18000",

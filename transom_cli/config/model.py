@@ -58,6 +58,12 @@ class Job(Section):
     cpus_per_task: int | None = Field(default=None, ge=1, description="CPUs per task (under torchrun: per node)")
     nodes: int = Field(default=1, ge=1, description="number of nodes")
     spares: int = Field(default=0, ge=0, description="additional nodes, allocated as hot spares")
+    min_nodes: int = Field(
+        default=0, ge=0, description="fewest nodes to train on while others are lost; 0: always `nodes`"
+    )
+    shrink_unit: int = Field(
+        default=1, ge=1, description="with min_nodes: train on multiples of this many nodes (one model replica)"
+    )
     gpus_per_node: int = Field(default=0, ge=0, description="GPUs per node (sbatch --gres=gpu:N)")
     tasks_per_node: int | None = Field(
         default=None, ge=1, description="ranks per node; unset: one per GPU, or one on nodes without GPUs"
@@ -84,6 +90,15 @@ class Job(Section):
                 f"signal_before ({self.signal_before} s) is not below the time limit of {limit} s (time {self.time}): "
                 "the warning would come when the job starts; raise time, or remove signal_before"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _can_shrink(self) -> Job:
+        if self.min_nodes > self.nodes:
+            raise ValueError(f"min_nodes ({self.min_nodes}) is above nodes ({self.nodes})")
+        for name, count in (("nodes", self.nodes), ("min_nodes", self.min_nodes)):
+            if count % self.shrink_unit:
+                raise ValueError(f"{name} ({count}) is not a multiple of shrink_unit ({self.shrink_unit})")
         return self
 
     @property
@@ -205,6 +220,10 @@ class Isolate(Section):
     )
     window: float = Field(default=3600.0, gt=0, description="window of the caps in seconds")
     expiry: float = Field(default=3600.0, gt=0, description="seconds after which an exclusion on suspicion ends")
+    expiry_by_cost: bool = Field(
+        default=False,
+        description="on large jobs, exclude for longer, up to a day, if another failure would cost more than the node",
+    )
     shared_history: OptionalPath = Field(
         default=None,
         description="root's folder in which users report the nodes that they exclude (docs/sites.md); unset: none",

@@ -57,6 +57,7 @@ def policy_of(settings: Settings) -> Policy:
         cap_window=settings.isolate.window,
         cap_cluster=settings.isolate.max_cluster_nodes,
         expiry=settings.isolate.expiry,
+        expiry_by_cost=settings.isolate.expiry_by_cost,
         rules=rules_of(settings),
         observe=settings.run.mode == "observe",
     )

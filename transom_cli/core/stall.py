@@ -369,11 +369,13 @@ def _culprits(state: StallState, stalled: Mapping[int, Pulse], node_silent: floa
     dead = tuple(sorted(r for r, p in state.pulses.items() if p.dead_since is not None))
     if dead:
         return dead
-    furthest = max(p.beat.step for p in stalled.values())
+    furthest: dict[bool, int] = {}  # the training's own steps and counts since the start are not compared
+    for p in stalled.values():
+        furthest[p.beat.since_start] = max(p.beat.step, furthest.get(p.beat.since_start, -1))
     for group in (
         [r for r in _overdue(state, node_silent) if r in stalled],
         [r for r, p in stalled.items() if p.beat.proc == "D"],
-        [r for r, p in stalled.items() if p.beat.step < furthest],
+        [r for r, p in stalled.items() if p.beat.step < furthest[p.beat.since_start]],
     ):
         if group and len(group) < len(stalled):
             return tuple(sorted(group))

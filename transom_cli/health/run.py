@@ -27,6 +27,7 @@ from transom_cli.health.transport import SrunTransport
 
 LATE_FACTOR = 3.0  # a worker is suspected if it takes longer than this times the slowest other
 PINGS = 3
+_KILLED = "the health check's process was killed on the node"
 POLL = 0.5  # seconds without an answer before looking whose worker has ended
 DEEP_PROBE = 60.0  # seconds that a deep run reserves for the probe, which takes about 40 s with 64 nodes
 TRIES = 4  # steps; a node on which two of them could not start is left out of the next
@@ -94,6 +95,11 @@ class Inbox:
     def over(self) -> bool:
         return bool(getattr(self.transport, "over", False))
 
+    @property
+    def killed(self) -> set[str]:
+        """Nodes whose worker was killed: by a person, or for memory. That says nothing about the node."""
+        return set(getattr(self.transport, "killed", tuple)())
+
 
 class ProbeTransport:
     """The transport as the probe sees it: only some nodes, and only the probe's messages."""
@@ -142,9 +148,12 @@ class HealthRun:
             self._inbox.transport.send(start, present)  # importing torch takes seconds: read the nodes meanwhile
         self._ping(present)
         self._read(present)
+        killed = self._inbox.killed
+        for node in killed.difference(present, self._readings):
+            self._readings[node] = {check.name: {"error": _KILLED} for check in self._checks}
         missing = self._not_visible(self._wrote(present))
         judged = judge(nodes, self._checks, self._readings, self._clocks, request.about, request.limits)
-        responsive = tuple(n for n in present if not fell_silent(self._readings.get(n, {})))
+        responsive = tuple(n for n in present if n not in killed and not fell_silent(self._readings.get(n, {})))
         probed = self._probe(responsive) if request.probe and responsive else None
         unseen = judge_missing(missing, request.about, len(present))
         judged = tuple(f if f.node in present else self._excuse_slow_start(f) for f in judged)
@@ -226,9 +235,9 @@ class HealthRun:
                 self._readings.setdefault(key[0], {})[key[1]] = result
         waited = round(self._now() - began, 1)
         mute = [node for node in present if node not in self._readings]
-        silent = set(mute) - self._alive(tuple(node for node in mute if node not in gone))
+        silent = set(mute) - self._alive(tuple(node for node in mute if node not in gone)) - self._inbox.killed
         for node, check in pending:
-            result = {SILENT: waited} if node in silent else self._no_result(check, waited, node in gone)
+            result = {SILENT: waited} if node in silent else self._no_result(node, check, waited, node in gone)
             self._readings.setdefault(node, {})[check] = result
         self._seconds["read"] = round(self._now() - began, 2)
 
@@ -251,10 +260,10 @@ class HealthRun:
                 found.add(message["node"])
         return found
 
-    def _no_result(self, check: str, waited: float, gone: bool) -> dict[str, object]:
+    def _no_result(self, node: str, check: str, waited: float, gone: bool) -> dict[str, object]:
         """Return the result of a check that a responsive node did not answer."""
         if gone:
-            return {"error": "the node's worker process has ended"}
+            return {"error": _KILLED if node in self._inbox.killed else "the node's worker process has ended"}
         late = waited >= next(c.seconds for c in self._checks if c.name == check)  # otherwise our own time ran out
         return {"waited": waited} if late else {"error": f"no answer in the {waited:g} s that were left"}
 

@@ -28,9 +28,10 @@ BYE = 1.0  # seconds for workers to end by themselves
 KILL = 2.0  # seconds from TERM to KILL
 _LINES = 40  # lines kept of what the processes print to stderr
 _END: Message = {}
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 # srun's message for a task that failed: "srun: error: node3: task 2: Killed".
-_TASK_ENDED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: ", re.IGNORECASE)
+_TASK_ENDED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: (killed|terminated|out of memory)?", re.IGNORECASE)
 _FAILED_ON = re.compile(r"(?:failed on node|Node failure on|on node) (\S+?):", re.IGNORECASE)
 
 
@@ -67,6 +68,9 @@ class Pipes:
     @property
     def over(self) -> bool:
         return self._living == 0
+
+    def killed(self) -> tuple[str, ...]:
+        return tuple(n for n, child in zip(self.nodes, self._children, strict=False) if child.poll() in _KILLED)
 
     def ended(self, outbox: queue.SimpleQueue[bytes]) -> bool:
         """Return whether the process behind this queue has ended and its last message is in the inbox."""
@@ -197,8 +201,13 @@ class SrunTransport(Pipes):
 
     def gone(self) -> tuple[str, ...]:
         """Return nodes whose worker failed, by srun's messages. srun does not report one that ends by itself."""
-        named = {match for line in tuple(self.errors) for match in _TASK_ENDED.findall(line)}
-        return tuple(n for n in self._nodes if n in named)
+        return tuple(n for n in self._nodes if n in self._ends())
+
+    def killed(self) -> tuple[str, ...]:
+        return tuple(n for n in self._nodes if self._ends().get(n))
+
+    def _ends(self) -> dict[str, str]:
+        return dict(match for line in tuple(self.errors) for match in _TASK_ENDED.findall(line))
 
     def not_started(self) -> tuple[str, ...]:
         """Return nodes on which srun could not start its task. It starts no task at all then."""

@@ -28,7 +28,8 @@ class RankSteps:
 
     seconds: by phase, since `began`; "other" is outside all phases. loss: of step `loss_step`; grad_norm and
     loss_scale: of that step or an earlier one; None: not reported. device: the seconds are an accelerator's, and may be
-    a few steps behind.
+    a few steps behind. logged: what the trainer's log shows on this node (diagnose.logs.trainer_lines). listens: the
+    rank saves a final checkpoint on request.
     """
 
     rank: int
@@ -42,6 +43,8 @@ class RankSteps:
     grad_norm: float | None = None
     loss_scale: float | None = None
     device: bool = False
+    logged: Mapping[str, float | str] = field(default_factory=dict)
+    listens: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class NodeSteps:
 
 
 def encode(spent: NodeSteps) -> str:
-    ranks = [{k: _plain(v) for k, v in vars(rank).items()} for rank in spent.ranks]
+    ranks = [{k: v if k == "logged" else _plain(v) for k, v in vars(rank).items()} for rank in spent.ranks]
     return json.dumps({"schema": SCHEMA, "node": spent.node, "attempt": spent.attempt, "ranks": ranks}) + "\n"
 
 
@@ -83,7 +86,13 @@ def _rank(data: Mapping[str, object]) -> RankSteps:
         grad_norm=_number_or_none(data["grad_norm"]),
         loss_scale=_number_or_none(data["loss_scale"]),
         device=data["device"] is True,
+        logged=_logged(data.get("logged")),
+        listens=data.get("listens") is True,
     )
+
+
+def _logged(data: object) -> dict[str, float | str]:
+    return {str(k): v for k, v in data.items() if isinstance(v, (float, str))} if isinstance(data, dict) else {}
 
 
 def _plain(value: object) -> object:

@@ -20,8 +20,16 @@ from transom_cli.ckpt import seal
 from transom_cli.ckpt.failures import describe
 from transom_cli.ckpt.save import final_checkpoint
 from transom_cli.heartbeat import client
+from transom_cli.integrations import experiment
 
-latest = seal.latest
+
+def latest(output_dir: str | Path) -> str | None:
+    """Return the newest sealed checkpoint that verifies, as `ckpt.seal.latest`; experiments continue from its step."""
+    path = seal.latest(output_dir)
+    found = seal.read_seal(Path(path)) if path else None
+    if found is not None:
+        experiment.resume_after(found.step)
+    return path
 
 
 class Rank:
@@ -32,6 +40,7 @@ class Rank:
 
     def __init__(self) -> None:
         self.due = self.stop = False
+        experiment.prepare()
         self._requests = final_checkpoint.listen()
         self._warned = False
         self._sealer = ThreadPoolExecutor(1, thread_name_prefix="transom-seal")
@@ -43,6 +52,7 @@ class Rank:
     def begin(self, step: int) -> None:
         """Training begins, or continues, after `step`."""
         client.resumed(step)
+        experiment.keep()
         if self._requests is not None:
             self._requests.at(step)
 
@@ -67,6 +77,7 @@ class Rank:
         """
         _barrier()  # all parts are written
         if _first():
+            experiment.keep()
             if self._sealing is not None:
                 self._sealing.result()
             self._sealing = self._sealer.submit(_seal, Path(checkpoint), step)

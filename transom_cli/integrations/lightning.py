@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from transom_cli.integrations import experiment
 from transom_cli.integrations.base import Rank, latest
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
@@ -45,6 +46,9 @@ class TransomCallback(Callback):  # type: ignore[misc]
             return
         if hasattr(environment := trainer._accelerator_connector.cluster_environment, "auto_requeue"):
             environment.auto_requeue = False
+        for logger in trainer.loggers:
+            if type(logger).__name__ == "TensorBoardLogger" and logger._version is None and experiment.name():
+                logger._version = experiment.name()  # else each attempt gets a folder of its own
         save = trainer.save_checkpoint
 
         def save_and_seal(filepath: Any, *args: Any, **kwargs: Any) -> None:

@@ -5,10 +5,12 @@ Slurm is never informed of a fault; it has to notice.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from transom_cli.errors import UsageError
 from transom_cli.sandbox import processes
@@ -152,13 +154,20 @@ def find_agent(sb: Sandbox, job_id: int, node: str) -> list[Proc]:
 
 
 def find_launcher(sb: Sandbox, job_id: int) -> Proc:
-    """Return the launcher, or the batch script itself if it does not run `transom launch`."""
+    """Return the launcher, also below the user's own script; without one, the batch script itself."""
     everything = processes.snapshot()
-    for proc in processes.of_job(sb.cluster, job_id):
+    outside = {proc.pid: proc for proc in processes.of_job(sb.cluster, job_id) if not _in_a_step(proc)}
+    for proc in outside.values():
         parent = everything.get(proc.ppid)
-        if parent is not None and processes.is_slurmstepd(parent) and not _in_a_step(proc):
-            return proc
+        if parent is not None and processes.is_slurmstepd(parent):
+            return next(filter(_launches, processes.descendants(outside, proc)), proc)
     raise UsageError(f"Job {job_id} has no running batch script", hint="transom sandbox exec -- squeue")
+
+
+def _launches(proc: Proc) -> bool:
+    words = [Path(word).name for word in processes.command_of(proc)]
+    pairs = itertools.product(("transom", "transom_cli"), ("launch", "attempt-launcher"))
+    return any(pair in itertools.pairwise(words) for pair in pairs)
 
 
 def _is_on(proc: Proc, node: str) -> bool:

@@ -178,11 +178,20 @@ def _wait_gone(idents: Set[Ident], deadline: float) -> None:
         time.sleep(0.01)
 
 
-def _environ(pid: int) -> dict[str, str]:
+def command_of(proc: Proc) -> list[str]:
+    """Return the words of its command line; none once it has ended."""
+    return [os.fsdecode(word) for word in _read(proc.pid, "cmdline").split(b"\0")[:-1]]
+
+
+def _read(pid: int, name: str) -> bytes:
     try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
-        return {}
+        return b""
+
+
+def _environ(pid: int) -> dict[str, str]:
+    raw = _read(pid, "environ")
     pairs = (item.partition(b"=") for item in raw.split(b"\0") if b"=" in item)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 

@@ -16,6 +16,7 @@ LAUNCH = "transom launch"
 TRAP = "trap 'exit 143' TERM  # if Slurm ends the job, wait until transom launch has saved and ended the ranks\n"
 _SHELL = re.compile(r"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*(?:\S*/)?)?(?:ba|da|k|z)?sh(?:\s|$)")
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[[@*]\])?\}?")
+_TO_SRUN = re.compile(r"\S*srun")
 _NO_TRAINING = re.compile(
     "hostname|echo|printf|true|false|sleep|mkdir|cp|mv|rm|ln|ls|cat|touch|rsync|scp|tar|unzip|date|df|du|free|id|whoami|"
     "pwd|env|printenv|nproc|lscpu|lspci|uname|ulimit|uptime|nvidia-smi|rocm-smi|dcgmi|ibstat|ibv_devinfo|test|top|ps|"
@@ -71,7 +72,7 @@ def _step(script: str, command: Command, assigned: dict[str, Word]) -> Iterator[
     if (variable := _VARIABLE.fullmatch(first.text)) and variable[1] in assigned:
         value = assigned[variable[1]]
         words = [*value.text.split(), *words[1:]]
-        at = script.find("srun", value.start, value.end)
+        at = script.find(words[0], value.start, value.end) if words else -1
     if not words:
         return
     name, text = PurePath(words[0]).name, " ".join(words)
@@ -148,10 +149,11 @@ def lacks_trap(script: str) -> bool:
 
 
 def _words_at(script: str, at: int) -> Iterator[Word]:
-    """Yield the word that begins at `at`, such as a path of srun; inside a quoted value, the four letters."""
+    """Yield the word that begins at `at`, such as a path of srun; inside a quoted value, up to the end of `srun`."""
     for command in shell_commands(script):
         yield from (word for word in command.words if word.start == at)
-    yield Word(at, at + len("srun"), "srun")
+    if in_value := _TO_SRUN.match(script, at):
+        yield Word(at, in_value.end(), in_value[0])
 
 
 def _first_command(script: str) -> int:

@@ -305,5 +305,6 @@ def create(prepared: Prepared, cluster: str = "") -> RunDir:
         print(f"warning: {warning}", file=sys.stderr)
     run = new_run(root, prepared.settings.name, datetime.now(timezone.utc), prepared.settings, prepared.script)
     replace(prepared.record(run.path), cluster=cluster).save(run)
-    write_header(run.journal, policy_of(prepared.settings), prepared.num_nodes, prepared.spares)
+    fewest = prepared.settings.job.min_nodes if prepared.num_nodes else 0
+    write_header(run.journal, policy_of(prepared.settings), prepared.num_nodes, prepared.spares, fewest)
     return run

@@ -113,7 +113,7 @@ _UNSUPPORTED = {
     "error": _IN_RUN_DIR,
     "output": _IN_RUN_DIR,
     "open-mode": "a requeued job must append to its log",
-    "no-kill": "use `job.spares`: without spares, a job that loses a node must end",
+    "no-kill": "use `job.spares` or `job.min_nodes`: otherwise a job that loses a node must end",
     "requeue": _REQUEUED,
     "no-requeue": _REQUEUED,
     "parsable": _ANSWER,

@@ -20,6 +20,7 @@ from transom_cli.core.operator.state import SavesFail, State
 from transom_cli.files import json_lines
 from transom_cli.layout import AttemptDir, RunDir
 
+_LAST = 4096  # bytes of progress.jsonl that hold its last line
 LIST_AGAIN = 1.0  # seconds after which a folder is listed although its modification time is the same
 
 
@@ -205,6 +206,17 @@ def read_losses(attempt: AttemptDir) -> Iterator[Loss]:
             continue
         if isinstance(loss, (int, float)):
             yield Loss(attempt.name, launch, float(at), step, float(loss))
+
+
+def read_logged(attempt: AttemptDir) -> dict[str, object]:
+    """Return the newest line of an attempt's progress; empty if there is none."""
+    try:
+        with attempt.progress.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _LAST))
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    return next((record for line in reversed(lines) for record in json_lines(line)), {})
 
 
 SCHEMA = 1  # of the file that `supervise.launcher.reporting` writes

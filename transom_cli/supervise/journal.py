@@ -59,10 +59,13 @@ class Folded:
     times: JournalTimes
 
 
-def write_header(path: Path, policy: Policy, num_nodes: int, spares: int = 0) -> None:
-    """Begin a run's journal. Called once, when the run directory is made. num_nodes: spares included."""
+def write_header(path: Path, policy: Policy, num_nodes: int, spares: int = 0, fewest: int = 0) -> None:
+    """Begin a run's journal. Called once, when the run directory is made.
+
+    num_nodes: spares included. fewest: nodes to train on if others are lost; 0: all but the spares.
+    """
     header = {"type": "Header", "format": RUN_FORMAT, "transom": __version__, "policy": plain(policy)}
-    header |= {"num_nodes": num_nodes, "spares": spares}
+    header |= {"num_nodes": num_nodes, "spares": spares} | ({"min_nodes": fewest} if fewest else {})
     with open_private(path, "x", encoding="utf-8") as f:
         f.write(json.dumps(header) + "\n")
         f.flush()
@@ -264,7 +267,7 @@ def _first_state(path: Path, header: dict[str, Any]) -> State:
         raise _not_a_journal(path, header)
     if header.get("format") != RUN_FORMAT:
         raise JournalError(*other_format(RunDir(path.parent), header, __version__))
-    request = Request(int(header["num_nodes"]), int(header.get("spares", 0)))
+    request = Request(int(header["num_nodes"]), int(header.get("spares", 0)), fewest=int(header.get("min_nodes", 0)))
     return State(policy=build(Policy, header["policy"]), request=request)
 
 

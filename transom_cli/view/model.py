@@ -190,6 +190,10 @@ class RunView:
     operations: tuple[Operation, ...] = ()  # saves and restores that take longer than a moment
     observed: bool = False  # transom reports what it would do, and does nothing
     withheld: tuple[WouldHave, ...] = ()  # what it would have done, oldest first
+    framework: str = ""  # as the trainer's log shows it; also the next three, up to a minute old
+    epoch: float | None = None
+    learning_rate: float | None = None
+    speed: str = ""  # such as 3,432 tokens/s
 
     @property
     def fresh(self) -> bool:

@@ -85,6 +85,7 @@ class _Known:
         incident = state.incident
         active = incident is not None and incident.stage not in (Stage.STARTING, Stage.CLOSED)
         self._launch, self._slow, self._silent_after = launch, slow, silent_after
+        self._counts = state.progress.since_start or state.progress.step < 0  # steps since the processes' start
         self._idle = {*state.idle.nodes}
         self._out = {x.node for x in state.idle.probes}
         self._isolated = {x.node: f"{x.how}: {x.reason}" for x in state.isolation.exclusions}
@@ -108,7 +109,7 @@ class _Known:
             node,
             role,
             state,
-            step=min((r.step for r in beating), default=-1),
+            step=min((r.step for r in beating if self._counts or not r.since_start), default=-1),
             beat_age=sight.behind + max(r.age for r in beating) if beating else None,
             ranks=len(ranks),
             alive=len(ranks) - sum(r.proc in "XZ" for r in dead),

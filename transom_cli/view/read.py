@@ -12,11 +12,12 @@ from typing import Any
 
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
+from transom_cli.errors import printable
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.ownership import other_owner
 from transom_cli.slurm.port import slurm_seconds
-from transom_cli.supervise.attempt_files import read_reports, saves_fail
+from transom_cli.supervise.attempt_files import read_logged, read_reports, saves_fail
 from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
@@ -217,7 +218,9 @@ class Reader:
             requirements=settings.requirements,
             owner=other_owner(run),
         )
-        view = _with_history(_with_operator(run, view), folded, sights, settings)
+        logged = read_logged(run.attempt(state.job.id, state.job.restarts)) if state.job.id else {}
+        view = _with_operator(run, _with_logged(view, logged))
+        view = _with_history(view, folded, sights, settings, logged.get("listens"))
         if not view.over:
             view = self._with_nodes(self._with_memory(view, state, sights), state, sights)
         held = None if alive or view.over else _launcher_hold(run, state)
@@ -275,7 +278,16 @@ def _with_operator(run: RunDir, view: RunView) -> RunView:
     return replace(view, operator_host=host, operator_at=max(signs, default=None), operator_job=job)
 
 
-def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight], settings: RunSettings) -> RunView:
+def _with_logged(view: RunView, line: Mapping[str, object]) -> RunView:
+    """Add what the trainer's log shows."""
+    epoch, lr = (float(one) if isinstance(one := line.get(name), float) else None for name in ("epoch", "lr"))
+    framework, speed = (printable(str(line.get(name, ""))) for name in ("framework", "speed"))
+    return replace(view, framework=framework, epoch=epoch, learning_rate=lr, speed=speed)
+
+
+def _with_history(
+    view: RunView, folded: Folded, sights: Mapping[str, NodeSight], settings: RunSettings, listens: object
+) -> RunView:
     """Add times from the journal, the step time, and what comes next."""
     state, past = folded.state, folded.times
     last = _last_step(view, sights) if len(past.steps) == 1 else None
@@ -295,6 +307,7 @@ def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight]
             hung_at=hung,
             operator=view.operator,
             launcher=settings.launcher,
+            listens=listens if isinstance(listens, bool) else None,
         ),
     )
 

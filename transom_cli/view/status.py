@@ -72,6 +72,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False) -> lis
         *(rows("reason", view.verdict, width, tone=_TONES.get(view.status, "")) if view.verdict else []),
         *_job(view),
         *_progress(view, width),
+        *_trainer(view),
         *(rows("SAVES FAIL", view.saves_fail.words, width, tone="bad") if view.saves_fail is not None else []),
         *(one for report in view.reports for one in rows("noticed", report, width, tone="warn")),
         *_operations(view, width),
@@ -150,6 +151,17 @@ def _progress(view: RunView, width: int | None) -> list[Line]:
     drawn = f"[{bar:-<{min(room, _BAR[1])}}]" if room >= _BAR[0] else ""
     one = row("step", numbers, (drawn, "good"), tail)
     return [one, row("", loss.strip() if not tone else (loss.strip(), tone))] if loss else [one]
+
+
+def _trainer(view: RunView) -> list[Line]:
+    """What the trainer's log shows besides step and loss."""
+    found = [
+        view.framework,
+        f"epoch {view.epoch:.4g}" if view.epoch is not None else "",
+        f"learning rate {view.learning_rate:.3g}" if view.learning_rate is not None else "",
+        view.speed if view.status == "training" else "",
+    ]
+    return [row("trainer", ", ".join(filter(None, found)))] if any(found) else []
 
 
 def _per_step(seconds: float) -> str:

@@ -151,3 +151,37 @@ def test_import_of_a_damaged_stock_directory_leaves_nothing(tmp_path: Path):
     with pytest.raises(BadFile, match="differs from its checksum"):
         import_file(tmp_path / "base", "dcp", tmp_path / "c", 3)
     assert names_in(tmp_path / "c") == []
+
+
+def without_state(path: Path) -> dict[str, torch.nn.Module]:
+    """A model that DCP saved with an optimizer that has no state."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model = torch.nn.Linear(3, 2)
+    weights, sgd = get_state_dict(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"model": weights, "optim": sgd}, checkpoint_id=path, no_dist=True)
+    return {"model": model}
+
+
+def test_stock_directory_with_an_optimizer_that_has_no_state_restores(tmp_path: Path):
+    saved = without_state(tmp_path / "step-3")["model"]
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ck = Checkpointer({"model": model, "optim": optimizer}, tmp_path / "c", every=1)
+    assert ck.restore(tmp_path / "step-3") == 3
+    assert torch.equal(model.weight, saved.weight)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    ck.close()
+
+
+def test_stock_directory_without_moments_is_refused_for_an_optimizer_that_needs_them(tmp_path: Path):
+    without_state(tmp_path / "step-3")
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    ck = Checkpointer({"model": model, "optim": optimizer}, tmp_path / "c", every=1)
+    with pytest.raises(NoCheckpointRestores, match="step-3 does not restore") as refused:
+        ck.restore(tmp_path / "step-3")
+    assert "no state of the optimizer" in str(refused.value.why)
+    ck.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import random
+import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -183,3 +184,13 @@ def test_daemon_gets_the_metadata_once_and_again_if_it_has_forgotten_it(
     state["n"] = -1
     assert ck.restore() == 3 and state["n"] == 3
     ck.close()
+
+
+def test_benchmark_of_the_metadata_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3] / "bench"))
+    import ckpt_metadata
+
+    monkeypatch.setattr(ckpt_metadata, "METADATA", 1 << 10)
+    monkeypatch.setattr(sys, "argv", ["ckpt_metadata", "--ranks=9", "--tensors=20", "--planned=3", "--rounds=2"])
+    ckpt_metadata.main()
+    assert "steady  9 ranks x 20 tensors" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from transom_cli.ckpt.failures import (
 from transom_cli.ckpt.inventory import Candidate, candidates, read_manifest
 from transom_cli.ckpt.manifest import Manifest, Origin, decode, encode
 from transom_cli.ckpt.names import DCP_METADATA, MANIFEST, step_name
+from transom_cli.ckpt.proof import decode as decode_proof
 from transom_cli.ckpt.publish import Keep
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restore import plain_dcp, rollback
@@ -29,14 +31,16 @@ from transom_cli.ckpt.restore.memory import InMemory, MemoryCandidate, memory_ca
 from transom_cli.ckpt.restore.prove import Proven, check, memory_of
 from transom_cli.ckpt.restore.reader import OnDisk, RestoreProgress, Source
 from transom_cli.ckpt.restore.rollback import Batches, Rollback
+from transom_cli.ckpt.rng import derived
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.saved_marker import SavedMarker
-from transom_cli.ckpt.state import State
+from transom_cli.ckpt.state import RANKS, RNG, Declared, State
 from transom_cli.ckpt.tiers.fetch import MirrorCandidate, fetch_together, mirror_candidates
 from transom_cli.errors import UsageError
 from transom_cli.plural import several
 
 NAMED = 10  # values in an error
+_TORCH_RNG = re.compile(rf"{RANKS}\.\d+\.{RNG}\.torch")
 
 E = TypeVar("E", NoCheckpointRestores, RestoredStateDiffers)
 LOOKS = 3  # reads of the directory while it changes
@@ -64,7 +68,7 @@ class Restorer:
     """Restores the newest candidate, on all ranks together. places: the main directory, then those of copies."""
 
     def __init__(
-        self, places: tuple[Path, ...], state: State, ranks: Ranks, snapshots: Snapshots, keep: Keep, reshard: bool,
+        self, places: tuple[Path, ...], state: State, ranks: Ranks, snapshots: Snapshots, keep: Keep, reshard: Declared,
         say: Callable[[str], None], *, allow_code: bool = False, unproven: Sequence[str] = (),
         mirrors: tuple[str, ...] = (), attempt: str = "",
     ) -> None:  # fmt: skip
@@ -285,6 +289,8 @@ class Restorer:
         """Compare the live state with what was saved, unless it was not loaded: `reason`. A collective."""
         if reason:
             return Proven(reason)
+        if not per_rank and manifest.world_size not in (0, self._ranks.size):
+            self._derive_random_numbers(manifest)
         proven = check(manifest.proof, self._state, self._ranks, self._unproven, self._before, per_rank=per_rank)
         if proven.differs:
             self._differing.append(f"{step_name(manifest.step)}: {proven.reason}")
@@ -298,11 +304,15 @@ class Restorer:
         if world_size == self._ranks.size:
             return True
         ranks = several(world_size, "rank")
-        if not self._reshard:
+        objects = sorted({name for of_rank in self._ranks.gather(self._state.kept_per_rank()) for name in of_rank})
+        if unclear := [name for name in objects if not self._reshard.matches(name)]:
             raise WorldSizeChanged(
                 f"{step_name(step)} was written by {ranks}, and this training has {self._ranks.size}",
-                "random numbers and data positions are kept per rank, and cannot be carried over",
-                "start with as many ranks, or pass reshard=True to the Checkpointer to start those afresh",
+                f"{', '.join(unclear)}: kept per rank, and nothing says what another number of ranks should have",
+                f"start with {ranks}, or declare it to the Checkpointer:\n"
+                f"  reshard={unclear!r}: it starts afresh\n"
+                f"  from_rank_0={unclear!r}: it is the same on all ranks\n"
+                "transom_cli.elastic.GlobalBatches keeps a data position for any number of ranks",
             )
         if own := self._ranks.from_first(self._kept_per_rank(source) if self._ranks.first else None):
             raise WorldSizeChanged(
@@ -311,8 +321,17 @@ class Restorer:
                 + (f" and {len(own) - NAMED} more" if len(own) > NAMED else ""),
                 f"start with {ranks}: values that are kept per rank cannot be carried over to another number of ranks",
             )
-        self._say(f"{ranks} became {self._ranks.size}: random numbers and per-rank objects start afresh")
+        afresh = f"; {', '.join(objects)} start afresh" if objects else ""
+        self._say(f"{ranks} became {self._ranks.size}: random numbers are derived from the saved ones{afresh}")
         return False
+
+    def _derive_random_numbers(self, manifest: Manifest) -> None:
+        """For another number of ranks. They are the same on all ranks if they were so before (tensor parallelism)."""
+        proof = decode_proof(manifest.proof)
+        tensors = {} if proof is None else proof.tensors
+        saved = [one.digest for name, one in tensors.items() if _TORCH_RNG.fullmatch(name)]
+        own = "" if len(saved) == manifest.world_size and len(set(saved)) == 1 else f" {self._ranks.rank}"
+        self._state.seed(derived(f"{manifest.step} {sorted(saved)}{own}"))
 
     def _overwritten(self, origin: Origin) -> str:
         """Name the entries that are to keep their initial state, and may have lost it. A collective."""

@@ -46,7 +46,7 @@ from transom_cli.core.launcher.events import (
     Tick,
     TimeLimitNear,
 )
-from transom_cli.core.launcher.outcome import after_attempt
+from transom_cli.core.launcher.outcome import after_attempt, without_progress
 from transom_cli.core.launcher.state import History, Launch, Memory, Nodes, Phase, Policy, Reason, State
 
 __all__ = [
@@ -96,4 +96,5 @@ __all__ = [
     "after_attempt",
     "decide",
     "next_deadline",
+    "without_progress",
 ]

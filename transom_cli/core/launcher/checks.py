@@ -105,7 +105,8 @@ def _first_launch(state: State, at: float) -> Decision:
     isolated = tuple(n for n in nodes.allocated if n in begun.isolated and n not in bad)
     good = tuple(n for n in nodes.allocated if n not in (*bad, *isolated))
     candidates = good if begun.insist else (*good, *isolated)
-    if len(candidates) < nodes.wanted and (bad or begun.insist or state.first):  # an earlier job step gave some up
+    number = nodes.number_for(len(candidates))
+    if not number and (bad or begun.insist or state.first):  # an earlier job step gave some up
         state = replace(state, nodes=replace(nodes, given_up=nodes.in_order((*bad, *isolated))))
         return lack_nodes(
             state,
@@ -115,7 +116,7 @@ def _first_launch(state: State, at: float) -> Decision:
             cause=PREFLIGHT if bad else "isolated_nodes",
             findings=_in_words(state.health.faults),
         )
-    carrying = nodes.in_order((*good, *isolated)[: nodes.wanted])
+    carrying = nodes.in_order((*good, *isolated)[: number or nodes.wanted])
     inherited = tuple(n for n in isolated if n not in carrying)
     spares = tuple(n for n in good if n not in carrying)
     state = replace(

@@ -231,7 +231,7 @@ def _unreachable(state: State, e: NodeUnreachable) -> Decision:
     if not state.runs or state.stop or e.node not in state.nodes.training:
         return state, ()
     launch, step = state.launch, state.progress.step
-    limit = max(e.limit, state.policy.silent * (1 if state.nodes.ready else 3))
+    limit = max(e.limit, state.policy.silent * (1 if state.nodes.can_lose_one else 3))
     waited = e.at - (launch.stepped_at if step >= 0 else state.since)
     if e.silent_for < limit or waited < limit:
         return state, ()

@@ -1,7 +1,7 @@
 """A launch that fails: end it for certain, read its logs, diagnose the cause, and recover.
 
-The launcher relaunches on the same nodes, or replaces the nodes to blame by spares, or ends the attempt with an outcome
-that names cause and suspects.
+The launcher relaunches on the same nodes, or replaces the nodes to blame by spares, or continues without them if the
+run may shrink, or ends the attempt with an outcome that names cause and suspects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transom_cli.core.launcher.judgement import Sign, journal_diagnosis, judge
 from transom_cli.core.launcher.outcome import close, count_last_step, finish, saved_words, stop
 from transom_cli.core.launcher.state import Budget, Decision, Departure, Phase, Reason, State, after
 from transom_cli.core.policy import SWAP
-from transom_cli.plural import times
+from transom_cli.plural import several, times
 
 _OURS = (9, 15)  # signals by which the launcher ends the other ranks
 EVIDENCE = 64  # ranks whose stack goes into the journal; the files hold all of them
@@ -165,6 +165,8 @@ def _swap_if_possible(state: State, at: float, diagnosis: Diagnosis, suspects: t
     usable = state.nodes.usable
     if len(usable) >= len(suspects):
         return swap(state, at, suspects, usable[: len(suspects)], diagnosis.cause)
+    if smaller := without(state, suspects):
+        return resize(state, at, suspects, smaller, diagnosis.cause)
     lack = "no spare is ready" if not usable else f"{len(suspects)} spares are needed, and {len(usable)} ready"
     had_spares = len(state.nodes.allocated) > state.nodes.wanted
     return finish(state, at, "failed", f"{why}; {lack}" if had_spares else why)
@@ -198,6 +200,31 @@ def swap(state: State, at: float, out: tuple[str, ...], into: tuple[str, ...], c
         if given_up
     ]  # fmt: skip
     return after(tuple(entries), relaunch(state, at, cause, training))
+
+
+def without(state: State, out: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the nodes to train on without `out`, as many as possible; () if too few, or the run may not shrink."""
+    nodes = state.nodes
+    good = (*(n for n in nodes.training if n not in out), *nodes.usable)
+    return good[: nodes.number_for(len(good))] if nodes.fewest else ()
+
+
+def resize(state: State, at: float, out: tuple[str, ...], training: tuple[str, ...], cause: str) -> Decision:
+    """Relaunch on other nodes, fewer than before. Good nodes that carry no rank now become spares."""
+    nodes = state.nodes
+    idle = tuple(n for n in nodes.training if n not in (*out, *training))
+    nodes = nodes.giving_up(out).without_spares(training)
+    for node in idle:
+        nodes = nodes.with_ready(node)
+    diagnosis = state.incident.diagnosis if state.incident is not None else None
+    decided = diagnosis.decided if diagnosis is not None else UNDECIDED
+    words = f"continues on {len(training)} of {several(nodes.wanted, 'node')}, without {_list(out)}"
+    entry = Journal(
+        state.incident.id if state.incident is not None else "", "swapped", words, cause, out,
+        state.health.of(out), decided,
+    )  # fmt: skip
+    state = replace(state, nodes=nodes, budget=replace(state.budget, relaunches=()))
+    return after((entry,), relaunch(state, at, cause, training))
 
 
 def _list(nodes: Iterable[str]) -> str:

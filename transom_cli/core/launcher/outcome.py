@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from transom_cli.core.clocks import first_bad
@@ -142,6 +143,22 @@ def after_attempt(progress: Progress, outcome: OutcomeSeen) -> Progress:
     if outcome.step >= 0:
         progress = progress.stepped(outcome.step, outcome.since_start, outcome.step)
     return replace(progress, durable=max(outcome.durable, progress.durable))
+
+
+def without_progress(outcomes: Iterable[OutcomeSeen | None], durable: int) -> int:
+    """Count the newest attempts in a row that made no progress.
+
+    Args:
+        outcomes: None for an attempt without one, since its batch host died.
+        durable: the newest checkpoint's step after all of them.
+    """
+    stuck, progress = 0, Progress()
+    for outcome in outcomes:
+        if outcome is not None:
+            progress = after_attempt(progress, outcome)
+        stuck = 0 if outcome is not None and progress.further(outcome.cause) else stuck + 1
+        progress = progress.charged()
+    return stuck if durable <= progress.durable else 0
 
 
 def _missing(state: State, *, silent: bool) -> tuple[str, ...]:

@@ -27,8 +27,8 @@ class Policy:
     settle: time after the first bad exit in which the other ranks' exits are still collected.
     late: time for exit records to arrive through a network file system after srun ended.
     come_up: time limit for a relaunched step to start its tasks. The limit is at least three times the first startup.
-    silent: a node that is silent for so long, while no rank steps, is replaced by a ready spare. Without a ready spare
-        the limit is three times as long: an operator probes the node earlier and knows more.
+    silent: a node that is silent for so long, while no rank steps, is replaced by a ready spare or left out. If neither
+        is possible, the limit is three times as long: an operator probes the node earlier and knows more.
     ask_again: interval between requests for a final checkpoint.
     ending, reading: time limits for ending a launch and for reading its logs.
     preflight: check nodes before the first launch. deep: check suspects after a failure.
@@ -90,6 +90,8 @@ class Nodes:
 
     allocated: tuple[str, ...]  # in Slurm's order, which is the order of the ranks
     wanted: int  # number of nodes that carry ranks
+    fewest: int = 0  # that may carry ranks if others are lost; 0: as many as wanted
+    unit: int = 1  # nodes that carry ranks are a multiple of this
     training: tuple[str, ...] = ()  # carry the ranks of the present launch
     spares: tuple[str, ...] = ()  # carry no rank, and are not known to be bad
     ready: tuple[str, ...] = ()  # spares whose agent answers
@@ -102,6 +104,18 @@ class Nodes:
     def usable(self) -> tuple[str, ...]:
         """Ready spares that nobody drains."""
         return tuple(n for n in self.ready if n not in self.draining)
+
+    def number_for(self, count: int) -> int:
+        """Return how many of `count` good nodes can carry ranks; 0: they are too few."""
+        if not self.fewest:
+            return self.wanted if count >= self.wanted else 0
+        possible = min(count, self.wanted) // self.unit * self.unit
+        return possible if possible >= self.fewest else 0
+
+    @property
+    def can_lose_one(self) -> bool:
+        """Whether a spare would take its place, or the others may train without it."""
+        return bool(self.ready) or (self.fewest > 0 and self.number_for(len(self.training) - 1) > 0)
 
     def in_order(self, nodes: Iterable[str]) -> tuple[str, ...]:
         chosen = set(nodes)

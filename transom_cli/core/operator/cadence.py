@@ -110,7 +110,9 @@ def urgent(state: State, *, silent: bool) -> bool:
     incident = state.incident
     examined = incident is not None and incident.stage not in (Stage.RELAUNCHING, Stage.RESTARTING, Stage.STARTING)
     ends = state.phase in (Phase.STOPPING, Phase.FINISHING)
-    demands = bool(state.isolation.suspected) or (state.request.spares > 0 and incident is not None)
+    demands = bool(state.isolation.suspected) or (
+        state.request.least < state.request.num_nodes and incident is not None
+    )
     limited = demands and state.job.state == "PENDING"
     return (examined or ends or silent or limited) and not state.restarting
 

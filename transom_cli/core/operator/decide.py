@@ -187,8 +187,9 @@ def _node_silent(state: State, e: ev.NodeSilent) -> Step:
     if not _mine(state, e.attempt) or e.node not in state.job.nodes or state.job.suspended:
         return state, ()
     spare = any(state.idle.probes_of(n) is None for n in state.idle.nodes)
-    if e.node in state.idle.nodes or (e.launcher and spare):
-        return idle.suspect(state, e.node)  # its launcher has a spare for it
+    shrinks = 0 < state.request.fewest < len(state.job.nodes) - len(state.idle.nodes)
+    if e.node in state.idle.nodes or (e.launcher and (spare or shrinks)):
+        return idle.suspect(state, e.node)  # its launcher has a spare for it, or does without it
     words = f"{e.node} silent for {e.silent_for:.1f} s"
     return inc.silence(state, Sign(e.at, words, _suspects(state, (e.node,))))
 

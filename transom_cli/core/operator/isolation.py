@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from transom_cli.core import node_hazard
 from transom_cli.core.events import OtherExclusion
 from transom_cli.core.incident import Diagnosis
 from transom_cli.core.operator.actions import Isolate
 from transom_cli.core.operator.state import State
 from transom_cli.plural import several, was
 
+RECOVERY = 900.0  # seconds that a failure costs, with the lost work, before this run has had one
 LONGEST = 86400.0  # seconds: an exclusion on suspicion ends then, whatever other users report
 
 WHOLE = "all of the job's nodes are down at once"
@@ -111,9 +113,27 @@ def drain_refused(action: Isolate, ages: Sequence[float | None]) -> str:
 def expiry(state: State, at: float, others: Sequence[OtherExclusion], detail: str) -> tuple[float, str]:
     """Return when an exclusion on suspicion ends, and its detail: after `isolate.expiry`, or when other users'
     exclusions of the node end, if that is later. Other users' reports exclude no node and shorten nothing."""
-    own = at + state.policy.expiry
+    lasts, why = lasting(state)
+    own = at + lasts
     until = max((own, *(at + (LONGEST if x.seconds is None else min(x.seconds, LONGEST)) for x in others)))
     if until == own:
-        return own, detail
+        return own, "; ".join(x for x in (detail, why) if x)
     longer = f"excluded for longer, because of {', '.join(x.user for x in others)}"
     return until, "; ".join(x for x in (detail, longer) if x)
+
+
+def lasting(state: State) -> tuple[float, str]:
+    """Return for how many seconds a suspicion excludes a node, and why if that is not `isolate.expiry`.
+
+    With `isolate.expiry_by_cost`, as long as another failure of the node would cost the job more than its absence,
+    `LONGEST` at most. The cost is what this run's recoveries took, and `RECOVERY` before there are any.
+    """
+    shortest = state.policy.expiry
+    if not state.policy.expiry_by_cost:
+        return shortest, ""
+    times = [i.ended_at - i.began for i in state.incidents if i.result == "recovered" and i.ended_at is not None]
+    cost = (RECOVERY + sum(times)) / (1 + len(times)) * len(state.job.nodes)
+    lasts = min(node_hazard.expiry(node_hazard.PUBLISHED, cost), LONGEST)
+    if lasts <= shortest:
+        return shortest, ""
+    return lasts, f"for {lasts / 3600:g} h, since another failure would cost {cost / 3600:.0f} node-hours"

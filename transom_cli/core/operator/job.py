@@ -21,6 +21,7 @@ UNSUBMITTED = "cancel/submission"
 _LOST = "lost when Slurm requeued the job"
 FINISHING = 90.0  # seconds from the end of the training to that of the job, before Slurm is assumed to have missed it
 FORGETTING = 30.0  # seconds for the nodes to report to a slurmctld that was restarted
+SHRINK_WAIT = 60.0  # and in which one starts that may shrink, if there are as many nodes as without excluded ones
 SPARES_WAIT = 5.0  # seconds in which a restarted job starts if there are nodes for its spares too
 # Slurm's reasons for a job that waits for its release after a submission of ours, or a restart.
 _OUR_HOLDS = ("JobHeldUser", "job_requeued_in_held_state")
@@ -172,8 +173,17 @@ def patch(state: State, *, drop: tuple[str, ...] = (), start: bool = False) -> S
     number = state.patches + 1
     state, let_in = withdraw_patches(replace(state, isolation=state.isolation.without(drop), patches=number))
     drop = tuple(dict.fromkeys((*let_in, *drop)))
-    enough = state.request.num_nodes - state.request.spares if state.request.waived == state.attempt else 0
-    return order(state, Patch(f"patch/{number}", state.job.id, state.isolation.excluded, drop, start, enough))
+    return order(state, Patch(f"patch/{number}", state.job.id, state.isolation.excluded, drop, start, _enough(state)))
+
+
+def _enough(state: State) -> int:
+    """The number of nodes that the waiting job is to request, if it is to do with fewer; 0: unchanged."""
+    request = state.request
+    if request.waived != state.attempt:
+        return 0
+    if not request.fewest or request.shrunk == state.attempt:
+        return request.least
+    return max(request.least, request.num_nodes - len(state.isolation.excluded))
 
 
 def expiry_at(state: State) -> float | None:
@@ -188,13 +198,25 @@ def expire(state: State, at: float) -> Step:
 
 
 def waive_at(state: State) -> float | None:
-    """When a restart no longer waits for spares: training without a spare is better than waiting with one."""
-    waived = state.request.waived == state.attempt or not state.request.spares or not state.job.starts
-    return None if waived or not state.waiting or state.phase is not Phase.RECOVERING else state.since + SPARES_WAIT
+    """When a restart no longer waits for spares: training without a spare is better than waiting with one.
+
+    A run that may shrink first does without the nodes that are excluded, then with its fewest.
+    """
+    request, wait = state.request, SPARES_WAIT
+    if request.waived == state.attempt:
+        if not request.fewest or request.shrunk == state.attempt or _enough(state) == request.least:
+            return None
+        wait = SHRINK_WAIT
+    if request.least >= request.num_nodes or not state.job.starts:
+        return None
+    return state.since + wait if state.waiting and state.phase is Phase.RECOVERING else None
 
 
 def waive_spares(state: State, at: float) -> Step:
-    return patch(replace(state, request=replace(state.request, waived=state.attempt)))
+    request, attempt = state.request, state.attempt
+    if request.waived == attempt:
+        return patch(replace(state, request=replace(request, shrunk=attempt)))
+    return patch(replace(state, request=replace(request, waived=attempt)))
 
 
 def requeued_by_others(state: State, e: ev.JobSeen) -> Step:
@@ -211,7 +233,10 @@ def requeued_by_others(state: State, e: ev.JobSeen) -> Step:
     if observing.by_hand(state, e):
         by, whose = "hand", "hand, not by transom"
         seen_words = f"the job was requeued by hand (restart {e.restarts})"
-    state = inc.close(state.mark(e.at, "requeued", f"by {whose}"), e.at, f"requeued by {by}")
+    if _silenced_by_requeue(state, e):
+        state = inc.forget(state)
+    else:
+        state = inc.close(state.mark(e.at, "requeued", f"by {whose}"), e.at, f"requeued by {by}")
     incident = state.new_incident(e.at, Stage.STARTING).marked(e.at, "seen", seen_words)
     lost = dict.fromkeys((*known, *e.lost_nodes))
     bad = tuple(n for n in lost if n in state.job.nodes and n not in state.isolation.excluded)
@@ -222,13 +247,21 @@ def requeued_by_others(state: State, e: ev.JobSeen) -> Step:
         incident = incident.marked(e.at, "isolated", f"{', '.join(kept)} excluded")
     state = replace(state, incident=incident).in_phase(Phase.RECOVERING, e.at).in_attempt(e.job_id, e.restarts)
     if kept:
-        until = e.at + state.policy.expiry
+        until = e.at + isolation.lasting(state)[0]
         new = (Exclusion(n, e.at, until, "excluded", incident.id, _LOST, "node_lost") for n in kept)
         state = isolation.count(replace(state, isolation=state.isolation.excluding(*new)), e.at, len(kept))
     rush = not e.held and not spared  # on nodes that were called down, parts of the old start may be alive
     step: Step = patch(state, start=rush) if e.state == "PENDING" and (kept or rush) else (state, ())
     step = both(step, seen(step[0], e))
     return both(step, release(step[0])) if forgotten else step
+
+
+def _silenced_by_requeue(state: State, e: ev.JobSeen) -> bool:
+    """Whether the open incident is only the silence of nodes whose ranks the requeue ended."""
+    incident = state.incident
+    if incident is None or incident.stage is not Stage.EXAMINING or not incident.silence_only or incident.stall:
+        return False
+    return not incident.faults and not _by_launcher(e) and not set(incident.silent_nodes) & set(e.lost_nodes)
 
 
 def _kept_away(state: State, bad: tuple[str, ...], known: tuple[str, ...], at: float) -> tuple[tuple[str, ...], str]:

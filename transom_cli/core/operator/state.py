@@ -51,6 +51,7 @@ class Policy:
     cap_window: float = 3600.0
     cap_cluster: int | None = None  # nodes drained for all users of the cluster together; None: no limit
     expiry: float = 3600.0
+    expiry_by_cost: bool = False
     rules: tuple[Rule, ...] = ()  # the first that matches decides; without rules, the evidence does
     observe: bool = False  # for readers: the executor carries nothing out, and the decisions are the same
 
@@ -98,6 +99,12 @@ class Request:
     num_nodes: int = 0
     spares: int = 0
     waived: str = ""  # the attempt that is to start without waiting for spares
+    fewest: int = 0  # nodes to train on if others are lost; 0: all but the spares
+    shrunk: str = ""  # the attempt that is to start with the fewest
+
+    @property
+    def least(self) -> int:
+        return self.fewest or self.num_nodes - self.spares
 
 
 @dataclass(frozen=True)

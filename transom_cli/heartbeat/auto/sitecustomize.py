@@ -8,6 +8,7 @@ happens here may reach the trainer.
 
 Ranks start with SIGUSR2 ignored, so that Slurm's warning before the time limit kills no trainer that does not know it.
 Lightning takes an ignored signal for one that the user handles, and would not install its own handler: corrected here.
+Its Trainer also knows the step from which training resumes.
 
 Every Python of a job runs this file: loader workers, pip, small tools. So it imports nothing that Python has not
 imported before, and leaves `sys.path` at once, where each later import would look into its folder.
@@ -26,6 +27,7 @@ _LIGHTNING = tuple(
     f"{package}.trainer.connectors.signal_connector" for package in ("lightning.pytorch", "pytorch_lightning")
 )
 _RANK_PID = "TRANSOM_RANK_PID"  # the job and process whose optimizer steps: no child of it is a rank
+_trainers: "list[Any]" = []  # Lightning's newest
 _JOB = f"{environ.get('SLURM_JOB_ID', '')}:"
 
 
@@ -66,13 +68,20 @@ def _find(name: str, path: "Any") -> "Any":
 
 
 def _let_lightning_handle(module: "Any") -> None:
-    """Do not count an ignored signal as one that has a handler already."""
+    """Do not count an ignored signal as one that has a handler already; note the Trainer, which knows the step."""
     import signal
 
     def has_handler(signum: "Any") -> bool:
         return signal.getsignal(signum) not in (None, signal.SIG_DFL, signal.SIG_IGN)
 
     connector = module._SignalConnector
+    init = connector.__init__
+
+    def remember(self: "Any", trainer: "Any", *args: "Any", **kwargs: "Any") -> None:
+        init(self, trainer, *args, **kwargs)
+        _trainers[:] = [trainer]
+
+    connector.__init__ = remember
     if hasattr(connector, "_has_already_handler"):
         connector._has_already_handler = staticmethod(has_handler)
 
@@ -82,7 +91,7 @@ def _register(module: "Any") -> None:
 
     sys.meta_path.insert(0, _Import(_LIGHTNING, _let_lightning_handle))
 
-    automatic_beat = _client().automatic_beat
+    client = _client()
     counted = None  # weak reference to the optimizer whose steps count
     step = 0
 
@@ -96,8 +105,10 @@ def _register(module: "Any") -> None:
             elif leader is not optimizer:
                 return
             step += 1
+            if step == 2 and _trainers and len(_trainers[0].optimizers) == 1:  # with more, it counts them all
+                client.resumed(_trainers[0].global_step - 1)  # which is counted after this hook
             if step > 1:  # a trainer that beats by itself has done so by then: its own steps are never mixed with ours
-                automatic_beat(step)
+                client.automatic_beat(step)
         except Exception:
             return
 

@@ -42,6 +42,7 @@ from transom_cli.supervise.agent.monitor import Alarms, Monitor
 from transom_cli.supervise.agent.node_health import Watch, watched
 from transom_cli.supervise.agent.snapshot_daemon import SnapshotDaemon
 from transom_cli.supervise.agent.step_breakdown import StepBreakdown
+from transom_cli.supervise.agent.trainer_progress import TrainerProgress
 from transom_cli.supervise.agent.verbs import serve, summary
 
 if TYPE_CHECKING:
@@ -110,13 +111,15 @@ class Agent:
         node: str,
         alarms: Callable[[], int] = lambda: 0,
         feed: HeartbeatFeed | None = None,
+        progress: TrainerProgress | None = None,
     ) -> None:
         self._attempt, self._alarms = attempt, alarms
+        self._progress = progress or TrainerProgress()
         self._path = attempt.nodes / f"{node}.beats"
         self._node = node
         self._ranks = Ranks(beats_dir)
         self.feed = feed or HeartbeatFeed()
-        self._breakdown = StepBreakdown(attempt, node, beats_dir, self.feed)
+        self._breakdown = StepBreakdown(attempt, node, beats_dir, self.feed, self._progress)
         self.rows: tuple[RankBeat, ...] = ()  # of the last look
         self._seq = _former_seq(self._path)
         self._edges: tuple[object, ...] | None = None
@@ -144,7 +147,8 @@ class Agent:
 
     def _write(self, rows: tuple[RankBeat, ...], *, closed: bool, to_file: bool) -> None:
         self._seq += 1
-        data = encode(NodeTable(self._node, self._attempt.name, self._seq, rows, closed, self._alarms()))
+        shown = self._progress.apply(rows)
+        data = encode(NodeTable(self._node, self._attempt.name, self._seq, shown, closed, self._alarms()))
         self.feed.offer(self._seq, data)
         if to_file:
             with contextlib.suppress(OSError):  # its silence shows it; the next table is written again
@@ -238,8 +242,9 @@ def main(argv: list[str]) -> int:
     paths.sweep(options.node, keep=beats_dir)
     end_former(attempt, options.node)
     alarms = Alarms()
-    agent = Agent(attempt, beats_dir, options.node, lambda: alarms.count)
-    monitor = Monitor(attempt, options.node, beats_dir, lambda: agent.rows, alarms)
+    progress = TrainerProgress()
+    agent = Agent(attempt, beats_dir, options.node, lambda: alarms.count, progress=progress)
+    monitor = Monitor(attempt, options.node, beats_dir, lambda: agent.rows, alarms, progress)
     if blind:
         monitor.report([Finding(HEARTBEATS, Verdict.SUSPECT, options.node, blind)])
     elif HEARTBEATS in monitor.reported:  # a former agent had no place for them

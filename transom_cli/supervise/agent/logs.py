@@ -22,9 +22,11 @@ from transom_cli.diagnose.logs.kinds import Kinds
 from transom_cli.diagnose.logs.matches import Collector, Hit, collect
 from transom_cli.diagnose.logs.reader import hits_in
 from transom_cli.diagnose.logs.rulebook import Rulebook
-from transom_cli.heartbeat import paths
+from transom_cli.diagnose.logs.trainer_lines import NOTHING, read_lines
+from transom_cli.heartbeat import paths, record
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir
+from transom_cli.supervise.agent.trainer_progress import TrainerProgress
 
 TAIL = 256 * 1024  # bytes of the end of the batch script's output
 HEAD, WHOLE = 256 * 1024, 2 << 20  # bytes of a log's beginning and end that are read for its first cause
@@ -157,9 +159,11 @@ class Follower:
         self._rest = b""
         self._lines = 0
         self._collector = Collector(path.name)
+        self.progress = NOTHING  # what the trainer has logged since the look before
 
     def look(self) -> tuple[Hit, ...]:
         """Return the causes in lines that are new since the last look. At most `LOOK` bytes are read."""
+        self.progress = NOTHING
         try:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -173,6 +177,7 @@ class Follower:
         except OSError:
             return ()  # not there yet, or a file system that does not answer: the next look tries again
         self._at += len(data)
+        self.progress = read_lines((self._rest + data).decode("utf-8", "replace"))
         return self._take(data)
 
     def _take(self, data: bytes) -> tuple[Hit, ...]:
@@ -193,8 +198,9 @@ class Follower:
 class NodeLogs:
     """Follows the logs of the present launch, and forgets those of earlier launches."""
 
-    def __init__(self, attempt: AttemptDir, beats_dir: str) -> None:
+    def __init__(self, attempt: AttemptDir, beats_dir: str, progress: TrainerProgress | None = None) -> None:
         self._attempt, self._beats_dir = attempt, beats_dir
+        self._progress = progress or TrainerProgress()
         self._launch = -1
         self._followed: dict[str, Follower] = {}
 
@@ -209,7 +215,13 @@ class NodeLogs:
             if name not in self._followed:
                 self._followed[name] = Follower(self._attempt.logs(launch) / name)
             found += [(launch, hit) for hit in self._followed[name].look()]
+            self._progress.see(launch, self._followed[name].progress, lambda: self._counted(rows))
         return found
+
+    def _counted(self, rows: Sequence[RankBeat]) -> int:
+        """The optimizer steps that any rank has made. The log was read before: a line is never ahead of this."""
+        found = (record.look(f"{self._beats_dir}/rank-{row.rank}") for row in rows)
+        return max((one.step for one in found if one is not None and one.since_start), default=-1)
 
     def cause(self, launch: int, rows: Sequence[RankBeat], seconds: float) -> tuple[dict[str, object], list[Hit]]:
         return read_cause(self._attempt.logs(launch), names(self._beats_dir, launch, rows), seconds)

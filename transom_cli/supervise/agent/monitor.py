@@ -23,6 +23,7 @@ from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.agent.findings import HOST, LOG, Findings
 from transom_cli.supervise.agent.logs import SECONDS, NodeLogs
+from transom_cli.supervise.agent.trainer_progress import TrainerProgress
 
 HEALTH = 10.0  # seconds between two readings of the host
 LOGS = 1.0  # seconds between two readings of the logs
@@ -115,11 +116,12 @@ class Monitor:
         beats_dir: str,
         rows: Callable[[], Sequence[RankBeat]],
         alarms: Alarms | None = None,
+        progress: TrainerProgress | None = None,
     ) -> None:
         self._node, self._rows = node, rows
         self.alarms = alarms or Alarms()
         self._reader = HostReader(node, tuple(dict.fromkeys(("/tmp", "/dev/shm", str(attempt.path)))))
-        self._logs = NodeLogs(attempt, beats_dir)
+        self._logs = NodeLogs(attempt, beats_dir, progress)
         self._findings = Findings(attempt.findings(node))
         self._reading: HostReading | None = None
         self._judged: tuple[Finding, ...] = ()

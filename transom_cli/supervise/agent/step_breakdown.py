@@ -8,20 +8,30 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from transom_cli.files import replace_text
-from transom_cli.heartbeat import account
+from transom_cli.heartbeat import account, paths
 from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps, encode
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.agent.heartbeat_feed import HeartbeatFeed
+from transom_cli.supervise.agent.trainer_progress import TrainerProgress
 
 EVERY = 5.0  # seconds
 RARELY = 60.0  # seconds; the launcher and the screens read the files of a few nodes only then
 
 
 class StepBreakdown:
-    def __init__(self, attempt: AttemptDir, node: str, beats_dir: str, feed: HeartbeatFeed | None = None) -> None:
+    def __init__(
+        self,
+        attempt: AttemptDir,
+        node: str,
+        beats_dir: str,
+        feed: HeartbeatFeed | None = None,
+        progress: TrainerProgress | None = None,
+    ) -> None:
+        self._progress = progress or TrainerProgress()
         self._attempt, self._node, self._folder, self._feed = attempt, node, beats_dir, feed or HeartbeatFeed()
         self._path = attempt.spent(node)
         self._due = 0.0
@@ -66,4 +76,6 @@ class StepBreakdown:
             grad_norm=found.grad_norm,
             loss_scale=found.scale,
             device=found.device,
+            logged=self._progress.of(row.launch).values,
+            listens=Path(f"{paths.listen_prefix(self._folder, row.launch)}{row.rank}").exists(),
         )

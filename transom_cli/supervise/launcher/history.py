@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.events import OutcomeSeen, Taken
-from transom_cli.core.launcher import AttemptStarted, after_attempt
-from transom_cli.core.progress import Progress
+from transom_cli.core.launcher import AttemptStarted, without_progress
 from transom_cli.errors import TransomError
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.attempt_files import newest_checkpoint, read_outcome
@@ -60,22 +59,6 @@ def earlier(run: RunDir, attempt: AttemptDir) -> list[AttemptDir]:
     """The run's attempts before this one, oldest first."""
     here = parse_attempt(attempt.name)
     return [run.attempt(*number) for number in sorted(attempt_numbers(run)) if number < here]
-
-
-def without_progress(outcomes: list[OutcomeSeen | None], durable: int) -> int:
-    """Count the newest attempts in a row that made no progress.
-
-    Args:
-        outcomes: None for an attempt without one, since its batch host died.
-        durable: the newest checkpoint's step after all of them.
-    """
-    stuck, progress = 0, Progress()
-    for outcome in outcomes:
-        if outcome is not None:
-            progress = after_attempt(progress, outcome)
-        stuck = 0 if outcome is not None and progress.further(outcome.cause) else stuck + 1
-        progress = progress.charged()
-    return stuck if durable <= progress.durable else 0
 
 
 def operator_lives(run: RunDir, attempt: AttemptDir) -> bool:

@@ -17,10 +17,9 @@ from typing import Any
 
 from transom_cli.core import launcher
 from transom_cli.core.codec import plain
-from transom_cli.core.launcher import Action, Event, History, Launch, Nodes, Phase, Policy, State, observing
+from transom_cli.core.launcher import Action, Event, History, Launch, Nodes, Phase, State, observing
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.files import make_private, publish_text
-from transom_cli.health.check import HealthOptions
 from transom_cli.heartbeat.local_table import publish
 from transom_cli.plural import several
 from transom_cli.slurm.port import Connect, Slurm
@@ -54,7 +53,6 @@ EXITS = 0.2  # interval in seconds between reads of the exit records
 LOOK = 0.25  # interval in seconds between reads of the heartbeat tables
 TABLES = 256  # number of nodes from which that interval is 1 s
 SIGN = 1.0  # interval in seconds between signs of life
-PATIENCE = 30.0  # seconds beyond its budget for a health check
 PROBE = 5.0  # seconds for a spare's agent to answer
 KILL_AFTER = 25.0  # seconds from TERM to KILL, within Slurm's own KillWait of 30 s
 SRUN_KILLED = 2.0  # seconds more, to write the outcome
@@ -103,17 +101,11 @@ class Launcher:
         options, nodes = self._options, self._allocation.nodes
         due = warning_due(os.environ, options.warn_before, time.time(), by_slurm=not options.job_step)
         self._warn_at = float("inf") if due is None else self._now() + due
-        policy = Policy(
-            relaunches=options.relaunches,
-            max_without_progress=options.max_without_progress,
-            preflight=options.health.preflight != "off" and not self._earlier.steps,
-            deep=options.health.deep and not options.observe,  # ranks use the nodes meanwhile
-            checking=_budget(options.health) + PATIENCE,
-            checking_deep=options.health.deep_budget + PATIENCE,
-            rules=options.rules,
-        )
+        policy = options.policy
+        if self._earlier.steps:
+            policy = replace(policy, preflight=False)
         wanted = options.nodes if options.job_step else min(options.nodes or len(nodes), len(nodes))
-        roles = Nodes(nodes, wanted, batch_host=self._allocation.host)
+        roles = Nodes(nodes, wanted, options.min_nodes, options.shrink_unit, batch_host=self._allocation.host)
         self._state = State(
             self._allocation.job_id,
             self._allocation.restart,
@@ -456,10 +448,6 @@ class Launcher:
 
     def _journal(self, kind: str, **fields: Any) -> None:
         self._log.write(kind, self._state.launch.number, **fields)
-
-
-def _budget(health: HealthOptions) -> float:
-    return health.deep_budget if health.preflight == "deep" else health.budget
 
 
 def main(options: LaunchOptions, connect: Connect) -> int:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from transom_cli.core.launcher import Policy
 from transom_cli.core.policy import Rule
 from transom_cli.core.stall import StallLimits
 from transom_cli.errors import UsageError
@@ -22,7 +23,10 @@ from transom_cli.health.check import HealthOptions
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.start import own
 
+PATIENCE = 30.0  # seconds beyond its budget for a health check
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
+EXPIRY = "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
+"""Unix time at which the nodes are taken back: verl and others save a checkpoint before it."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class LaunchOptions:
     relaunches: int = 3
     max_without_progress: int = 3
     nodes: int = 0  # that carry ranks; 0: all nodes of the attempt
+    min_nodes: int = 0  # the fewest that may carry ranks; 0: as many as `nodes`
+    shrink_unit: int = 1  # nodes that carry ranks are a multiple of this
     leave_drained: bool = True
     resubmit: bool = False  # as a new job, also without an operator
     expiry: float = 3600.0  # seconds after which the blame of an earlier attempt expires
@@ -73,6 +79,27 @@ class LaunchOptions:
     def tasks_on_node(self) -> int:
         """Tasks of the training step on each node: its ranks, or one torchrun."""
         return 1 if self.kind == "torchrun" else self.tasks_per_node
+
+    @property
+    def policy(self) -> Policy:
+        health = replace(self.health, deep=self.health.deep and not self.observe)  # ranks use the nodes meanwhile
+        return launcher_policy(self.relaunches, self.max_without_progress, health, self.rules)
+
+
+def launcher_policy(
+    relaunches: int, max_without_progress: int, health: HealthOptions, rules: tuple[Rule, ...]
+) -> Policy:
+    """Return what a launcher decides by, from a run's settings."""
+    budget = health.deep_budget if health.preflight == "deep" else health.budget
+    return Policy(
+        relaunches=relaunches,
+        max_without_progress=max_without_progress,
+        preflight=health.preflight != "off",
+        deep=health.deep,
+        checking=budget + PATIENCE,
+        checking_deep=health.deep_budget + PATIENCE,
+        rules=rules,
+    )
 
 
 # Explicit, because in a job of `sbatch --export=NONE` (some sites' default) srun passes nothing on.
@@ -233,6 +260,9 @@ def training_env(base: Mapping[str, str], master: str, port: int, run: RunDir) -
     env = {**base, **dict(zip(RENDEZVOUS, (master, str(port)), strict=True))}
     env["TRANSOM_RUN_DIR"] = str(run.path)
     env.setdefault("TRANSOM_CHECKPOINT_DIR", str(run.checkpoints))
+    end = env.get("SLURM_JOB_END_TIME", "")
+    if end.isdecimal() and int(end) > 0:
+        env.setdefault(EXPIRY, end)
     return env
 
 

@@ -1,0 +1,60 @@
+"""The launcher's core: a run that may shrink continues without a lost node, if enough others remain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from core_launcher import NODES, exits, feed, fresh, lost, outcome, started, with_spare
+
+from transom_cli.core import launcher
+
+FOUR = (*NODES, "n4")
+
+
+def elastic(nodes: tuple[str, ...] = FOUR, *, fewest: int = 2, unit: int = 1) -> launcher.State:
+    state = fresh(nodes)
+    state = replace(state, nodes=replace(state.nodes, wanted=len(nodes), fewest=fewest, unit=unit))
+    state, _ = feed(state, launcher.AttemptStarted(0.0), launcher.Stepped(5.0, 0, 4))
+    assert state.nodes.training == nodes
+    return state
+
+
+def test_a_lost_node_is_left_out_until_too_few_remain() -> None:
+    state, actions = lost(elastic(), 9.0, "n2")
+    (entry,) = (a for a in actions if isinstance(a, launcher.Journal) and a.what == "swapped")
+    assert entry.words == "continues on 3 of 4 nodes, without n2" and entry.nodes == ("n2",)
+    assert started(actions) == [("n1", "n3", "n4")]
+    state, actions = lost(feed(state, launcher.Stepped(20.0, 1, 6))[0], 25.0, "n4")
+    assert started(actions) == [("n1", "n3")]
+    state, actions = lost(feed(state, launcher.Stepped(40.0, 2, 8))[0], 45.0, "n1")
+    assert started(actions) == [] and "n1" in outcome(actions).outcome.blamed, "one node is below the fewest"
+
+
+def test_whole_replicas_train_and_the_others_nodes_are_spares() -> None:
+    state, actions = lost(elastic(unit=2), 9.0, "n2")
+    assert started(actions) == [("n1", "n3")] and state.nodes.spares == state.nodes.ready == ("n4",)
+    state, actions = lost(feed(state, launcher.Stepped(20.0, 1, 6))[0], 25.0, "n1")
+    assert sorted(started(actions)[0]) == ["n3", "n4"], "the spare takes its place"
+
+
+def test_a_spare_is_used_before_a_run_shrinks() -> None:
+    state = with_spare()
+    state = replace(state, nodes=replace(state.nodes, fewest=2))
+    assert started(lost(state, 9.0, "n2")[1]) == [("n1", "n4", "n3")]
+    two, _ = feed(state, launcher.RanksExited(9.0, 0, exits(1, None, None)), launcher.Tick(11.0))
+    two, _ = feed(two, launcher.LaunchEnded(12.0, 0, unheard=("n2", "n3")))
+    assert started(feed(two, launcher.LogsRead(13.0, 0, "peer", ""))[1]) == [("n1", "n4")]
+
+
+def test_a_job_that_got_fewer_nodes_trains_on_them() -> None:
+    state = fresh(NODES)
+    state = replace(state, nodes=replace(state.nodes, wanted=3, fewest=2))
+    _, actions = feed(state, launcher.AttemptStarted(0.0, isolated=("n2",), insist=True))
+    assert started(actions) == [("n1", "n3")]
+
+
+@pytest.mark.parametrize(("count", "number"), [(5, 4), (4, 4), (3, 2), (2, 2), (1, 0), (0, 0)])
+def test_the_number_of_nodes_is_the_largest_that_fits(count: int, number: int) -> None:
+    assert launcher.Nodes((), 4, fewest=2, unit=2).number_for(count) == number
+    assert launcher.Nodes((), 4).number_for(count) == (4 if count >= 4 else 0)

@@ -1,0 +1,34 @@
+"""From a run's settings to a scenario."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from transom_cli.config.run_settings import health_options, policy_of, rules_of, stall_limits
+from transom_cli.simulate.model import Costs, Hazard, Scenario, Trace
+from transom_cli.slurm.port import slurm_seconds
+from transom_cli.supervise.launcher.plan import launcher_policy
+
+if TYPE_CHECKING:
+    from transom_cli.config.model import Settings
+
+
+def with_settings(scenario: Scenario, settings: Settings) -> Scenario:
+    """Let the run's own policy decide, with its limits."""
+    restart, limit = settings.restart, slurm_seconds(settings.job.time) or 0
+    return replace(
+        scenario,
+        limit=float(limit),
+        warn=float(settings.job.warn_before),
+        limits=stall_limits(settings),
+        operator=policy_of(settings),
+        launcher=launcher_policy(
+            restart.relaunches, restart.max_without_progress, health_options(settings), rules_of(settings)
+        ),
+    )
+
+
+def scenario_of(settings: Settings, nodes: int, days: float, failures: Trace | Hazard, costs: Costs) -> Scenario:
+    given = {"trace": failures} if isinstance(failures, Trace) else {"hazard": failures}
+    return with_settings(Scenario(nodes, days, costs=costs, **given), settings)  # type: ignore[arg-type]
