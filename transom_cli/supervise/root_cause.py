@@ -99,8 +99,8 @@ def examine(
             cause = _examined(now, key, hits, said, rank)
             if cause.category == UNKNOWN:
                 cause = _with_new(cause, run, candidates(run, attempt, rank)[:LOOKED_AT], until)
-            elif cause.category == Category.CHECKPOINT_CORRUPT.value and (path := unproven_checkpoint(run)):
-                cause = replace(cause, line=f"{path} has no seal (move it to use the one before): {cause.line}")
+            elif cause.category == Category.CHECKPOINT_CORRUPT.value and (folder := unproven_checkpoint(run)):
+                cause = replace(cause, line=f"{folder} has no seal (move it to use the one before): {cause.line}")
             return replace(cause, where=cause.where + _without(left_out, unread))
         if time.monotonic() >= deadline:
             return Examined(now, key, UNKNOWN, "", "no log")

@@ -119,7 +119,7 @@ def _run_facts(state: State) -> RunFacts:
         starts=job.starts,
         slurm_reason=job.reason,
         batch_host=job.batch_host,
-        incidents=state.incidents,
+        incidents=state.counting,
         taken=state.taken,
         rules=state.policy.rules,
     )
