@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from diagnosis_score import ASKED, BENIGN, Label, labels, right
 from diagnosis_report import tell
+from diagnosis_score import ASKED, BENIGN, Label, labels, right
 
 from transom_cli.diagnose.logs.rule_files import load
 from transom_cli.diagnose.logs.rulebook import Level, Rulebook
@@ -34,7 +34,8 @@ LAUNCHES = (
     "srun: error: gpu3: task 0: Exited with exit code 1\n"
     "W0105 03:20:11.123000 4711 torch/distributed/run.py:793] Setting OMP_NUM_THREADS environment variable for each "
     "process to be 1 in default, to avoid your system being overloaded.\n",
-    ENDED + "[2026-01-05 03:20:11,376] [INFO] [runner.py:607:main] cmd = /usr/bin/python -u -m deepspeed.launcher.launch\n",
+    ENDED
+    + "[2026-01-05 03:20:11,376] [INFO] [runner.py:607:main] cmd = /usr/bin/python -u -m deepspeed.launcher.launch\n",
     ENDED + "Master node: gpu1:4711 NCCL version 2.21.5+cuda12.4\n",
 )
 TEARDOWN = (
@@ -42,7 +43,7 @@ TEARDOWN = (
     "we destruct ProcessGroupNCCL. On normal program exit, the application should call destroy_process_group\n",
     "[W105 03:17:52.1 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=4, addr=[gpu1]:4711): Connection reset "
     "by peer\n",
-    "[rank1]:[W105 03:17:52.1 ProcessGroupNCCL.cpp:1662] [PG ID 0 Rank 1] Failed to check the \"should dump\" flag on "
+    '[rank1]:[W105 03:17:52.1 ProcessGroupNCCL.cpp:1662] [PG ID 0 Rank 1] Failed to check the "should dump" flag on '
     "TCPStore, (maybe TCPStore server has shut down too early), with error: Broken pipe\n",
     "/usr/lib/python3.11/multiprocessing/resource_tracker.py:224: UserWarning: resource_tracker: There appear to be 8 "
     "leaked semaphore objects to clean up at shutdown\n",
@@ -81,7 +82,9 @@ def interleaved(one: Base, other: Base, draw: random.Random) -> Base:
     """A rank of another program in the same file: its progress absolves nobody."""
     lines = "".join(steps(draw, "[rank1]: ")[:6])
     of_one = [f"[rank0]: {line}" for line in one.text.splitlines(keepends=True)]
-    return Base(one.label, lines + "".join(steps(draw, "[rank0]: ")) + "".join(of_one) + "".join(steps(draw, "[rank1]: ")))
+    return Base(
+        one.label, lines + "".join(steps(draw, "[rank0]: ")) + "".join(of_one) + "".join(steps(draw, "[rank1]: "))
+    )
 
 
 def doubled(one: Base, other: Base, draw: random.Random) -> Base:

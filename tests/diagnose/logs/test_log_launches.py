@@ -21,7 +21,9 @@ EXITED = "srun: error: gpu3: task 1: Exited with exit code 1\n"
 OMP = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default\n"
 RESTART = "[default] Worker group FAILED. 2/3 attempts left; will restart worker group\n"
 CHILD = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
-RESET = "[rank{0}]: RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.5]:39271\n"
+RESET = (
+    "[rank{0}]: RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.5]:39271\n"
+)
 
 
 def steps(rank: str = "", first: int = 1) -> str:
@@ -33,7 +35,9 @@ def of(tmp_path: Path, text: str) -> Diagnosed:
     return diagnose_logs([tmp_path], BOOK)
 
 
-@pytest.mark.parametrize("between", [RESTART, EXITED + OMP, CHILD + "gpu1:4711:4711 [0] NCCL version 2.21.5+cuda12.4\n"])
+@pytest.mark.parametrize(
+    "between", [RESTART, EXITED + OMP, CHILD + "gpu1:4711:4711 [0] NCCL version 2.21.5+cuda12.4\n"]
+)
 def test_the_last_of_two_failed_launches_is_the_answer(tmp_path: Path, between: str) -> None:
     first, *rest = of(tmp_path, OOM + between + KEY).incidents
     assert (first.category, first.root.record.text) == (Category.USER_CODE, "KeyError: 'lr'")
@@ -76,8 +80,11 @@ def test_repeated_labels_and_a_progress_bar_before_a_label_hide_no_rank(tmp_path
     (first,) = of(tmp_path, doubled).incidents
     assert (first.category, first.culprits) == (Category.USER_CODE, (Culprit(rank=2),))
     bar = " 92%|#########2| 1631/1773 [14:33:49<1:17:48, 32.88s/it]"
-    (first,) = of(tmp_path, f"{bar}[rank1]:[E ProcessGroupNCCL.cpp:523] [Rank 1] Watchdog caught collective operation "
-                  "timeout: WorkNCCL(SeqNum=327, OpType=ALLGATHER, Timeout(ms)=1800000) ran for 1800341 ms\n").incidents
+    (first,) = of(
+        tmp_path,
+        f"{bar}[rank1]:[E ProcessGroupNCCL.cpp:523] [Rank 1] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=327, OpType=ALLGATHER, Timeout(ms)=1800000) ran for 1800341 ms\n",
+    ).incidents
     assert first.root.record.rank == 1
 
 
@@ -106,7 +113,9 @@ def test_a_fault_of_the_device_outlives_a_busy_port(tmp_path: Path) -> None:
 
 def test_xid_45_is_judged_by_the_xid_before_it_and_a_relayed_kernel_line_names_the_node(tmp_path: Path) -> None:
     line = "NVRM: Xid (PCI:0000:65:00): 45, pid=4711, name=python, Ch 00000008, caused by previous Xid {0}\n"
-    (first,) = of(tmp_path, f"Xid errors on instance: gpu7, Error: May 29 01:37:38 gpu7 kernel: {line.format(79)}").incidents
+    (first,) = of(
+        tmp_path, f"Xid errors on instance: gpu7, Error: May 29 01:37:38 gpu7 kernel: {line.format(79)}"
+    ).incidents
     assert (first.category, first.root.rule.action) == (Category.GPU_HARDWARE, Action.ISOLATE)
     assert first.culprits == (Culprit("gpu7", None, "0000:65:00"),)
     (first,) = of(tmp_path, line.format(31)).incidents

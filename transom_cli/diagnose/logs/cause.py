@@ -23,6 +23,7 @@ from transom_cli.plural import several
 
 DEVICES = (Category.GPU_HARDWARE, Category.NVLINK_FABRIC)
 CRIES = (Category.NETWORK_FABRIC, Category.NCCL_HANG)  # printed by victims
+MANY = 3  # waiting ranks whose numbers show that lower ones exist
 FEW = 0.25  # largest share of silent ranks that are still named as culprits
 BOX = "elastic-box"  # the rule for torchrun's failure box, which lists the rank that failed first last
 
@@ -46,8 +47,9 @@ def who_lags(hits: Sequence[Hit], ranks: frozenset[int] = frozenset()) -> Blamed
     if missing:
         return tuple(Culprit(rank=rank) for rank in sorted(missing)), ("the other ranks report that they wait for it",)
     crying = {hit.record.rank for hit in hits if hit.rule.category in CRIES and hit.record.rank is not None}
-    silent = sorted(ranks - crying)
-    if crying and 0 < len(silent) <= max(1, int(FEW * len(ranks))):
+    known = ranks | set(range(max(crying))) if len(crying) >= MANY else ranks
+    silent = sorted(known - crying)
+    if crying and 0 < len(silent) <= max(1, int(FEW * len(known))):
         said = f"{len(crying)} ranks wait in a collective or have lost their connections, this rank printed nothing"
         return tuple(Culprit(rank=rank) for rank in silent), (said,)
     if len(enqueued) > 1:
@@ -230,7 +232,7 @@ def _first(fatal: Sequence[Hit]) -> Hit | None:
     ended = {h.file: h.offset for h in reversed(tuple(after.values()))}
     signs = [h for h in signs if h.offset <= ended.get(h.file, h.offset)]
     signs = _not_swept(signs) or signs
-    return _without_a_word(signs) or max(signs, key=lambda h: h.rule.weight, default=None)
+    return _without_a_word(signs) or max(_spoken(signs), key=lambda h: h.rule.weight, default=None)
 
 
 def _nodes_own(causes: Sequence[Hit], first: Hit) -> Hit:
@@ -249,6 +251,16 @@ def _unyielding(causes: Sequence[Hit]) -> Hit | None:
         if not hit.rule.yields or not any(at > n for kind, at in last.items() if kind is not hit.rule.category):
             return hit
     return None
+
+
+def _spoken(signs: Sequence[Hit]) -> list[Hit]:
+    """Return the signs without C++ aborts of an exception that says itself that the rank lost another one."""
+    cries = {(h.file, h.record.rank, h.lineno) for h in signs if h.rule.category in CRIES}
+
+    def said(h: Hit) -> bool:
+        return h.rule.name == "abort" and any((h.file, h.record.rank, h.lineno + n) in cries for n in (-1, 1))
+
+    return [h for h in signs if not said(h)]
 
 
 def _without_a_word(signs: Sequence[Hit]) -> Hit | None:
