@@ -34,15 +34,14 @@ LAUNCHES = (
     "srun: error: gpu3: task 0: Exited with exit code 1\n"
     "W0105 03:20:11.123000 4711 torch/distributed/run.py:793] Setting OMP_NUM_THREADS environment variable for each "
     "process to be 1 in default, to avoid your system being overloaded.\n",
-    ENDED
-    + "[2026-01-05 03:20:11,376] [INFO] [runner.py:607:main] cmd = /usr/bin/python -u -m deepspeed.launcher.launch\n",
+    ENDED + "[2026-01-05 03:20:11,376] [INFO] [runner.py:607:main] cmd = python -u -m deepspeed.launcher.launch\n",
     ENDED + "Master node: gpu1:4711 NCCL version 2.21.5+cuda12.4\n",
 )
 TEARDOWN = (
     "[rank0]:[W105 03:17:51.1 ProcessGroupNCCL.cpp:1250] Warning: WARNING: process group has NOT been destroyed before "
     "we destruct ProcessGroupNCCL. On normal program exit, the application should call destroy_process_group\n",
-    "[W105 03:17:52.1 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=4, addr=[gpu1]:4711): Connection reset "
-    "by peer\n",
+    "[W105 03:17:52.1 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=4, addr=[gpu1]:4711): Connection "
+    "reset by peer\n",
     '[rank1]:[W105 03:17:52.1 ProcessGroupNCCL.cpp:1662] [PG ID 0 Rank 1] Failed to check the "should dump" flag on '
     "TCPStore, (maybe TCPStore server has shut down too early), with error: Broken pipe\n",
     "/usr/lib/python3.11/multiprocessing/resource_tracker.py:224: UserWarning: resource_tracker: There appear to be 8 "
@@ -107,7 +106,10 @@ KINDS: tuple[Callable[[Base, Base, random.Random], Base], ...] = (
 def labelled(folder: Path) -> list[Base]:
     wanted = labels((folder / "labels.jsonl").read_text(encoding="utf-8"))
     texts = {label.file: (folder / label.file).read_bytes()[-LARGEST:].decode("utf-8", "replace") for label in wanted}
-    return [Base(label, text if text.endswith("\n") else text + "\n") for label, text in zip(wanted, texts.values())]
+    return [
+        Base(label, text if text.endswith("\n") else text + "\n")
+        for label, text in zip(wanted, texts.values(), strict=True)
+    ]
 
 
 def composed() -> list[Base]:

@@ -20,6 +20,7 @@ KEY = f"{TRACE}KeyError: 'lr'\n"
 EXITED = "srun: error: gpu3: task 1: Exited with exit code 1\n"
 OMP = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default\n"
 RESTART = "[default] Worker group FAILED. 2/3 attempts left; will restart worker group\n"
+NCCL = "gpu1:4711:4711 [0] NCCL version 2.21.5+cuda12.4\n"
 CHILD = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
 RESET = (
     "[rank{0}]: RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.5]:39271\n"
@@ -35,9 +36,7 @@ def of(tmp_path: Path, text: str) -> Diagnosed:
     return diagnose_logs([tmp_path], BOOK)
 
 
-@pytest.mark.parametrize(
-    "between", [RESTART, EXITED + OMP, CHILD + "gpu1:4711:4711 [0] NCCL version 2.21.5+cuda12.4\n"]
-)
+@pytest.mark.parametrize("between", [RESTART, EXITED + OMP, CHILD + NCCL])
 def test_the_last_of_two_failed_launches_is_the_answer(tmp_path: Path, between: str) -> None:
     first, *rest = of(tmp_path, OOM + between + KEY).incidents
     assert (first.category, first.root.record.text) == (Category.USER_CODE, "KeyError: 'lr'")

@@ -28,7 +28,8 @@ _LABELS = 64  # bytes that contain its labels
 _NUMBER = r"[-+]?\d"
 _PROGRESS = re.compile(
     rf"(?i)(?:\d ?(?:it|img|images|samples|tokens)/s|\ds/it|\d%\||\bglobal_step\b|\bloss\b\W{{0,6}}{_NUMBER}"
-    rf"|\b(?:step|iter|iteration|epoch|batch|episode|timestep|trial|round|generation)s?\b\W{{0,4}}{_NUMBER}|\d/\d+\] +eta:)".encode()
+    rf"|\b(?:step|iter|iteration|epoch|batch|episode|timestep|trial|round|generation)s?\b\W{{0,4}}{_NUMBER}"
+    rf"|\d/\d+\] +eta:)".encode()
 )
 _FINITE = re.compile(rf"(?i)\b\w*(?:loss|ppl|bpb|perplexity)\w*\b\W{{0,6}}{_NUMBER}".encode())
 _NOT_FINITE = re.compile(rb"(?i)\b(?:nan|inf)\b")
