@@ -131,6 +131,11 @@ class AttemptDir:
         """Results of health checks of the attempt's nodes (preflight, incidents), as JSON, from the launcher."""
         return self.path / "health"
 
+    @property
+    def preflight(self) -> Path:
+        """The number of nodes that the preflight has checked so far, as JSON, from the launcher."""
+        return self.health / "preflight.progress"
+
     def evidence(self, incident: str) -> Path:
         return self.path / "evidence" / incident
 

@@ -33,7 +33,7 @@ def test_as_json_where_that_is_requested() -> None:
     assert found["error"]["kind"] == "usage" and found["error"]["what"] == "No such option: --bogus"
 
 
-@pytest.mark.parametrize("words", [(), ("ckpt",), ("sandbox", "fault")])
+@pytest.mark.parametrize("words", [("ckpt",), ("sandbox", "fault")])
 def test_a_command_that_needs_another_prints_its_help(words: tuple[str, ...]) -> None:
     done = transom(*words)
     assert done.returncode == 2 and (done.stdout + done.stderr).startswith("Usage: transom")
@@ -43,6 +43,23 @@ def test_a_command_that_needs_another_prints_its_help(words: tuple[str, ...]) ->
 def test_mistyped_command_never_suggests_one_that_ends_or_removes_something(word: str) -> None:
     done = transom(word)
     assert done.returncode == 2 and done.stderr.splitlines()[0] == f"error: No such command '{word}'"
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "says"),
+    [
+        (("run", "--gpus", "2", "--", "true"), "No such option: --gpus", "did you mean `--gpus-per-node`?"),
+        (("run", "-N", "two", "--", "true"), "`--nodes` needs a whole number, not `two`", ""),
+        (("run", "--nodes=2.5", "--", "true"), "`--nodes` needs a whole number, not `2.5`", ""),
+        (("run", "train.py"), "`train.py` is a Python script, not a command", "transom run -- python train.py"),
+        (("run", "--", "pyhton", "train.py"), "`pyhton` was not found on this host", "did you mean `python`?"),
+        (("run", "--", "python", "no-such.py"), "`no-such.py` was not found on this host", "add `--force`"),
+    ],
+)
+def test_mistake_in_a_submission_is_refused_before_slurm_is_asked(words: tuple[str, ...], what: str, says: str) -> None:
+    done = transom(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[0] == f"error: {what}" and says in done.stderr
 
 
 def test_mistyped_command_suggests_a_harmless_one() -> None:

@@ -162,6 +162,7 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         ev.RequeueRequested, at, st.just("ann"), st.sampled_from(("requeue-1", "requeue-2"))
     ),
     ev.FilesRestored: st.builds(ev.FilesRestored, at, st.just(("run.toml",))),
+    ev.Resumed: st.builds(ev.Resumed, at, st.just("ann")),
     ev.ResumeRequested: st.builds(ev.ResumeRequested, at, st.just("ann"), st.sampled_from(("resume-1", "resume-2"))),
 }
 common = [s for cls, s in EVENTS.items() if cls not in (ev.StopRequested, ev.Withheld)]  # see test_observe

@@ -11,7 +11,7 @@ from transom_cli.core import events as ev
 from transom_cli.core.operator import actions as act
 from transom_cli.core.operator.decide import decide
 from transom_cli.core.operator.incident import REQUESTED
-from transom_cli.core.operator.state import Policy, State
+from transom_cli.core.operator.state import Phase, Policy, State
 
 _ANSWERS: dict[type[ev.Event], tuple[type[act.Action], ...]] = {
     ev.Submitted: (act.Submit,),
@@ -59,6 +59,8 @@ class Ledger:
 
     def feed(self, event: ev.Event) -> tuple[act.Action, ...]:
         before = self.state
+        if isinstance(event, ev.Resumed) and self.over and before.phase is not Phase.DONE:
+            self._begin_again()
         self._learn(event)
         self.state, actions = decide(before, event)
         assert decide(before, event) == (self.state, actions), "not deterministic"
@@ -72,6 +74,12 @@ class Ledger:
             self._check(action, event.at)
         self.over = self.state.phase.over
         return actions
+
+    def _begin_again(self) -> None:
+        """A person continues the run: nothing is asked any more, and no restart was in vain."""
+        self.over = self.stopping = False
+        self.asked, self.superseded, self.vain, self.paid_in_a_row = {}, set(), 0, 0
+        self.best_at_restart = self.best
 
     def _learn(self, event: ev.Event) -> None:
         key = getattr(event, "key", None)

@@ -106,7 +106,11 @@ def test_the_default_table_is_what_the_launcher_does(
         assert (bare.phase, bare.nodes, bare.budget) == (table.phase, table.nodes, table.budget)
 
 
-@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
+# In the story of `no_progress`, the same exception ends three starts at the same step: the table stops it there.
+SAME = [path for path in TRANSCRIPTS if path.stem != "no_progress"]
+
+
+@pytest.mark.parametrize("path", SAME, ids=lambda p: p.stem)
 def test_the_default_table_tells_the_same_stories(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the rule that a stop names."""
     monkeypatch.setattr("core_transcript.Policy", with_default_table)

@@ -16,6 +16,22 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = re.search(r"```python\n(import os\n.*?)```", (ROOT / "docs" / "checkpoints.md").read_text(), re.DOTALL)
 
 
+README = re.search(r"```python\n(import os\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.long
+def test_readme_example_runs_as_copied_on_two_ranks(tmp_path: Path) -> None:
+    assert README is not None
+    (tmp_path / "train.py").write_text(README[1])
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TRANSOM_CHECKPOINT_DIR": str(tmp_path / "ck")}
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    for _ in range(2):
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ck" / "step-200").is_dir()
+    assert "restored step-200" in done.stdout + done.stderr
+
+
 def train(folder: Path, checkpoints: str, steps: int) -> str:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TRANSOM_CHECKPOINT_DIR": str(folder / checkpoints)}
     words = [sys.executable, "train.py"]

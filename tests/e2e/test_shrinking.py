@@ -1,4 +1,4 @@
-"""A run that may shrink, on a real Slurm: it goes on without a lost node, in the same job."""
+"""A run that may shrink, on a real Slurm: it continues without a lost node, in the same job."""
 
 from __future__ import annotations
 

@@ -7,19 +7,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from view_made import JOB, NOW, Made
+from view_made import JOB, NOW, Made, names
 
 from transom_cli.ckpt.progress import CHECKING, WRITING, Part
-from transom_cli.ckpt.schedule.plan import NextSaves
+from transom_cli.ckpt.schedule import NextSaves
 from transom_cli.core import events as ev
+from transom_cli.core.log_lines import fingerprint
+from transom_cli.core.policy import Rule
 from transom_cli.health.gpu.reading import Ecc, Heat, Rows
 from transom_cli.health.gpu.xid import GpuEvent
-from transom_cli.slurm.port import Job, JobState
+from transom_cli.slurm.port import Job, JobState, Node
 from transom_cli.view.model import RunView
-from transom_cli.view.slurm_reasons import with_answer, with_error, with_operator_job
+from transom_cli.view.slurm_reasons import with_answer, with_error, with_operator_job, with_starvation
 
 LOST = "10.0.4.9:6818: no slurmd listens on it"
 FAILED = "rank 3 on gpu000 ended with exit code 1"
+KEY_ERROR = "KeyError: 'learning_rate'"
+CRASH_LOOP = Rule("crash-loop", "stop", category=("user_code",), repeats=3)
+DOWN = "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions"
 LOSS_LINE = "ValueError: loss is not finite at step 18431"
 
 
@@ -171,6 +176,55 @@ def recovered(folder: Path) -> RunView:
     return made.beats(18379, attempt=f"{JOB}.1").operator().view()
 
 
+def preflight(folder: Path) -> RunView:
+    """The nodes are being checked; 12 of 64 have answered."""
+    made = Made(folder, nodes=64).seen((95.0, ev.Started(0, 1)), (94.0, ev.Submitted(0, "submit", JOB, True)))
+    made.seen((4.0, ev.JobSeen(0, JOB, 0, "RUNNING", nodes=made.nodes)))
+    count = made.run.attempt(JOB, 0).preflight
+    count.parent.mkdir(parents=True)
+    count.write_text(json.dumps({"checked": 12, "of": 64}))
+    return made.operator().view()
+
+
+def crash_looping(folder: Path) -> RunView:
+    """The same KeyError at the same step, twice; the third launch has begun to train."""
+    made = Made(folder, settings="steps = 100\n", rules=(CRASH_LOOP,)).began(0.05)
+    for launch, before in enumerate((120.0, 60.0), 1):
+        _key_error(made, launch, before)
+        made.seen((before - 9.0, ev.LaunchSeen(0, f"{JOB}.0", launch, made.nodes, 32)))
+        made.seen((before - 19.0, ev.StepSeen(0, f"{JOB}.0", 6)))
+    return made.beats(6).operator().view()
+
+
+def stopped_crash_loop(folder: Path) -> RunView:
+    made = Made(folder, settings="steps = 100\n", rules=(CRASH_LOOP,)).began(0.05)
+    for launch, before in enumerate((120.0, 90.0), 1):
+        _key_error(made, launch, before)
+        made.seen((before - 9.0, ev.LaunchSeen(0, f"{JOB}.0", launch, made.nodes, 32)))
+        made.seen((before - 19.0, ev.StepSeen(0, f"{JOB}.0", 6)))
+    exits = (ev.RankExit(3, "gpu000", 1, None, step=7),)
+    made.seen((50.0, ev.OutcomeSeen(0, f"{JOB}.0", "failed", "rank 3 ended", exits, nodes=made.nodes, step=7)))
+    made.seen((49.0, ev.Examined(0, "i3/examine", "user", KEY_ERROR, "rank-3.log")))
+    made.seen((30.0, ev.JobSeen(0, JOB, 0, "CANCELLED")))
+    return made.operator(None).view()
+
+
+def starved(folder: Path) -> RunView:
+    """gpu002 is drained, another run drained gpu003: two nodes are left for three."""
+    made = _node_lost(Made(folder, nodes=3))
+    made.seen((200.0, ev.JobSeen(0, JOB, 1, "PENDING", reason=DOWN)))
+    nodes = [Node(name, "idle", drain=name in ("gpu002", "gpu003")) for name in names(4)]
+    view = with_answer(made.operator().view(), Job(JOB, JobState.PENDING, reason=DOWN, num_nodes=3, restarts=1))
+    return with_starvation(view, nodes, {"gpu003": "first-20261121-101112-abcd"})
+
+
+def leaving(folder: Path) -> RunView:
+    """The time limit is near: all ranks have saved and are gone."""
+    made = Made(folder, settings='steps = 120000\n[job]\ntime = "06:13:00"\n').began().stepped().saved(18430, 4.0)
+    leave = ev.RecoverySeen(0, f"{JOB}.0", "", "leaving", "all ranks save at step 18430", "time_limit")
+    return made.seen((8.0, leave)).beats(18430, dead=dict.fromkeys(made.nodes, "X")).operator().view()
+
+
 def held(folder: Path) -> RunView:
     made = Made(folder).began().stepped(18400, before=1920.0).saved(18400, 1900.0)
     made.seen((860.0, ev.StepSeen(0, f"{JOB}.0", 18859)))
@@ -318,6 +372,18 @@ def _fails(made: Made, number: int, before: float) -> Made:
     return made.seen((before - 30.0, ev.Tick(0))) if before > 30.0 else made
 
 
+def _key_error(made: Made, number: int, before: float) -> None:
+    """The launcher handles the fault and relaunches."""
+    decided = ev.Decided("anything-else", "relaunch", "user_code", fingerprint("user_code", KEY_ERROR, made.nodes))
+    words = f"rank 3 on gpu000 ended with exit code 1: {KEY_ERROR}"
+    name, attempt = f"l{number}", f"{JOB}.0"
+    made.seen(
+        (before + 1, ev.StepSeen(0, attempt, 7)),
+        (before, ev.RecoverySeen(0, attempt, name, "seen", "rank 3 on gpu000 ended with exit code 1")),
+        (before - 2.0, ev.RecoverySeen(0, attempt, name, "diagnosed", words, "rank_failed", decided=decided)),
+    )
+
+
 def _node_lost(made: Made) -> Made:
     """gpu002 was drained, and the job waits for its next start."""
     made.began().stepped().saved(18300, 400.0)
@@ -338,7 +404,8 @@ SCENES: dict[str, Callable[[Path], RunView]] = {
     scene.__name__: scene
     for scene in (
         healthy, total_not_known, one_node_of_many, gpus, spares, submitting, pending, pending_without_an_answer,
-        starting, saving, restoring, ranks_restore, examining, backing_off, starting_again, recovered, held,
+        starting, preflight, crash_looping, stopped_crash_loop, starved, leaving, saving,
+        restoring, ranks_restore, examining, backing_off, starting_again, recovered, held,
         held_by_its_launcher, unknown, unknown_and_slurm_too, without_an_operator, operator_waits, slurm_is_silent,
         own_script, not_a_number, a_rank_is_gone, finishing, done, failed, given_up, no_checkpoint_restores, stopping,
         stopped, hostile,

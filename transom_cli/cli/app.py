@@ -21,7 +21,9 @@ from transom_cli.cli.diagnose import diagnose, rules_app
 from transom_cli.cli.doctor import doctor
 from transom_cli.cli.explain import explain
 from transom_cli.cli.goodput import goodput
+from transom_cli.cli.init import init
 from transom_cli.cli.launch import SrunLike, adopt, launch
+from transom_cli.cli.logs import logs
 from transom_cli.cli.nodes import nodes
 from transom_cli.cli.notify import notify_app
 from transom_cli.cli.observe import observe
@@ -46,7 +48,7 @@ _CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_
 
 app = typer.Typer(
     name="transom",
-    no_args_is_help=True,
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Keep a training run alive on a Slurm cluster.",
@@ -63,11 +65,16 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def transom(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Handle options that come before the command."""
+    """Handle options that come before the command; without a command, show what runs and what to do next."""
+    if ctx.invoked_subcommand is None:
+        from transom_cli.cli.show import show_overview
+
+        raise typer.Exit(show_overview())
 
 
 def help_(
@@ -79,12 +86,14 @@ def help_(
 
 
 app.command(epilog=examples("run"))(run)
+app.command(epilog=examples("init"))(init)
 app.command(epilog=examples("launch"), cls=SrunLike)(launch)
 app.command(epilog=examples("adopt"))(adopt)
 app.command(epilog=examples("attach"))(attach)
 app.command(epilog=examples("observe"))(observe)
 app.command()(status)
 app.command(epilog=examples("top"))(top)
+app.command(epilog=examples("logs"))(logs)
 app.command()(explain)
 app.command()(goodput)
 app.command()(attempts)
@@ -111,7 +120,6 @@ app.add_typer(sandbox_app, name="sandbox")
 sandbox_app.add_typer(fault_app, name="fault")
 app.command(name="help")(help_)
 app.command(hidden=True)(attempt_launcher)
-_DESTRUCTIVE = ("stop", "cancel", "requeue", "prune")  # never suggested for a mistyped command
 app.command(hidden=True)(agent)
 
 
@@ -128,9 +136,27 @@ def usage_error(error: Any) -> TransomError:
         sys.exit(error.exit_code)
     context = getattr(error, "ctx", None)
     hint = f"{context.command_path if context else _command(sys.argv[1:])} --help"
+    if number := _needs_number(error):
+        return UsageError(number, hint=hint)
     message = str(error.format_message()).rstrip(".")
     what, _, suggestion = message.partition(". Did you mean ")
+    wanted = getattr(error, "option_name", "")
+    if wanted and context is not None and not suggestion:
+        options = [name for one in context.command.params for name in one.opts if name.startswith(f"{wanted}-")]
+        return UsageError(message, f"did you mean `{options[0]}`?" if options else "", hint)
     return UsageError(what if any(f"'{name}'" in suggestion for name in _DESTRUCTIVE) else message, hint=hint)
+
+
+def _needs_number(error: Any) -> str:
+    """Return a plain sentence for a value that is no number; "" for any other error."""
+    param, message = getattr(error, "param", None), error.format_message()
+    kind = next((one for one in ("integer", "float", "number") if f"valid {one}" in message), "")
+    if param is None or not kind:
+        return ""
+    words = sys.argv[1:]
+    pairs = [(*word.partition("=")[::2], after) for word, after in zip(words, [*words[1:], ""], strict=True)]
+    value = next((value or after for name, value, after in pairs if name in param.opts), "")
+    return f"`{param.opts[0]}` needs a {'whole ' * (kind == 'integer')}number" + (f", not `{value}`" if value else "")
 
 
 def _command(words: list[str]) -> str:

@@ -14,7 +14,7 @@ PATIENCE = 10.0  # seconds for accounting, which may have years to search
 
 
 def attempts(run: Run = None, root: Root = None, json_: Json = False, no_color: NoColor = False) -> None:
-    """List each start of the run's jobs, and how it ended.
+    """List each start of the run's jobs and its end.
 
     Shows the run's own records and, if the cluster has accounting, those of `sacct -D`, with the differences.
 

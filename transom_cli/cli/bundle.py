@@ -24,7 +24,7 @@ def bundle(
         bool, typer.Option("--keep-names", help="Keep names of hosts and users, addresses and paths.")
     ] = False,
 ) -> None:
-    """Write a redacted archive of a run, for a support ticket.
+    """Write a redacted archive for a support ticket.
 
     It contains the journals, state, outcomes, findings, health reports, settings, versions and the end of each log.
     Secrets, tokens, URLs, home folders, and names of users and hosts are replaced. Read it before you send it.

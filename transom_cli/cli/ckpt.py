@@ -38,7 +38,7 @@ _Step = Annotated[int | None, typer.Option("--step", help="Only this step.")]
 ckpt_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List, verify, compare, export and import checkpoints, and plan their memory.",
+    help="List, verify, compare and move checkpoints.",
     epilog=examples("ckpt"),
 )
 ckpt_app.command("export")(export)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 rules_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="List and test the rules that `transom diagnose` uses."
+    no_args_is_help=True, rich_markup_mode=None, help="List and test the rules of `transom diagnose`."
 )
 Rules = Annotated[
     list[Path] | None,

@@ -85,4 +85,6 @@ def doctor(
     failed = any(one.grade is Grade.FAIL for one in found)
     if json_:
         print(json.dumps({"schema": 1, "well": not failed, "found": [asdict(one) for one in found]}))
+    elif not failed:
+        print("\nready: try this\n  transom run -N 1 -t 5 -- hostname")
     raise typer.Exit(1 if failed else 0)

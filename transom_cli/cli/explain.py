@@ -37,7 +37,7 @@ def explain(
     json_: Json = False,
     full: Annotated[bool, typer.Option("--full", help="Show all evidence of long incidents.")] = False,
 ) -> None:
-    """Explain incidents: what was seen, decided, done and lost.
+    """Explain incidents: cause, action and loss.
 
     \b
     transom explain               every incident of the newest run
@@ -102,7 +102,7 @@ def _read(run: RunDir) -> RunRecord:
 
 def _incidents(run: RunDir, book: RunRecord, what: str | None, width: int, *, json_: bool, full: bool) -> None:
     import json
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
     from transom_cli.supervise.attempt_files import saves_fail
     from transom_cli.supervise.run_record import incidents
@@ -111,6 +111,7 @@ def _incidents(run: RunDir, book: RunRecord, what: str | None, width: int, *, js
     from transom_cli.view.timeline import (
         build_timeline,
         held_lines,
+        repeated,
         save_failure_lines,
         timeline_document,
         timeline_lines,
@@ -121,6 +122,8 @@ def _incidents(run: RunDir, book: RunRecord, what: str | None, width: int, *, js
         known = ", ".join(one.id for one in incidents(book))
         why = f"it has: {known}" if known else "it has had no incident so far"
         raise UsageError(f"Run `{book.run_id}` has no incident `{what}`", why)
+    again = repeated(timelines)
+    timelines = [replace(one, result="failed again") if one.id in again else one for one in timelines]
     fails = saves_fail(run, book.state)
     if json_:
         phase, verdict = ("held", book.held) if book.held else (book.state.phase.value, book.state.verdict)
@@ -129,7 +132,18 @@ def _incidents(run: RunDir, book: RunRecord, what: str | None, width: int, *, js
         head |= {"observed": book.state.policy.observe, "withheld": [asdict(one) for one in book.state.withheld]}
         print(json.dumps({**head, "incidents": [timeline_document(timeline) for timeline in timelines]}))
         return
-    texts = ["\n".join(timeline_lines(timeline, width)) for timeline in timelines]
+    folded = {} if full else again
+    texts, alike = [], []
+    for timeline in timelines:
+        if timeline.id in folded:
+            alike.append(timeline.id)
+            continue
+        lines = timeline_lines(timeline, width)
+        if alike:
+            which = alike[0] if len(alike) == 1 else f"{alike[0]} to {alike[-1]}"
+            lines.insert(1, f"  {which}: the same failure, not shown (--full shows it)")
+        texts.append("\n".join(lines))
+        alike = []
     if fails is not None and what is None:
         texts.insert(0, "\n".join(save_failure_lines(fails, width)))
     if book.held and what is None:

@@ -45,7 +45,9 @@ def launch(
     ] = None,
     root: Root = None,
 ) -> None:
-    """Start a training in your own batch script, in place of srun, and supervise it.
+    """Start a training in place of `srun`.
+
+    For a batch script of your own: the training is supervised.
 
     Options of srun may be given as they are. The exit code is that of the training.
     """
@@ -118,7 +120,7 @@ def adopt(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
-    """Write a copy of your script with `transom launch` in place of `srun`, and show what has changed."""
+    """Put `transom launch` into a copy of your script. Shows what has changed."""
     from difflib import unified_diff
 
     from transom_cli.submit.adopt import LAUNCH, Kind, find_steps

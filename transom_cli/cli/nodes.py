@@ -31,7 +31,7 @@ def nodes(
     root: Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """List isolated nodes: why, until when, and repeat offenders."""
+    """List isolated nodes and repeat offenders."""
     import os
     import time
 

@@ -31,7 +31,9 @@ def observe(
     since: Annotated[str, typer.Option(help="With --summary: how far to look back, such as 30d.")] = "30d",
     json_: Json = False,
 ) -> None:
-    """Watch a job that was submitted without transom, and say what transom would do, without doing it.
+    """Watch a job that transom did not submit.
+
+    It says what transom would do, and does nothing.
 
     With --summary: what transom would have done in all observed runs, and what people did.
     """

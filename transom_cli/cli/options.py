@@ -49,6 +49,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "transom run -f run.toml --set restart.backoff=10 --dry-run -- python train.py",
         "transom run train.sbatch",
     ),
+    "init": ("transom init", "transom init train.sbatch -o run.toml"),
     "launch": (
         "transom launch python train.py",
         "transom launch --name pretrain --spares 1 -- python train.py",
@@ -76,7 +77,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "top": ("transom top", "transom top llama"),
     "stop": ("transom stop llama", "transom stop --yes --json"),
     "requeue": ("transom requeue", "transom requeue /scratch/team/runs/llama-20261122-065825-c382"),
-    "resume": ("transom resume", "transom resume llama --json"),
+    "logs": ("transom logs", "transom logs llama --rank 3 -f", "transom logs llama --node gpu017 --since 10m"),
+    "resume": ("transom resume", "transom resume llama --time 2-00:00:00 --exclude gpu017"),
     "operate": ("transom operate --all",),
     "service": ("transom service install", "transom service install --cron --print", "transom service status"),
     "prune": (

@@ -23,7 +23,7 @@ def policy(
     root: Root = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Print the policy: what is done about each kind of failure."""
+    """Print what is done about each kind of failure."""
     import json
     import os
 

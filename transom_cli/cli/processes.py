@@ -79,7 +79,7 @@ def operate(
     idle_exit: Annotated[bool, typer.Option("--idle-exit", help="Exit when no run remains.")] = False,
     root: Root = None,
 ) -> None:
-    """Operate your runs in this process, as a service does.
+    """Operate your runs in this process.
 
     `transom run` and `transom attach` start this in the background. One process operates all of your runs on a host.
     """

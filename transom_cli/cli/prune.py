@@ -36,7 +36,9 @@ def prune(
     root: Root = None,
     json_: Json = False,
 ) -> None:
-    """Show old run directories and checkpoints, and how much space they take; with --yes, remove them.
+    """Show or remove old runs and checkpoints.
+
+    Nothing is removed without --yes.
 
     A run that has checkpoints keeps its directory and its last checkpoint, unless you give --last-checkpoints. Runs
     that are not over, runs of other users, and checkpoints outside the run directories are never touched.

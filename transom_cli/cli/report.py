@@ -10,6 +10,9 @@ import typer
 
 from transom_cli.cli.show import LEASE_PATIENCE
 from transom_cli.cli.status import Root, Run
+from transom_cli.errors import UsageError
+
+EVERY, SHARE = 30.0, 20.0  # seconds between two reports; at least so many times what one takes
 
 
 def report(
@@ -22,26 +25,44 @@ def report(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file even if it is not a report.")] = False,
     root: Root = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Write it again every half minute, until the run has ended.")
+    ] = False,
 ) -> None:
     """Write a run as one HTML file.
 
     It shows the timeline, goodput, curves, incidents, nodes and settings. The file needs no network and no scripts. An
-    older report is replaced; any other file only with --force.
+    older report is replaced; any other file only with --force. With --follow, the page in a browser refreshes itself.
     """
     import gc
+    import time
 
     from transom_cli.cli.common import bounded, run_to_read
     from transom_cli.config.run_settings import runs_root
     from transom_cli.view.read_history import read_report
     from transom_cli.view.report.page import page, target, write
     from transom_cli.view.report.sections import document
+    from transom_cli.view.terminal import waiting
 
     gc.disable()  # a month's journal is a million small values, all kept to the end
     found = run_to_read(bounded(runs_root(root), run), run)
     path = None if str(out) == "-" else target(found, out, force=force)
-    text = page(document(read_report(found, patience=LEASE_PATIENCE)))
-    if path is None:
-        sys.stdout.write(text)
-        return
-    write(path, text)
-    print(f"{path}: {len(text.encode()) / 1024:,.0f} KiB", file=sys.stderr)
+    if path is None and follow:
+        raise UsageError("`--follow` rewrites a file", hint="omit `-o -`")
+    while True:
+        began = time.monotonic()
+        with waiting(f"reading {found.run_id}"):
+            data = read_report(found, patience=LEASE_PATIENCE)
+        again = max(EVERY, SHARE * (time.monotonic() - began))
+        live = follow and not data.view.over
+        text = page(document(data), refresh=round(again) if live else 0)
+        if path is None:
+            sys.stdout.write(text)
+            return
+        write(path, text)
+        print(f"{path}: {len(text.encode()) / 1024:,.0f} KiB", file=sys.stderr)
+        if not live:
+            return
+        del data
+        gc.collect()
+        time.sleep(again)

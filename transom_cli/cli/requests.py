@@ -59,13 +59,116 @@ def stop(
 
 
 def requeue(run: Run = None, root: Root = None, json_: Json = False) -> None:
-    """Requeue the run's job: the ranks save, and the run continues in a new attempt. Exit code 1: refused."""
+    """Requeue the run's job, after a checkpoint. Exit code 1: refused."""
     _ask("requeue", run, root, json_)
 
 
-def resume(run: Run = None, root: Root = None, json_: Json = False) -> None:
-    """Release the run's job if it is held, so that it can start again. Exit code 1: it is not held."""
+def resume(
+    run: Run = None,
+    root: Root = None,
+    time: Annotated[str | None, typer.Option("--time", "-t", help="New time limit of one attempt.")] = None,
+    partition: Annotated[str | None, typer.Option("--partition", "-p", help="New Slurm partition.")] = None,
+    exclude: Annotated[str | None, typer.Option("--exclude", "-x", help="More nodes to exclude.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if no checkpoint restored, or a restored state differed.")
+    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when Slurm has accepted the job.")] = False,
+    json_: Json = False,
+) -> None:
+    """Continue a run that has ended, or is held.
+
+    A held job is released. A stopped, failed or given-up run continues as the same run, with the same command and
+    settings, from its newest proven checkpoint. Exit code 1: there is nothing to resume.
+    """
+    from transom_cli.supervise.journal import fold
+
+    found = _found(run, root)
+    changes = {"time": time, "partition": partition, "exclude": exclude}
+    given = {name: value for name, value in changes.items() if value}
+    state = fold(found.journal).state
+    if state.phase.over:
+        code = _continue(found, state, given, force=force, detach=detach, json_=json_)
+        raise typer.Exit(code)
+    if given:
+        why = f"it is {state.phase.value}, and its job keeps its options"
+        omit = ", ".join(f"`--{name}`" for name in given)
+        raise UsageError(f"Run `{found.run_id}` has not ended", why, f"omit {omit}")
     _ask("resume", run, root, json_)
+
+
+def _continue(run: RunDir, state: State, changes: dict[str, str], *, force: bool, detach: bool, json_: bool) -> int:
+    """Submit another job of a run that has ended, and watch it. Returns the exit code."""
+    import contextlib
+    import json
+
+    from transom_cli.bootstrap.slurm import require_own_cluster, run_slurm
+    from transom_cli.cli.common import require_own_run
+    from transom_cli.cli.run import operate_or_watch
+    from transom_cli.slurm.port import NoSuchJob
+    from transom_cli.supervise.operator.job import continue_run
+    from transom_cli.supervise.requests import this_user
+    from transom_cli.view.terminal import waiting
+
+    require_own_run(run)
+    _require_resumable(run, state, force=force)
+    with waiting("asking Slurm whether the run's last job has ended"):
+        require_own_cluster(run)
+        try:
+            ended = not state.job.id or run_slurm(run).job(state.job.id).state.ended
+        except NoSuchJob:
+            ended = True
+    if not ended:
+        raise Unknown(f"Job {state.job.id} of run `{run.run_id}` has not ended", "two jobs of a run must not train",
+                      f"scancel {state.job.id}, then repeat this command")  # fmt: skip
+    _change_options(run, changes)
+    continue_run(run, this_user())
+    newest = f"from checkpoint {state.progress.durable:,}" if state.progress.durable >= 0 else "from the beginning"
+    print(f"run {run.run_id} continues {newest}", file=sys.stderr)
+    if not json_:
+        return operate_or_watch(run, detach=detach, foreground=False, new=True)
+    with contextlib.redirect_stdout(sys.stderr):
+        code = operate_or_watch(run, detach=True, foreground=False, new=True)
+    if not code:
+        print(json.dumps({"schema": 1, "run_id": run.run_id, "request": "resume", "result": "continues in a new job"}))
+    return code
+
+
+def _require_resumable(run: RunDir, state: State, *, force: bool) -> None:
+    from transom_cli.core.operator.state import Phase
+    from transom_cli.errors import NoCheckpoint, StateDiffers
+
+    what = f"Run `{run.run_id}` cannot be resumed"
+    if state.policy.observe:
+        raise TransomError(what, "it was only observed", "start its job without transom")
+    if state.phase is Phase.DONE:
+        raise TransomError(what, "its training is done", "raise the number of steps, and start a new run")
+    if state.exit_code in (NoCheckpoint.exit_code, StateDiffers.exit_code) and not force:
+        hint = f"see `transom ckpt verify {run.run_id}`; once that is solved, add `--force`"
+        raise TransomError(what, state.verdict, hint)
+
+
+def _change_options(run: RunDir, changes: dict[str, str]) -> None:
+    """Keep the new options for this job and its successors: sbatch prefers them to the script's own."""
+    from dataclasses import replace
+
+    from transom_cli.config.load import freeze
+    from transom_cli.config.run_settings import read_run_file, read_settings
+    from transom_cli.files import publish_text
+    from transom_cli.submit.script import inspect_script
+    from transom_cli.submit.submission import SubmissionRecord
+
+    if not changes:
+        return
+    record = SubmissionRecord.load(run)
+    if "exclude" in changes:
+        given = next((x.partition("=")[2] for x in reversed(record.options) if x.startswith("--exclude=")), "")
+        script = inspect_script(read_run_file(run, run.script)).exclude
+        changes = {**changes, "exclude": ",".join(x for x in (given or script, changes["exclude"]) if x)}
+    kept = tuple(one for one in record.options if one.partition("=")[0][2:] not in changes)
+    replace(record, options=(*kept, *(f"--{name}={value}" for name, value in changes.items()))).save(run)
+    settings = read_settings(run)
+    update = {name: value for name, value in changes.items() if name != "exclude"}
+    publish_text(run.settings, freeze(settings.model_copy(update={"job": settings.job.model_copy(update=update)})))
 
 
 def _confirm(run_id: str) -> None:
@@ -95,7 +198,7 @@ def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:
     state = fold(found.journal).state
     if state.phase.over:
         _require_stopped(found, state)
-        hint = "start a new run with `transom run`; it resumes from the checkpoints"
+        hint = f"`transom resume {_named(found)}` continues it"
         raise TransomError(f"Run `{found.run_id}` is over", f"its state is `{state.phase.value}`", hint)
     if state.policy.observe:
         command = cluster_command(f"{_BY_HAND[kind]} {state.job.id}", read_run_settings(found).cluster)

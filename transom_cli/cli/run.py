@@ -65,6 +65,9 @@ def run(
     operator: Annotated[
         str | None, typer.Option(metavar="login|job", help="Run the operator here, or as a Slurm job of its own.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Submit even if the command or enough nodes cannot be found from here.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the script and the policy; submit nothing.")
     ] = False,
@@ -109,7 +112,7 @@ def run(
     leave_outer_job()
     leave_outer_launch(tuple(words))
     given = {k: v for k, v in flags.items() if v is not None}
-    prepared = prepare(tuple(words), file, given, nodes_to_avoid)
+    prepared = prepare(tuple(words), file, given, nodes_to_avoid, force=force or dry_run)
     if foreground and len(prepared.array) > 1:
         raise UsageError(
             "`--foreground` operates one run, and a job array is several",
@@ -127,6 +130,8 @@ def run(
     require_backend(prepared.settings.slurm)
     with waiting("contacting Slurm"):
         cluster = require_slurm(prepared.settings)  # fail before anything is created
+        if not force:
+            _require_nodes(prepared)
     several = len(prepared.array) > 1
     for one in prepared.each():
         made = create(one, cluster)
@@ -157,6 +162,23 @@ def attach(
     raise typer.Exit(operate_or_watch(found, detach=detach, foreground=foreground))
 
 
+def _require_nodes(prepared: Prepared) -> None:
+    """Refuse a job that asks for more nodes than the cluster has: it would wait forever."""
+    from transom_cli.bootstrap.slurm import slurm_client
+
+    settings, wanted = prepared.settings, prepared.num_nodes
+    if wanted <= 1 or prepared.script_text:
+        return
+    try:
+        known = len(slurm_client(settings.slurm.timeout, settings.job.cluster or "").nodes())
+    except TransomError:
+        return  # sbatch decides
+    if known < wanted:
+        with_spares = f", {prepared.spares} of them spares" if prepared.spares else ""
+        why = f"the cluster has {known}; the job asks for {wanted}{with_spares}"
+        raise UsageError("The cluster does not have enough nodes", why, "use a smaller `--nodes`, or `--force`")
+
+
 def operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool = False) -> int:
     """Make sure that the run has an operator, then watch the run. Returns the exit code."""
     try:
@@ -173,6 +195,7 @@ def operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool 
 def _operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool) -> int:
     from transom_cli.bootstrap.operator import operator_for
     from transom_cli.bootstrap.slurm import require_own_cluster
+    from transom_cli.cli.show import query_slurm
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import operator_alive
     from transom_cli.supervise.operator.background import operate_here
@@ -191,7 +214,7 @@ def _operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool
         code = _await_submission(made) if new else 0
         print(made.run_id)
         return code
-    return watch_run(made, lambda: _next_operator_started(made))
+    return watch_run(made, query_slurm, lambda: _next_operator_started(made))
 
 
 def _await_submission(made: RunDir) -> int:

@@ -73,7 +73,7 @@ Clock = Annotated[bool, typer.Option("--clock", help="Use a wall clock that `fau
 sandbox_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="A small real Slurm on this machine, with fault injection.",
+    help="A small real Slurm on this machine.",
     epilog=examples("sandbox"),
 )
 

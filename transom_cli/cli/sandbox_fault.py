@@ -83,8 +83,11 @@ def restore_node(
     """Undo kill-node: slurmd runs again."""
     from transom_cli.sandbox import faults
 
-    faults.restore_node(running(dir), node, undrain=undrain)
+    sandbox = running(dir)
+    faults.restore_node(sandbox, node, undrain=undrain)
     print(f"restored {node}")
+    if any(one.name == node and one.state.startswith("drain") for one in sandbox.nodes()):
+        print(f"it is still drained: `transom nodes --lift {node}` puts it back into service")
 
 
 _on_node(

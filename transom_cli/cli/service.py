@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 service_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Start the operator of your runs again after a reboot of this host.",
+    help="Start the operator again after a reboot.",
     epilog=examples("service"),
 )
 

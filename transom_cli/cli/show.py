@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from transom_cli.slurm.port import Slurm
     from transom_cli.view.model import RunView
 
-_EXIT_CODES = {"healthy": 0, "degraded": 20, "held": 21, "unknown": 22, "done": 0, "failed": 1, "stopped": 1}
+_EXIT_CODES = {
+    "healthy": 0,
+    "degraded": 20,
+    "held": 21,
+    "starved": 21,
+    "unknown": 22,
+    "crash loop": 23,
+    "done": 0,
+    "failed": 1,
+    "stopped": 1,
+}
 LEASE_PATIENCE = 3.0  # seconds to wait for an operator on another host to renew its lease
 
 
@@ -36,13 +46,10 @@ def show_status(
     where = runs_root(root, os.environ)
     found = run_to_read(where if watch else bounded(where, run), run)
     if watch:
-        import gc
-
         from transom_cli.view.live import watch_status
 
-        gc.enable()  # a long-lived process
-        return watch_status(found, _with_slurm, json_=json_, colours=not no_color)
-    view = with_goodput(found, _with_slurm(read_view(found, patience=LEASE_PATIENCE)))
+        return watch_status(found, query_slurm, json_=json_, colours=not no_color)
+    view = with_goodput(found, query_slurm(read_view(found, patience=LEASE_PATIENCE)))
     if json_:
         from transom_cli.view.document import to_json
 
@@ -52,7 +59,7 @@ def show_status(
     return code_of(view) if exit_code else 0
 
 
-def _with_slurm(view: RunView) -> RunView:
+def query_slurm(view: RunView) -> RunView:
     from transom_cli.view.slurm_query import with_slurm
 
     return with_slurm(view, _connect)
@@ -82,6 +89,30 @@ def code_of(view: RunView) -> int:
     if view.over and not view.exit_code and view.health == "degraded":
         return _EXIT_CODES["degraded"]
     return view.exit_code if view.over and view.exit_code is not None else _EXIT_CODES[view.health]
+
+
+def show_overview() -> int:
+    """Show the active runs and what to do next. The exit code is 0."""
+    from transom_cli.config.sources import runs_root
+    from transom_cli.view.list_reader import Wanted, read_list
+    from transom_cli.view.runs import list_lines
+    from transom_cli.view.terminal import show, under_watch, width
+    from transom_cli.view.text import line, row
+
+    where = runs_root(None, os.environ)
+    runs = read_list(where, Wanted(), lambda message: print(f"warning: {message}", file=sys.stderr)).views
+    active, ended = [one for one in runs if not one.over], [one for one in runs if one.over]
+    if active:
+        found = [*list_lines(active, width(os.environ, watched=under_watch())), ()]
+        found += [row("watch", f"transom top {active[0].run_id}"), row("output", f"transom logs {active[0].run_id}")]
+    else:
+        found = [line("No run is active." if ended else f"There are no runs in {where} yet."), ()]
+        found += [row("start", "transom run -N 2 -- python train.py")]
+        resume = next((one.run_id for one in ended if one.phase in ("failed", "stopped")), "")
+        found += [row("continue", f"transom resume {resume}")] if resume else []
+        found += [] if ended else [row("check", "transom doctor"), row("try", "transom sandbox up")]
+    show([*found, row("commands", "transom --help")])
+    return 0
 
 
 def show_list(

@@ -65,7 +65,7 @@ def simulate(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Predict goodput by simulating the run's own policy.
+    """Predict goodput by simulating the policy.
 
     The deciders of transom run on a simulated cluster. Nothing is submitted. docs/simulate.md lists all assumptions.
     """

@@ -32,7 +32,8 @@ def status(
         bool,
         typer.Option(
             "--exit-code",
-            help="Exit with 0 (healthy), 20 (degraded), 21 (held), 22 (unknown), or the code that the run ended with.",
+            help="Exit with 0 (healthy), 20 (degraded), 21 (held or starved), 22 (unknown), 23 (crash loop), "
+            "or the code that the run ended with.",
         ),
     ] = False,
     no_color: NoColor = False,
@@ -51,7 +52,7 @@ def status(
 
 
 def top(run: Run = None, root: Root = None, no_color: NoColor = False) -> None:
-    """Show the live screen of a run; same as `transom status --watch`."""
+    """Show the live screen: `transom status --watch`."""
     _leave(show_status(run, root, False, False, False, False, no_color, True))
 
 
@@ -67,7 +68,9 @@ def list_(
     json_: Json = False,
     no_color: NoColor = False,
 ) -> None:
-    """List runs, newest first: all active runs, and the 20 newest that have ended.
+    """List runs, newest first.
+
+    All active runs are listed, and the 20 newest that have ended.
 
     FOR: time in this state, or the duration of a run that has ended. AGE: time since submission.
     """

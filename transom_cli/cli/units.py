@@ -9,7 +9,7 @@ from transom_cli.errors import UsageError
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _LIVE = ("submitting", "pending", "starting", "training", "recovering", "finishing", "stopping", "held")
-STATES = (*_LIVE, "done", "failed", "stopped", "unknown")
+STATES = (*_LIVE, "preflight", "leaving", "starved", "crash-loop", "done", "failed", "stopped", "unknown")
 
 
 def duration(text: str, option: str) -> float:
@@ -38,4 +38,4 @@ def states(text: str | None) -> tuple[str, ...]:
     unknown = [one for one in found if one not in STATES]
     if unknown:
         raise UsageError(f"There is no state `{unknown[0]}`", f"a run is {', '.join(STATES[:-1])} or {STATES[-1]}")
-    return found
+    return tuple(one.replace("-", " ") for one in found)

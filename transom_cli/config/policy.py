@@ -22,7 +22,7 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])", re.ASCII)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _OF_FAILURES = (
     *("category", "cause", "exit_code", "signal", "slurm_state"),
-    *("before_first_step", "first_attempt", "against_node"),
+    *("before_first_step", "first_attempt", "against_node", "repeats"),
 )
 _ENDED = tuple(state.value for state in JobState if state.ended)
 
@@ -86,6 +86,7 @@ class RuleTable(BaseModel):
     before_first_step: bool | None = None
     first_attempt: bool | None = None
     against_node: bool | None = None
+    repeats: int = Field(default=0, ge=0)
     reported: Annotated[tuple[Odd, ...], OneOrMany] = ()
     lasting: Annotated[float, Field(ge=0), BeforeValidator(_seconds)] = 0.0
     action: ActionName
@@ -125,7 +126,7 @@ class RuleTable(BaseModel):
                 what = "`lasting`" if self.lasting else "a rollback"
                 raise ValueError(f"rule {self.name!r} has {what}, which needs `reported`: name the anomaly")
             return self
-        never = [n for n in _OF_FAILURES if getattr(self, n) not in ((), None)]
+        never = [n for n in _OF_FAILURES if getattr(self, n) not in ((), None, 0)]
         if never:
             raise ValueError(
                 f"rule {self.name!r} can never match: it requires `reported` and {', '.join(never)}, but anomalies are "

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from transom_cli.core.category import CRIES, OWN_ERRORS, OWN_WORDS, category_of
 from transom_cli.core.clocks import failed_first
+from transom_cli.core.crash_loop import repeats
 from transom_cli.core.events import Decided, NodeFault, RankExit, Taken
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.log_lines import fingerprint
@@ -345,9 +346,7 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
     first = next(iter(_failed_first(incident)), None)
     signal = first.signal if first is not None else None
     # The last line of a killed rank may not explain it, and what its peers print, its end has caused.
-    explains = signal is None or incident.log_category not in (
-        {"unknown", *CRIES} if signal in CRASHES else {"unknown"}
-    )
+    explains = signal is None or incident.log_category not in ("unknown", *(CRIES if signal in CRASHES else ()))
     line = incident.log_line if explains else ""
     category = category_of(
         diagnosis.cause,
@@ -362,11 +361,12 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
         codes |= {incident.exit_code, *(x.code for x in exits)}
     exit_codes = tuple(sorted(c for c in codes if c))
     about = line if diagnosis.cause in _BY_LINE else ""
+    same = fingerprint(category, about or _how(diagnosis, signal, exit_codes), run.nodes)
     return Facts(
         category,
         diagnosis.cause,
         line,
-        fingerprint(category, about or _how(diagnosis, signal, exit_codes), run.nodes),
+        same,
         diagnosis.nodes,
         exit_codes,
         (signal,) if signal is not None else (),
@@ -374,6 +374,7 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
         before_first_step=max(run.max_step, run.durable, run.step) < 0,
         first_attempt=run.starts == 0,
         against_node=any(diagnosis.by_evidence(n) != "none" for n in diagnosis.nodes),
+        repeats=repeats(same, incident, run.incidents),
     )
 
 

@@ -451,6 +451,13 @@ class ResumeRequested(Event):
 
 
 @dataclass(frozen=True)
+class Resumed(Event):
+    """A person continues a run that is over, in a new job."""
+
+    who: str
+
+
+@dataclass(frozen=True)
 class FilesRestored(Event):
     """Files of the run directory were gone, and the operator has written them again from its memory."""
 

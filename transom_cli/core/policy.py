@@ -31,7 +31,8 @@ class Rule:
     category: any of these (`diagnose.clue.Category`). cause: any of `core.diagnose.CAUSES`. pattern: an RE2 expression
     that the root cause line contains. exit_code, signal: of the rank that died first, or of the job. slurm_state: in
     which the job ended. before_first_step: no rank of the run has made a step. first_attempt: the job's first start.
-    against_node: the evidence allows isolating a node.
+    against_node: the evidence allows isolating a node. repeats: the failure has happened this often in a row, and no
+    start got past the same step.
 
     reported: any of these anomalies of a training that still steps. A rule with this condition matches no failure, and
     a rule without it matches no anomaly. lasting: the anomaly has lasted this many seconds. skip_batches: whether a
@@ -53,6 +54,7 @@ class Rule:
     before_first_step: bool | None = None
     first_attempt: bool | None = None
     against_node: bool | None = None
+    repeats: int = 0
     reported: tuple[str, ...] = ()
     lasting: float = 0.0
     skip_batches: bool = True
@@ -78,6 +80,7 @@ class Facts:
     before_first_step: bool = False
     first_attempt: bool = False
     against_node: bool = False
+    repeats: int = 1  # how often in a row, never past the same step
     reported: str = ""  # what is odd, where nothing has failed
     lasting: float = 0.0  # for how many seconds so far
 
@@ -121,6 +124,7 @@ def fits(rule: Rule, facts: Facts) -> bool:
         and rule.before_first_step in (None, facts.before_first_step)
         and rule.first_attempt in (None, facts.first_attempt)
         and rule.against_node in (None, facts.against_node)
+        and facts.repeats >= rule.repeats
         and (not rule.pattern or compiled(rule.pattern).search(facts.line) is not None)
     )
 
@@ -153,6 +157,7 @@ def _is_evident(rule: Rule, facts: Facts) -> bool:
 
 def _words(rule: Rule, facts: Facts, action: str, times: int) -> str:
     often = f", for the {ordinal(times + 1)} time{_span(rule)}" if rule.budget is not None else ""
+    often = f", {facts.repeats} times in a row, never past the same step" if rule.repeats else often
     if action != STOP:
         return "" if rule.source == DEFAULT else f"{action}, by rule `{rule.name}`{_of(rule)}{often}"
     kind = facts.category if facts.category != _UNKNOWN else ""

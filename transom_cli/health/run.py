@@ -55,7 +55,8 @@ class HealthRequest:
 
     limits: overrides of thresholds, by name. probe: whether to run the probe. devices: accelerators per node, 0 for the
     CPU. python: an interpreter that has the job's torch, with its flags. addresses: by node, at which the others reach
-    it, if known. budget: seconds in all. checks: these instead of all checks of the tier.
+    it, if known. budget: seconds in all. checks: these instead of all checks of the tier. on_read: called with the
+    number of nodes that have been read.
     """
 
     about: About
@@ -68,6 +69,7 @@ class HealthRequest:
     budget: float = 30.0
     waits: Waits = Waits()
     checks: tuple[Check, ...] = ()
+    on_read: Callable[[int], object] | None = None
 
 
 @dataclass
@@ -220,6 +222,7 @@ class HealthRun:
         until = min(self._deadline - self._reserved(), began + longest)
         pending = {(node, c.name) for node in present for c in self._checks}
         gone: set[str] = set()
+        unread = dict.fromkeys(present, len(self._checks))
         while any(node not in gone for node, _ in pending):
             now_gone = set(self._inbox.transport.gone())  # before `take`, so that such a node's messages are all here
             message = self._inbox.take(("read",), min(until, self._now() + POLL))
@@ -231,6 +234,9 @@ class HealthRun:
             key = (message["node"], str(message.get("check")))
             if key in pending:
                 pending.discard(key)
+                unread[key[0]] -= 1
+                if not unread[key[0]] and self._request.on_read is not None:
+                    self._request.on_read(sum(not left for left in unread.values()))
                 result = {k: v for k, v in message.items() if k in ("reading", "error", "waited", "seconds")}
                 self._readings.setdefault(key[0], {})[key[1]] = result
         waited = round(self._now() - began, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import re
 import shutil
 from pathlib import Path, PurePath
@@ -60,6 +62,7 @@ def _near(path: Path) -> str:
 
 
 _PYTHON = re.compile(r"python[0-9.]*")
+_PROGRAMS = ("python", "python3", "torchrun", "accelerate", "deepspeed", "bash", "srun")  # of trainings
 _NO_SCRIPT = ("-m", "-c", "-")  # what python runs instead of a file
 _WITH_VALUE = ("-X", "-W")
 
@@ -78,6 +81,16 @@ def missing_program(words: tuple[str, ...], settings: Settings, where: Path) -> 
         return program
     script = _script(words[1:]) if _PYTHON.fullmatch(Path(program).name) else ""
     return script if script and not (where / script).exists() else ""
+
+
+def similar_program(name: str, where: Path) -> str:
+    """Return a program, or a file in the folder of the missing one, with nearly the same name; "" if there is none."""
+    folder = where / Path(name).parent if Path(name).suffix or "/" in name else None
+    with contextlib.suppress(OSError):
+        known = [p.name for p in folder.iterdir()] if folder is not None else [*_PROGRAMS]
+        found = difflib.get_close_matches(Path(name).name, known, 1, 0.7)
+        return str(Path(name).with_name(found[0])) if found else ""
+    return ""
 
 
 def _script(words: tuple[str, ...]) -> str:

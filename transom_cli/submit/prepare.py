@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -148,6 +150,8 @@ def prepare(
     run_file: Path | None,
     flags: dict[str, Any],
     nodes_to_avoid: Callable[[str], tuple[str, ...]] = lambda cluster: (),
+    *,
+    force: bool = False,
 ) -> Prepared:
     """Check a command line and combine it with the settings. Notes and warnings go to stderr.
 
@@ -155,6 +159,7 @@ def prepare(
         words: the user's own script with its arguments, or the training command.
         flags: settings from the command line.
         nodes_to_avoid: returns the nodes to exclude, given `job.cluster`.
+        force: the command need not exist on this host.
     """
     from transom_cli.config.model import OBSERVE
     from transom_cli.submit.sharing import check_sharing
@@ -162,7 +167,7 @@ def prepare(
 
     refuse_caller(os.environ)
     kind = _prepare_script if is_script(words) else _prepare_command
-    prepared = kind(words, run_file, flags, nodes_to_avoid)
+    prepared = kind(words, run_file, flags, nodes_to_avoid, force)
     if prepared.settings.run.mode == OBSERVE:
         print(
             "note: run.mode is observe: transom reports what it would do about faults, and does nothing",
@@ -177,6 +182,7 @@ def _prepare_script(
     run_file: Path | None,
     flags: dict[str, Any],
     nodes_to_avoid: Callable[[str], tuple[str, ...]],
+    force: bool = False,
 ) -> Prepared:
     from transom_cli.config.load import load
     from transom_cli.submit.adopt import step_notes
@@ -219,9 +225,10 @@ def _prepare_command(
     run_file: Path | None,
     flags: dict[str, Any],
     nodes_to_avoid: Callable[[str], tuple[str, ...]],
+    force: bool = False,
 ) -> Prepared:
     from transom_cli.config.load import load
-    from transom_cli.submit.inputs import missing_program
+    from transom_cli.submit.inputs import missing_program, similar_program
     from transom_cli.submit.starters import apply, refuse_python_within_torchrun
     from transom_cli.submit.unsupported import refuse_nested
 
@@ -230,6 +237,9 @@ def _prepare_command(
             f"`{words[0]}` is a folder, neither a script nor a command",
             hint="transom run train.sbatch, or transom run [options] -- COMMAND",
         )
+    if len(words) >= 1 and words[0].endswith(".py") and not flags.get("launch.kind") and not shutil.which(words[0]):
+        command = shlex.join(("python", *words))
+        raise UsageError(f"`{words[0]}` is a Python script, not a command", hint=f"transom run -- {command}")
     words, settings, note = apply(words, _on_cluster(load(run_file, flags, os.environ)))
     if note:
         print(f"note: {note}", file=sys.stderr)
@@ -241,11 +251,13 @@ def _prepare_command(
     directory = _job_directory(settings)
     missing = missing_program(words, settings, Path(directory))
     if missing:
-        print(
-            f"warning: `{missing}` was not found on this host (the job starts in {directory}): "
-            "the ranks fail unless the nodes have it",
-            file=sys.stderr,
-        )
+        what = f"`{missing}` was not found on this host"
+        near = similar_program(missing, Path(directory))
+        hint = f"did you mean `{near}`?\n" if near else ""
+        if not force:
+            raise UsageError(what, f"the job starts in {directory}", f"{hint}if the nodes have it: add `--force`")
+        where = f"the job starts in {directory}"
+        print(f"warning: {what} ({where}): the ranks fail unless the nodes have it", file=sys.stderr)
     spares = settings.job.spares
     return Prepared(settings, words, "", settings.job.nodes + spares, spares, directory)
 

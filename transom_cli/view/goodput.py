@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from transom_cli.core.goodput import NS, Account, Cause, Kind, Sums
+from transom_cli.core.goodput.partition import START
 from transom_cli.plural import several
 from transom_cli.view.text import count, fit, span, utc, wrapped
 
@@ -30,7 +31,7 @@ def summary(account: Account) -> str:
     whole = account.whole
     if not account.steps_seen or not whole.wall:
         return ""
-    lost = largest_losses(whole, 2)
+    lost = largest_losses(whole, 2, _start(account))
     return f"{percent(whole.goodput)} of {duration(whole.wall)}" + (f"; lost: {lost}" if lost else "")
 
 
@@ -99,9 +100,17 @@ def lost_by_kind(sums: Sums) -> Iterator[tuple[str, str]]:
     yield from ((kind.value, duration(sums.ns[kind])) for kind in Kind if kind is not Kind.PRODUCTIVE and sums.ns[kind])
 
 
-def largest_losses(sums: Sums, most: int) -> str:
-    found = sorted(((n, kind) for kind, n in sums.ns.items() if n and kind is not Kind.PRODUCTIVE), key=lambda x: -x[0])
-    return ", ".join(f"{kind.value} {duration(n)}" for n, kind in found[:most])
+def _start(account: Account) -> int:
+    """Return the time of kind `restart` that was the run's first start (ns)."""
+    return next((sums.ns[Kind.RESTART] for cause, sums in account.by_cause if cause.key == START), 0)
+
+
+def largest_losses(sums: Sums, most: int, start: int = 0) -> str:
+    """Name the largest kinds of losses. start: as `_start`; it is named by itself."""
+    times = {kind.value: n for kind, n in sums.ns.items() if kind is not Kind.PRODUCTIVE}
+    times = {**times, Kind.RESTART.value: times[Kind.RESTART.value] - start, START: start}
+    found = sorted(((n, name) for name, n in times.items() if n > 0), key=lambda x: -x[0])
+    return ", ".join(f"{name} {duration(n)}" for n, name in found[:most])
 
 
 def _kind_row(kind: Kind, sums: Sums) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from transom_cli.errors import TransomError
@@ -18,13 +20,10 @@ from transom_cli.view.document import Changes
 from transom_cli.view.model import RunView
 from transom_cli.view.outlook import continue_command
 from transom_cli.view.read import Reader
-from transom_cli.view.status import incident_lines, screen
-from transom_cli.view.terminal import coloured, show, text_of
-from transom_cli.view.text import line
+from transom_cli.view.status import screen
+from transom_cli.view.terminal import coloured, show
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from transom_cli.view.watch.app import WatchApp
 
 SHORTEST, LONGEST = 0.5, 5.0  # seconds between two looks
@@ -34,32 +33,37 @@ INTERRUPTED = 130
 NO_OPERATOR = 22
 
 
-def watch_run(run: RunDir, comes_back: Callable[[], bool] = lambda: False) -> int:
-    """Show the run until it is over.
+def watch_run(
+    run: RunDir, with_slurm: Callable[[RunView], RunView], comes_back: Callable[[], bool] = lambda: False
+) -> int:
+    """Show the run until it is over: the live screen on a terminal, changes elsewhere.
 
     Args:
+        with_slurm: Adds Slurm's answer to a view.
         comes_back: Called when the operator is gone; returns whether the run has one again.
 
     Returns:
         The run's exit code; 130 if the user left the view, 22 if the run lost its operator.
     """
-    monitor = _watch_run_dir(run)
+    shown = partial(_live_screen, run, with_slurm, _over, colours=True) if _redraws() else partial(_line_by_line, run)
     try:
-        view = _on_terminal(run) if _redraws() else _line_by_line(run)
-        while not view.over and comes_back():
-            view = _on_terminal(run) if _redraws() else _line_by_line(run)
+        view = shown()
+        while view is not None and not view.over and comes_back():
+            view = shown()
     except KeyboardInterrupt:
+        view = None
+    if view is None:
         print(f"\n{_left(run)}", file=sys.stderr)
         return INTERRUPTED
-    finally:
-        monitor.stop()
     if not view.over or view.exit_code is None:
         print(f"warning: the run has no live operator; start one with `transom attach {run.run_id}`", file=sys.stderr)
         return NO_OPERATOR
     if view.exit_code and view.verdict:
-        hint = f"See `transom explain {view.run_id}`; the logs are in `{run.path}`."
+        hint = f"The root line: {view.root_line}\n" if view.root_line else ""
+        hint += f"See `transom logs {view.run_id}` and `transom explain {view.run_id}`."
         command = continue_command(view)
-        hint += f"\nTo continue from step {view.durable}: `{command}`" if command else ""
+        begin = f" from step {view.durable:,}" if view.durable >= 0 else ""
+        hint += f"\nTo continue{begin}: `{command}`" if command else ""
         error = TransomError(f"Run `{view.run_id}` {view.phase}", view.verdict, hint)
         print(f"error: {error}", file=sys.stderr)
     return view.exit_code
@@ -81,7 +85,7 @@ def _watch_run_dir(run: RunDir) -> Answering:
 
     def still(_seconds: float) -> None:
         if interrupted():  # the main thread is blocked in a read
-            _say(f"\x1b[?25h\n{_left(run)}" if sys.stderr.isatty() else _left(run))  # show the cursor that rich hid
+            _say(_left(run))
             os._exit(INTERRUPTED)
 
     return Answering(run.path, lost, lambda took: _say(f"{run.path} responds again, after {took:.0f} s"), still).start()
@@ -128,59 +132,50 @@ def _rest(began: float) -> None:
     time.sleep(min(LONGEST, max(SHORTEST, REST * (time.monotonic() - began))))
 
 
-def _on_terminal(run: RunDir) -> RunView:
-    from rich.console import Console
-    from rich.live import Live
-
-    console: Console = Console()
-    reader = Reader(run, STALE)
-    with Live(console=console, auto_refresh=False, transient=False) as live:
+def _line_by_line(run: RunDir, *, json_: bool = False) -> RunView:
+    """Print a line, or a JSON object, for each change."""
+    changes, reader, monitor = Changes(), Reader(run, STALE), _watch_run_dir(run)
+    try:
         while True:
             began = time.monotonic()
             view = reader.look()
-            lines = screen(view, console.width)
-            if view.incidents and view.incidents[0].duration is None:
-                lines += [(), *map(line, incident_lines(view.incidents[0], console.width))]
-            live.update(text_of(lines), refresh=True)
+            for change in changes.of(view):
+                if json_:
+                    print(change.to_json(view.run_id), flush=True)
+                elif not change.repeated:
+                    print(change.line, flush=True)
             if _over(run, view):
                 return view
             _rest(began)
+    finally:
+        monitor.stop()
 
 
-def _line_by_line(run: RunDir, *, json_: bool = False) -> RunView:
-    """Print a line, or a JSON object, for each change."""
-    changes, reader = Changes(), Reader(run, STALE)
-    while True:
-        began = time.monotonic()
-        view = reader.look()
-        for change in changes.of(view):
-            if json_:
-                print(change.to_json(view.run_id), flush=True)
-            elif not change.repeated:
-                print(change.line, flush=True)
-        if _over(run, view):
-            return view
-        _rest(began)
-
-
-def watch_status(run: RunDir, with_slurm: Callable[[RunView], RunView], *, json_: bool, colours: bool) -> int:
-    """Run `transom status --watch`: the live screen on a terminal, changes elsewhere. Return 130 if interrupted."""
-    if json_ or not _redraws():
-        monitor = _watch_run_dir(run)
-        try:
-            _line_by_line(run, json_=json_)
-        except KeyboardInterrupt:
-            return INTERRUPTED
-        finally:
-            monitor.stop()
-        return 0
+def _live_screen(
+    run: RunDir, with_slurm: Callable[[RunView], RunView], ends: Callable[[RunDir, RunView], bool], *, colours: bool
+) -> RunView | None:
+    """Return the last view, which is printed; None if the user left the screen before it ended."""
     from transom_cli.view.watch.app import WatchApp
     from transom_cli.view.watch.follow import Follow
 
-    app = WatchApp(Follow(run, with_slurm, STALE), colours=coloured(os.environ, wanted=colours))
+    gc.enable()  # a long-lived process
+    follow = Follow(run, with_slurm, STALE)
+    app = WatchApp(follow, colours=coloured(os.environ, wanted=colours), ends=partial(ends, run))
     monitor = _watch_run_dir_in(app, run)
     last = app.run()
     monitor.stop()
     if last is not None:
         show(screen(last, shutil.get_terminal_size((80, 24)).columns), colours=colours)
+    return None if app.left else last
+
+
+def watch_status(run: RunDir, with_slurm: Callable[[RunView], RunView], *, json_: bool, colours: bool) -> int:
+    """Run `transom status --watch`: the live screen on a terminal, changes elsewhere. Return 130 if interrupted."""
+    try:
+        if json_ or not _redraws():
+            _line_by_line(run, json_=json_)
+        else:
+            _live_screen(run, with_slurm, lambda _, view: view.over, colours=colours)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0

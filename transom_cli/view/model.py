@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from transom_cli.core.crash_loop import CrashLoop, crash_loop, reached
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Incident
 from transom_cli.core.operator.state import Exclusion, SavesFail, State, UserRequest, WouldHave
 from transom_cli.core.progress import newest_step
 from transom_cli.health.gpu.status import NodeGpus
-from transom_cli.heartbeat.table import NodeTable, reached
+from transom_cli.heartbeat import table
+from transom_cli.plural import several, times
 
+_LIVE = ("pending", "starting", "training", "recovering")
 FRESH = 15.0  # seconds: a file newer than this describes the present
 MAX_REQUESTS = 4  # of people, on the screen and in JSON
 STALE = 60.0  # seconds: node states from older files are not shown as current
@@ -120,6 +123,24 @@ class IncidentView:
 
 
 @dataclass(frozen=True)
+class Preflight:
+    """Nodes are being checked before the ranks start. since: Unix time. checked: nodes that have answered, of `of`."""
+
+    since: float
+    checked: int
+    of: int
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """The ranks save and end, and the run continues in its next attempt. until: the end of the attempt, if known."""
+
+    since: float
+    message: str
+    until: float | None = None
+
+
+@dataclass(frozen=True)
 class RunView:
     """Everything that a screen shows of a run. Moments are Unix time, durations seconds; `now` is when it was read.
 
@@ -190,6 +211,13 @@ class RunView:
     operations: tuple[Operation, ...] = ()  # saves and restores that take longer than a moment
     observed: bool = False  # transom reports what it would do, and does nothing
     withheld: tuple[WouldHave, ...] = ()  # what it would have done, oldest first
+    root_line: str = ""  # of a failed run: file and line that the diagnosis blames
+    crash_loop: CrashLoop | None = None  # the run fails again and again at the same step
+    starved: str = ""  # why the job cannot start: too few usable nodes
+    to_lift: tuple[str, ...] = ()  # then: the nodes that transom keeps away
+    requested_nodes: int = 0  # that the job asks for; 0: unknown
+    leaving: Leaving | None = None
+    preflight: Preflight | None = None
     framework: str = ""  # as the trainer's log shows it; also the next three, up to a minute old
     epoch: float | None = None
     learning_rate: float | None = None
@@ -216,13 +244,39 @@ class RunView:
         return self.nodes_at is not None and self.now - self.nodes_at < STALE
 
     @property
-    def status(self) -> str:
+    def confirmed(self) -> str:
         """The phase, or unknown if no recent source confirms it."""
         return self.phase if self.fresh else "unknown"
 
     @property
+    def status(self) -> str:
+        """What the first line says: the phase, or more precisely what the run does."""
+        phase = self.confirmed
+        if self.crash_loop is not None and phase in _LIVE:
+            return "crash loop"
+        if self.starved and phase in ("pending", "recovering"):
+            return "starved"
+        if self.leaving is not None and phase in ("training", "recovering"):
+            return "leaving"
+        return "preflight" if self.preflight is not None and phase in ("starting", "recovering") else phase
+
+    @property
+    def condition(self) -> str:
+        """The rest of the first line: what `status` means for this run; "" for a phase."""
+        loop, status = self.crash_loop, self.status
+        if status == "crash loop" and loop is not None:
+            ends = loop.ends_at - loop.count
+            left = f"; stops after {ends} more" if ends > 0 else ""
+            return f"{loop.line}, {times(loop.count)}, never past step {loop.step:,}{left}"
+        if status == "leaving" and self.leaving is not None:
+            return self.leaving.message
+        if status == "preflight" and self.preflight is not None:
+            return f"{self.preflight.checked:,} of {several(self.preflight.of, 'node')} checked"
+        return self.starved if status == "starved" else ""
+
+    @property
     def health(self) -> str:
-        """done, failed, stopped, held, unknown, degraded (the run lives with a fault) or healthy.
+        """done, failed, stopped, held, starved, crash loop, unknown, degraded (the run lives with a fault) or healthy.
 
         A run without an operator is unknown even if its nodes report training: nobody handles the next fault.
         A finished run whose last saves failed is degraded: its result was not saved.
@@ -233,7 +287,10 @@ class RunView:
             return self.phase
         if not self.operator or self.slurm_lost:
             return "unknown"
-        odd = self.blind or any(one.role == "ranks" and one.state not in ("ok", "waiting") for one in self.node_views)
+        if self.status in ("crash loop", "starved"):
+            return self.status
+        ranks = () if self.leaving is not None else (one for one in self.node_views if one.role == "ranks")
+        odd = self.blind or any(one.state not in ("ok", "waiting") for one in ranks)  # ranks that leave are gone
         return "degraded" if self.phase == "recovering" or odd or self.reports or self.saves_fail else "healthy"
 
 
@@ -257,13 +314,18 @@ def incident_view(incident: Incident, exclusions: tuple[Exclusion, ...] = ()) ->
     )
 
 
-def build_view(run_id: str, state: State, tables: Mapping[str, NodeTable], now: float, *, operator: bool) -> RunView:
+def build_view(
+    run_id: str, state: State, tables: Mapping[str, table.NodeTable], now: float, *, operator: bool
+) -> RunView:
     """Build a view from the operator's state and the nodes' heartbeat tables."""
-    every = [r for table in tables.values() for r in table.ranks]
+    every = [r for one in tables.values() for r in one.ranks]
     launch = max((r.launch for r in every), default=0)
     ranks = [r for r in every if r.launch == launch]  # a replaced node still reports its former launch
     replaced = {x.node for x in state.idle.probes}
-    step, since_start = newest_step((state.progress.step, state.progress.since_start), reached(ranks))
+    step, since_start = newest_step((state.progress.step, state.progress.since_start), table.reached(ranks))
+    of_start = step
+    if step < 0:  # nothing yet: show how far the run had come
+        step, since_start = state.progress.max_step, state.progress.since_start
     loss = next((r.loss for r in sorted(ranks, key=lambda r: r.rank) if r.loss is not None), None)
     open_ones = (state.incident,) if state.incident is not None else ()
     return RunView(
@@ -289,7 +351,7 @@ def build_view(run_id: str, state: State, tables: Mapping[str, NodeTable], now: 
         operator=operator,
         verdict=" ".join(state.verdict.split()),  # Slurm's messages may have several lines
         exit_code=state.exit_code,
-        incidents=tuple(incident_view(i, state.isolation.exclusions) for i in (*open_ones, *reversed(state.incidents))),
+        incidents=_incidents((*open_ones, *reversed(state.incidents)), state.isolation.exclusions),
         excluded_until=tuple((x.node, x.until) for x in state.isolation.exclusions),
         restarts_without_progress=state.budget.no_progress,
         max_without_progress=state.policy.max_without_progress,
@@ -297,4 +359,30 @@ def build_view(run_id: str, state: State, tables: Mapping[str, NodeTable], now: 
         saves_fail=state.saves_fail,
         observed=state.policy.observe,
         withheld=state.withheld,
+        requested_nodes=state.request.num_nodes,
+        crash_loop=None if state.phase.over else _loop(state, of_start),
     )
+
+
+def _loop(state: State, step: int) -> CrashLoop | None:
+    return crash_loop((*state.counting, state.incident), step, state.policy.rules)
+
+
+def _incidents(incidents: tuple[Incident, ...], exclusions: tuple[Exclusion, ...]) -> tuple[IncidentView, ...]:
+    """Summarise incidents, newest first. One is recovered only if the run got past the step at which it failed."""
+    found, later = [], None
+    for one in incidents:
+        view = incident_view(one, exclusions)
+        if one.result == "recovered" and later is not None and not one.since_start and _same(one, later):
+            view = replace(view, result="failed again")
+        found.append(view)
+        later = one
+    return tuple(found)
+
+
+def _same(one: Incident, later: Incident) -> bool:
+    """Whether the later incident is the same failure, at or before the same step."""
+    if one.diagnosis is None or later.diagnosis is None or not 0 <= reached(later) <= reached(one):
+        return False
+    fingerprint = one.diagnosis.decided.fingerprint
+    return bool(fingerprint) and fingerprint == later.diagnosis.decided.fingerprint

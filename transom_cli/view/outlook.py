@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from transom_cli.ckpt.progress import CHECKING, WRITING, Part
-from transom_cli.ckpt.schedule.plan import NextSaves
+from transom_cli.ckpt.schedule import NextSaves
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.journal_times import RECENT
 from transom_cli.core.operator.actions import Isolate, Probe, ReadLogs
@@ -138,6 +138,8 @@ def next_steps(
     hung_at: float | None = None,
     operator: bool = True,
     launcher: bool = True,
+    listens: bool | None = None,
+    preflight: bool = False,
 ) -> tuple[NextStep, ...]:
     """Return what transom does next.
 
@@ -147,6 +149,8 @@ def next_steps(
         hung_at: When a launch without a step counts as hung (Unix time).
         operator: An operator is alive.
         launcher: The script starts a launcher; without one, nobody sees the ranks.
+        listens: The ranks save on request; None: not known yet.
+        preflight: The launcher checks the nodes before it starts the ranks.
     """
     if state.phase.over or state.phase is Phase.HELD:
         return ()
@@ -158,12 +162,14 @@ def next_steps(
     if state.phase is Phase.SUBMITTING:
         found.append(NextStep("submitting the job" if operator else "the operator will submit the job"))
     if state.phase is Phase.STARTING:
-        first = NextStep("waiting for the first step; a launch without a step counts as hung", hung_at)
-        ranks = "waiting for the launcher to start the ranks" if launcher else "script running, steps not visible"
+        first = NextStep("the ranks start Python; the launch counts as hung without a step", hung_at)
+        ranks = f"the launcher {'checks the nodes, then it ' * preflight}starts the ranks"
+        ranks = ranks if launcher else "script running, steps not visible"
         found.append(first if state.launch.started else NextStep(ranks))
     if limit_at is not None:
         then = "all ranks save, and the run continues in its next attempt" if warned else "Slurm ends the attempt"
-        if warned and state.progress.since_start:  # it has no Checkpointer and no callback, which would know the step
+        # without a Checkpointer and a callback, steps are usually counted from the start
+        if warned and (state.progress.since_start if listens is None else not listens):
             then = "the ranks get SIGUSR2; the next attempt continues from what the trainer has saved"
         found.append(NextStep("time limit", limit_at, then))
     return tuple(found)
@@ -201,11 +207,16 @@ def _incident_step(state: State, incident: Incident) -> NextStep:
 
 def next_commands(view: RunView) -> list[tuple[str, str]]:
     """Return (label, command) for what the user can do. Run IDs need no quotes; paths are quoted."""
-    run, status, job = view.run_id, view.status, view.job_id
+    run, status, job = view.run_id, view.confirmed, view.job_id
     explain, stop = ("details", f"transom explain {run}"), ("stop", f"transom stop {run}")
     attach = [("attach", f"transom attach {run}")] if not view.operator and not view.over and not view.owner else []
     if view.operator_pending:  # a second operator would only wait for the first
         attach = [("check", cluster_command(f"squeue --start -j {view.operator_job}", view.cluster))]
+    if view.status == "crash loop":
+        return [*attach, explain, ("its output", f"transom logs {run}"), stop]
+    if view.status == "starved":
+        lift = [("use again", f"transom nodes --lift {node}") for node in view.to_lift]
+        return [*attach, *lift, ("all nodes", "sinfo -R"), stop]
     if status == "held" and job and view.observed:
         return [explain, ("requeue", cluster_command(f"scontrol requeue {job}", view.cluster)), stop]
     if status == "held" and job:
@@ -220,13 +231,14 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
     if status == "submitting" and view.path:
         return [*attach, ("its log", f"tail {shlex.quote(str(RunDir(Path(view.path)).operator_log))}")]
     if status == "starting" and view.path:
-        return [*attach, ("its output", f"tail -f {_job_log(view)}")]
+        return [*attach, ("its output", f"transom logs -f {run}")]
     if status == "recovering":
         return [*attach, explain, *_pending_commands(view)]
     if status in ("failed", "stopped"):
         command = continue_command(view)
         further = [("continue", command)] if command else []
-        further += [("its output", f"less {_job_log(view)}")] if job and status == "failed" and view.path else []
+        further += [("its output", f"transom logs {run}")] if job and view.path else []
+        further += [("root line", view.root_line)] if view.root_line else []
         if view.exit_code == StateDiffers.exit_code:
             further = [("check", f"transom ckpt verify --deep {run}")]
         if view.exit_code == NoCheckpoint.exit_code:
@@ -256,12 +268,8 @@ def _pending_commands(view: RunView) -> list[tuple[str, str]]:
     return check
 
 
-def _job_log(view: RunView) -> str:
-    return shlex.quote(str(RunDir(Path(view.path)).job_log(view.job_id)))
-
-
 def continue_command(view: RunView) -> str:
-    """Return the command that starts a new run from the last checkpoint of one that is over; "" if there is none."""
-    if view.durable < 0 or not view.checkpoints or view.exit_code == NoCheckpoint.exit_code:
-        return ""
-    return f"transom run --set checkpoint.directory={shlex.quote(view.checkpoints)} ..."
+    """Return the command that continues a run that is over; "" if it would end in the same way."""
+    refused = (NoCheckpoint.exit_code, StateDiffers.exit_code)
+    again = view.phase in ("failed", "stopped") and not view.observed and not view.owner
+    return f"transom resume {view.run_id}" if again and view.exit_code not in refused else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,11 +18,11 @@ from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.ownership import other_owner
 from transom_cli.slurm.port import slurm_seconds
-from transom_cli.supervise.attempt_files import read_logged, read_reports, saves_fail
+from transom_cli.supervise.attempt_files import read_json, read_logged, read_reports, saves_fail
 from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
-from transom_cli.view.model import FRESH, RunView, build_view
+from transom_cli.view.model import FRESH, Leaving, NodeView, Preflight, RunView, build_view
 from transom_cli.view.node_state import NodeSight, NodeViews, blind_nodes
 from transom_cli.view.outlook import next_steps, rank_operation, step_time
 from transom_cli.view.read_memory import Memory, read_memory
@@ -32,6 +33,7 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
+_LEAVING = {"time_limit": "the time limit is near", "maintenance": "a node is being drained", "stop": "stop requested"}
 LATE = 5.0  # seconds a node's table may lag behind the newest one and still count as current
 MANY = 128  # nodes
 MEMORY_EVERY = 10.0  # seconds between reading the memory of so many nodes
@@ -50,6 +52,7 @@ class RunSettings:
         steps: Length of the training.
         limit: Time limit of an attempt in seconds.
         warned: The ranks get a signal before the time limit.
+        preflight: Nodes are checked before the ranks start.
         cluster: The cluster of the job, if there are several.
         launcher: The batch script starts transom's launcher.
         requirements: On nodes, besides their number.
@@ -60,6 +63,7 @@ class RunSettings:
     steps: int | None = None
     limit: int | None = None
     warned: bool = True
+    preflight: bool = True
     node_silent: float = SILENT
     first_step: float = FIRST_STEP
     cluster: str = ""
@@ -82,6 +86,7 @@ def read_run_settings(run: RunDir) -> RunSettings:
         steps=steps if isinstance(steps, int) else None,
         limit=_seconds(job.get("time")),
         warned=job.get("signal_before") != 0,
+        preflight=_section(settings, "health").get("preflight") != "off",
         node_silent=_number(detect.get("node_silent"), SILENT),
         first_step=_number(detect.get("first_step"), FIRST_STEP),
         cluster=str(job.get("cluster", "")),
@@ -159,6 +164,28 @@ def read_brief(run: RunDir, folded: Folded) -> RunView:
     return held_view(view, held) if held is not None else view
 
 
+def _left(node: NodeView) -> NodeView:
+    """A node whose ranks ended, in a planned leave, is no suspect."""
+    gone = node.state == "suspect" and node.alive < node.ranks
+    return replace(node, state="waiting", note="its ranks have left") if gone else node
+
+
+def _root_line(run: RunDir, view: RunView) -> str:
+    from transom_cli.view.logs import find_root
+
+    found = find_root(run, view)
+    return shlex.quote(found.place) if found is not None else ""
+
+
+def _read_preflight(attempt: AttemptDir, state: State) -> Preflight | None:
+    """Return how many nodes the launcher's preflight has checked; None if it has not begun, or is over."""
+    count = read_json(attempt.preflight)
+    checked, of = count.get("checked"), count.get("of")
+    if not isinstance(checked, int) or not isinstance(of, int) or (attempt.health / "preflight.json").exists():
+        return None
+    return Preflight(state.job.running_since or state.since, checked, of)
+
+
 def _newest_table(attempt: AttemptDir) -> float | None:
     """Return when the newest heartbeat table of an attempt was written."""
     if (together := _mtime(attempt.path / "heartbeats")) is not None and time.time() - together < FRESH:
@@ -218,11 +245,17 @@ class Reader:
             requirements=settings.requirements,
             owner=other_owner(run),
         )
-        if state.job.id:
-            view = _with_logged(view, read_logged(run.attempt(state.job.id, state.job.restarts)))
-        view = _with_history(_with_operator(run, view), folded, sights, settings)
+        logged = read_logged(run.attempt(state.job.id, state.job.restarts)) if state.job.id else {}
+        view = _with_operator(run, _with_logged(view, logged))
+        view = _with_history(view, folded, sights, settings, logged.get("listens"))
         if not view.over:
             view = self._with_nodes(self._with_memory(view, state, sights), state, sights)
+            if settings.preflight and state.job.state == "RUNNING" and not state.launch.started:
+                view = replace(view, preflight=_read_preflight(run.attempt(state.job.id, state.job.restarts), state))
+        if view.leaving is not None:
+            view = replace(view, node_views=tuple(_left(one) for one in view.node_views))
+        if state.phase is Phase.FAILED:
+            view = replace(view, root_line=_root_line(run, view))
         held = None if alive or view.over else _launcher_hold(run, state)
         return held_view(view, held) if held is not None else view
 
@@ -285,15 +318,22 @@ def _with_logged(view: RunView, line: Mapping[str, object]) -> RunView:
     return replace(view, framework=framework, epoch=epoch, learning_rate=lr, speed=speed)
 
 
-def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight], settings: RunSettings) -> RunView:
+def _with_history(
+    view: RunView, folded: Folded, sights: Mapping[str, NodeSight], settings: RunSettings, listens: object
+) -> RunView:
     """Add times from the journal, the step time, and what comes next."""
     state, past = folded.state, folded.times
     last = _last_step(view, sights) if len(past.steps) == 1 else None
     runs = past.running is not None and state.job.state == "RUNNING"
     limit = past.running + settings.limit if runs and past.running is not None and settings.limit else None
     hung = past.launched + settings.first_step if past.launched is not None else None
+    leaving = None
+    if past.leaving is not None and not view.over:
+        at, why, message = past.leaving
+        leaving = Leaving(at, f"{_LEAVING.get(why, why)}: {message}", limit if why == "time_limit" else None)
     return replace(
         view,
+        leaving=leaving,
         submitted=past.submitted,
         step_time=step_time(past.steps, last),
         blind=blind_nodes(state, sights, past.launched if settings.launcher else None, view.now),
@@ -305,6 +345,8 @@ def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight]
             hung_at=hung,
             operator=view.operator,
             launcher=settings.launcher,
+            listens=listens if isinstance(listens, bool) else None,
+            preflight=settings.preflight,
         ),
     )
 
@@ -333,7 +375,7 @@ def _culprits(report: Mapping[str, object]) -> list[str]:
 def _launcher_hold(run: RunDir, state: State) -> Handoff | None:
     """Return a hold by the launcher that no operator has recorded yet."""
     handed = newest_handoff(run)
-    if handed is None or handed.how != "held":
+    if handed is None or handed.how != "held" or parse_attempt(handed.attempt)[0] in state.past_jobs:
         return None
     return handed if parse_attempt(handed.attempt) >= (state.job.id, state.job.restarts) else None
 

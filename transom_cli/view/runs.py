@@ -10,7 +10,16 @@ from transom_cli.view.text import Line, brief, count, cut, table, utc
 
 _COLUMNS = ("RUN", "STATE", "FOR", "STEP", "DISK", "JOB", "AGE", "NOTE")
 _RIGHT = frozenset({"FOR", "STEP", "DISK", "JOB", "AGE"})
-_TONES = {"training": "good", "done": "dim", "held": "bad", "failed": "bad", "unknown": "bad", "recovering": "warn"}
+_TONES = {
+    "crash loop": "bad",
+    "starved": "bad",
+    "training": "good",
+    "done": "dim",
+    "held": "bad",
+    "failed": "bad",
+    "unknown": "bad",
+    "recovering": "warn",
+}
 
 
 def list_lines(views: Sequence[RunView], width: int | None) -> list[Line]:
@@ -41,6 +50,8 @@ def _note(view: RunView) -> str:
         return view.verdict
     if view.over:
         return ""
+    if view.status != view.confirmed:
+        return view.condition
     was = f"was {view.phase}; " if view.status != view.phase else ""
     if not view.operator:
         return f"{was}no live operator" + (f" (its job: {view.operator_job})" if view.operator_job else "")

@@ -113,7 +113,7 @@ class _NoAnswer(NamedTuple):
 
 def with_slurm(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunView:
     """Add Slurm's answer where the run's files do not say enough. connect: makes a client of the run's cluster."""
-    from transom_cli.view.slurm_reasons import needs_query, with_answer, with_error, with_operator_job
+    from transom_cli.view.slurm_reasons import may_starve, needs_query, with_answer, with_error, with_operator_job
 
     if view.operator_job and not view.over and not view.operator:  # it may still be pending
         answer = _query(view, view.operator_job, connect)
@@ -121,7 +121,26 @@ def with_slurm(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunV
     if not needs_query(view):
         return view
     answer = _query(view, view.job_id, connect)
-    return with_error(view, answer.error, answer.at) if isinstance(answer, _NoAnswer) else with_answer(view, answer)
+    if isinstance(answer, _NoAnswer):
+        return with_error(view, answer.error, answer.at)
+    view = with_answer(view, answer)
+    return _with_starvation(view, connect) if may_starve(view) else view
+
+
+def _with_starvation(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunView:
+    """Say whether too few nodes are usable for the job, and which of them transom keeps away."""
+    from transom_cli.errors import TransomError
+    from transom_cli.health.history.files import history_dir, read_history
+    from transom_cli.health.history.nodes import fold
+    from transom_cli.layout import RunDir
+    from transom_cli.view.slurm_reasons import with_starvation
+
+    try:
+        nodes = connect(RunDir(Path(view.path)), SLURM_TIMEOUT).nodes()
+        active = fold(read_history(history_dir(os.environ), view.now), view.now).active
+    except (TransomError, OSError):
+        return view  # Slurm's own reason remains
+    return with_starvation(view, nodes, {one.isolation.node: one.isolation.run for one in active})
 
 
 def _query(view: RunView, job_id: int, connect: Callable[[RunDir, float], Slurm]) -> Job | _NoAnswer:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from transom_cli.slurm.port import Job, JobState
+from transom_cli.plural import several
+from transom_cli.slurm.port import Job, JobState, Node
 from transom_cli.slurm.tags import of_run, run_tag
 from transom_cli.view.model import RunView
 
@@ -31,6 +33,7 @@ _LIMITED = (
     ("ENERGY", "energy"),
     ("RESOURCE", "resources"),
 )
+FAR = 30 * 86400.0  # seconds: a later start is no estimate, but the end of a job without a time limit
 _HELD = "held: it does not start until it is released"
 _NO_RESERVATION = "held, because its reservation has ended or was deleted; if released, it starts outside of it"
 _REASONS = {
@@ -153,7 +156,33 @@ def with_answer(view: RunView, job: Job) -> RunView:
         start = datetime.fromisoformat(job.start).timestamp()
     except ValueError:
         return view
-    return replace(view, slurm_start=start if start > view.now else None)
+    return replace(view, slurm_start=start if 0 < start - view.now < FAR else None)
+
+
+def may_starve(view: RunView) -> bool:
+    """Whether Slurm's reason may mean that too few nodes are usable. It is also given for nodes that are busy."""
+    down = ("Nodes_required_for_job_are_DOWN", "ReqNodeNotAvail", "NodeDown", "PartitionConfig", "BadConstraints")
+    return view.slurm_state == "PENDING" and view.requested_nodes > 0 and view.slurm_reason.startswith(down)
+
+
+def with_starvation(view: RunView, nodes: Iterable[Node], isolated: Mapping[str, str]) -> RunView:
+    """Add that the job cannot start, if fewer nodes of the cluster are usable than it needs.
+
+    Args:
+        isolated: run that isolated a node, by the node's name.
+    """
+    every = list(nodes)
+    own = {node: how for node, how, _ in view.excluded}
+    usable = [one for one in every if one.usable and one.name not in own]
+    need = view.requested_nodes
+    if len(usable) >= need:
+        return view
+    out = sorted(one.name for one in every if one not in usable and one.name in {**isolated, **own})
+    named = [f"{n} ({'this run' if n in own or isolated[n] == view.run_id else f'run {isolated[n]}'})" for n in out]
+    verb = "keeps away" if own and "drained" not in own.values() else "drained"
+    by = f"; transom {verb} {', '.join(named)}" if named else ""
+    words = f"needs {several(need, 'node')}; {len(usable)} of the cluster's {len(every)} are usable{by}"
+    return replace(view, starved=words, to_lift=tuple(out))
 
 
 def with_operator_job(view: RunView, job: Job) -> RunView:

@@ -5,6 +5,8 @@ Width None is for a pipe: laid out for 100 columns, and nothing is cut or wrappe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from transom_cli.plural import several
 from transom_cli.view.model import STALE, IncidentView, RunView
 from transom_cli.view.node_table import map_rows, node_table
@@ -35,8 +37,9 @@ PIPED = 100
 INCIDENTS = 3  # on the screen
 _TONES = {
     "training": "good", "done": "good", "finishing": "good", "held": "bad", "failed": "bad", "unknown": "bad",
-    "recovering": "warn", "stopping": "warn", "stopped": "warn",
+    "recovering": "warn", "stopping": "warn", "stopped": "warn", "crash loop": "bad", "starved": "bad",
 }  # fmt: skip
+_CONDITIONS = {"crash loop", "starved", "leaving"}  # explained in a row of their own
 _BAR = (12, 40)  # smallest and largest width of the progress bar
 _REPAIRS = {"swapped": "swapped", "requeued": "requeued", "launched": "relaunched"}  # by kind of mark
 _OPEN = {
@@ -67,6 +70,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False) -> lis
     """Return the screen; with `everything`, list every node and every incident."""
     lines = [
         _headline(view),
+        *(rows("why", view.condition, width, tone=_TONES.get(view.status, "")) if _CONDITIONS & {view.status} else []),
         *(rows("observed", _observed(view), width) if view.observed else []),
         *(rows("owner", f"{view.owner} (read only for you)", width) if view.owner else []),
         *(rows("reason", view.verdict, width, tone=_TONES.get(view.status, "")) if view.verdict else []),
@@ -109,7 +113,15 @@ def _headline(view: RunView) -> Line:
     if view.over and view.since:
         took = f", after {span(view.since - view.submitted)}" if view.submitted is not None else ""
         return line(*head, f" {span(view.now - view.since)} ago{took}")
-    since = f" {span(view.now - view.since)}" if view.since else ""
+    began = view.since
+    if status == "preflight" and view.preflight is not None:
+        began = view.preflight.since
+        start = view.condition
+    if status == "leaving" and view.leaving is not None:
+        began = view.leaving.since
+        until = view.leaving.until
+        start = f"{span(until - view.now)} left, {start}" if until is not None and until > view.now else start
+    since = f" {span(view.now - began)}" if began else ""
     return line(*head, since, f"  {start.replace(', ', '  ')}" if view.job_id else "")
 
 
@@ -133,7 +145,7 @@ def _last_written(view: RunView) -> float | None:
 def _progress(view: RunView, width: int | None) -> list[Line]:
     if view.step < 0:
         return []
-    stepping = view.step_time and view.status in ("training", "finishing")
+    stepping = view.step_time and view.confirmed in ("training", "finishing")
     pace = f"  {_per_step(view.step_time)}" if view.step_time and stepping else ""
     loss = f"  loss {view.loss:.4f}" if view.loss is not None else ""
     tone = "bad" if view.loss is not None and view.loss != view.loss else ""
@@ -159,7 +171,7 @@ def _trainer(view: RunView) -> list[Line]:
         view.framework,
         f"epoch {view.epoch:.4g}" if view.epoch is not None else "",
         f"learning rate {view.learning_rate:.3g}" if view.learning_rate is not None else "",
-        view.speed if view.status == "training" else "",
+        view.speed if view.confirmed == "training" else "",
     ]
     return [row("trainer", ", ".join(filter(None, found)))] if any(found) else []
 
@@ -183,9 +195,9 @@ def _checkpoints(view: RunView, width: int | None) -> list[Line]:
         behind = f"{several(view.step - view.durable, 'step')} behind" if alone and not view.over else ""
         about = ", ".join(x for x in (old, behind) if x)
         found.append(f"disk {count(view.durable)}" + (f" ({about})" if about else ""))
-    none = not found and view.step >= 0 and view.status != "unknown"
+    none = not found and view.step >= 0 and view.confirmed != "unknown"
     lines = [row("checkpoint", ("none yet" if not view.over else "none", "warn"))] if none else []
-    saves = planned_saves_line(view.next_save, view.next_durable, view.now) if view.status == "training" else ""
+    saves = planned_saves_line(view.next_save, view.next_durable, view.now) if view.confirmed == "training" else ""
     for text in _packed([*found, *([saves] if saves else [])], width):
         lines += rows("" if lines else "checkpoint", text, width)
     return [*lines, *(rows("saves", view.save_schedule, width) if view.save_schedule else [])]
@@ -233,7 +245,7 @@ def _sources(view: RunView, width: int | None) -> list[Line]:
         return []
     lines = []
     if view.slurm_state:
-        pending = pending_reason(view)
+        pending = "" if view.starved else pending_reason(view)
         reason = f": {pending}" if pending else ""
         nodes = f" on {several(len(view.nodes), 'node')}" if view.slurm_state == "RUNNING" and view.nodes else ""
         lines += rows("slurm", f"job {view.job_id} {view.slurm_state}{reason}{nodes}, {_slurm_source(view)}", width)
@@ -310,9 +322,10 @@ def incident_rows(view: RunView, width: int | None, *, everything: bool) -> list
     """List incidents, newest first: one line each, or two if the outcome does not fit."""
     if not view.incidents:
         return []
-    shown = view.incidents if everything else view.incidents[:INCIDENTS]
-    names = [(one.id, day_time(one.began, view.now), _nodes(one), one.message) for one in shown]
-    outcomes = [_outcome(one, view.now) for one in shown]
+    found = folded(view.incidents)
+    shown = found if everything else found[:INCIDENTS]
+    names = [(_ids(group), day_time(group[0].began, view.now), _nodes(group[0]), group[0].message) for group in shown]
+    outcomes = [_outcome(group[0], view.now) for group in shown]
     lines = table(("",) * 5, [(*one, outcome) for one, outcome in zip(names, outcomes, strict=True)], frozenset())[1:]
     if width is not None and max(cells(plain(one)) for one in lines) > width:
         above = table(("",) * 4, names, frozenset())[1:]
@@ -320,10 +333,27 @@ def incident_rows(view: RunView, width: int | None, *, everything: bool) -> list
         below = [line(" " * indent, outcome) for outcome in outcomes]
         lines = [one for pair in zip(above, below, strict=True) for one in pair]
     lines = [line(("incidents", "strong"), (f"   times in {zone(view.now)}", "dim")), *lines]
-    if len(view.incidents) > len(shown):
-        more = len(view.incidents) - len(shown)
+    more = sum(len(group) for group in found[len(shown) :])
+    if more:
         lines.append(line((f"{count(more)} earlier: see `transom explain {view.run_id}`", "dim")))
     return lines
+
+
+def folded(incidents: Iterable[IncidentView]) -> list[list[IncidentView]]:
+    """Group incidents that follow each other with the same failure and the same result."""
+    found: list[list[IncidentView]] = []
+    for one in incidents:
+        last = found[-1][-1] if found else None
+        same = last is not None and one.fingerprint and one.fingerprint == last.fingerprint
+        if same and last is not None and (one.result, one.nodes) == (last.result, last.nodes):
+            found[-1].append(one)
+        else:
+            found.append([one])
+    return found
+
+
+def _ids(group: list[IncidentView]) -> str:
+    return group[0].id if len(group) == 1 else f"{group[-1].id} to {group[0].id}"
 
 
 def _nodes(incident: IncidentView) -> str:

@@ -169,8 +169,9 @@ def policy_json(rules: Sequence[Rule]) -> dict[str, Any]:
 
 def _rule(rule: Rule) -> dict[str, Any]:
     about = asdict(rule)
-    if not rule.lasting:
-        del about["lasting"]
+    for name in ("lasting", "repeats"):
+        if not about[name]:
+            del about[name]
     if ROLLBACK not in (rule.action, rule.then):
         del about["skip_batches"]
     return {k: v for k, v in about.items() if v not in ((), "", None)}
@@ -195,6 +196,7 @@ def condition(rule: Rule) -> str:
         *(f"{name} {' or '.join(map(str, values))}" for name, values in lists if values),
         *([f'pattern "{rule.pattern}"'] if rule.pattern else []),
         *([f"for {in_words(rule.lasting)}"] if rule.lasting else []),
+        *([f"{times(rule.repeats)} at the same step"] if rule.repeats else []),
         *(yes if wanted else no for wanted, yes, no in yes_no if wanted is not None),
     ]
     return ", ".join(parts) or "always"

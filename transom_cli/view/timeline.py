@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from transom_cli.core.events import UNDECIDED, Decided
@@ -66,6 +67,13 @@ class Entry:
     part: str
     what: str
     message: str
+
+
+def repeated(timelines: Sequence[Timeline]) -> dict[str, str]:
+    """Return, by ID, which later incident repeats one: the same failure directly after it, at no later step."""
+    same = ((a, b) for a, b in pairwise(timelines) if a.decided.fingerprint == b.decided.fingerprint)
+    alike = ((a, b) for a, b in same if a.decided.fingerprint and a.nodes == b.nodes and b.step <= a.step)
+    return {a.id: b.id for a, b in alike if a.duration is not None}
 
 
 @dataclass(frozen=True)

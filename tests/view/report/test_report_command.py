@@ -79,3 +79,20 @@ def test_a_pipe_that_ends_early(run: Path, tmp_path: Path) -> None:
     command = f"{sys.executable} -m transom_cli report {run} -o - | head -c 20"
     done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout == "<!DOCTYPE html>\n<htm" and done.stderr == ""
+
+
+def test_followed_report_ends_with_the_run_and_no_longer_refreshes(run: Path, tmp_path: Path) -> None:
+    done = transom(run, "--follow", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert 'http-equiv="refresh"' not in (tmp_path / "node_killed.html").read_text()
+    assert transom(run, "--follow", "-o", "-", cwd=tmp_path).returncode == 2
+
+
+def test_page_of_a_live_run_refreshes_itself() -> None:
+    from transom_cli.layout import RunDir
+    from transom_cli.view.read_history import read_report
+    from transom_cli.view.report.page import page
+    from transom_cli.view.report.sections import document
+
+    text = page(document(read_report(RunDir(RECORDED / "node_killed"))), refresh=30)
+    assert '<meta http-equiv="refresh" content="30">' in text

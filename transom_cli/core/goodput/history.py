@@ -150,6 +150,8 @@ class JournalHistory:
             if self._attempt:
                 self._progress[self._attempt].append(event)
             return
+        if isinstance(event, ev.Resumed):
+            self._end = None
         if self._end is None and state.phase.over:
             self._end = at
         if name := _about(event, state):

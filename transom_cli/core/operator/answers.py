@@ -33,7 +33,9 @@ def submitted(state: State, e: ev.Submitted) -> Step:
         return state, ()
     state = replace(state, job=replace(state.job, id=e.job_id, state="PENDING")).in_phase(Phase.PENDING, e.at)
     state = _unheld(state) if e.released else state
-    return job.cancel(state, e.at) if state.stop_requested else (state, ())
+    if state.stop_requested:
+        return job.cancel(state, e.at)
+    return job.patch(state) if state.isolation.exclusions else (state, ())  # of a run that was resumed
 
 
 def submission_answered(state: State, e: ev.SubmissionAnswered) -> Step:

@@ -13,7 +13,7 @@ from typing import Any
 from transom_cli.core import events as ev
 from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.incident import Sign, Stage
-from transom_cli.core.operator import answers, idle, job, observing, relaunches
+from transom_cli.core.operator import answers, idle, job, observing, relaunches, resuming
 from transom_cli.core.operator import incident as inc
 from transom_cli.core.operator.actions import Release, Submit
 from transom_cli.core.operator.state import Phase, SavesFail, State, Step, both, order
@@ -34,7 +34,7 @@ def decide(state: State, event: ev.Event) -> Step:
     handler = _HANDLERS.get(type(event))
     if handler is None:
         raise TypeError(f"no handler for {type(event).__name__}")
-    if state.phase.over and not isinstance(event, ev.Started):
+    if state.phase.over and not isinstance(event, (ev.Started, ev.Resumed)):
         return state, ()
     return handler(state, event)
 
@@ -333,5 +333,6 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.LiftRequested: _lift_requested,
     ev.RequeueRequested: _requeue_requested,
     ev.ResumeRequested: _resume_requested,
+    ev.Resumed: resuming.resumed,
     ev.FilesRestored: _files_restored,
 }

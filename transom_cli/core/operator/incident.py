@@ -119,7 +119,7 @@ def _run_facts(state: State) -> RunFacts:
         starts=job.starts,
         slurm_reason=job.reason,
         batch_host=job.batch_host,
-        incidents=state.incidents,
+        incidents=state.counting,
         taken=state.taken,
         rules=state.policy.rules,
     )
@@ -298,6 +298,13 @@ def close(state: State, at: float, result: str) -> State:
     others = tuple(a for a in state.pending if not a.key.startswith(f"{incident.id}/"))
     incident = replace(incident, stage=Stage.CLOSED, result=result, ended_at=at)
     return replace(state, incident=None, incidents=(*state.incidents, incident), pending=others)
+
+
+def forget(state: State) -> State:
+    """Drop the open incident, which turned out to be the effect of something else; that takes its number."""
+    incident = state.incident
+    pending = tuple(a for a in state.pending if incident is None or not a.key.startswith(f"{incident.id}/"))
+    return replace(state, incident=None, pending=pending)
 
 
 def over(state: State, at: float, phase: Phase, verdict: str, exit_code: int) -> Step:

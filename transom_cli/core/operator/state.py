@@ -268,6 +268,13 @@ class State:
     withheld: tuple[WouldHave, ...] = ()  # in a run that is only observed, oldest first
     verdict: str = ""  # why the run is held, failed or stopped
     exit_code: int | None = None  # of the run, when it is over
+    past_jobs: tuple[int, ...] = ()  # jobs of the run before a person resumed it
+    resumed_at: float = 0.0  # when a person last resumed it; earlier incidents no longer count for decisions
+
+    @property
+    def counting(self) -> tuple[Incident, ...]:
+        """The closed incidents that decisions depend on, oldest first."""
+        return tuple(one for one in self.incidents if one.began >= self.resumed_at)
 
     @property
     def attempt(self) -> str:

@@ -13,7 +13,7 @@
     worker-1: ... | 10.0.0.7: ...                            pdsh, DeepSpeed over several nodes
     trainer-1  | ... | [pod/train-0/pytorch] ... | (head, rank=0, pid=17) ...     Compose, kubectl, SkyPilot
 
-Each kind of label is removed once, in any order of the labels; anything else stays in the text. Ranks' labels may
+Each kind of label is removed once, in any order of the labels; anything else stays in the text. Those of ranks may
 repeat: torchrun's `--tee` and torch both print `[rank0]:`. So may the frames of boxes, as rich and typer draw them.
 """
 

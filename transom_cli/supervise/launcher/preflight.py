@@ -10,7 +10,9 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
+from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.launcher import CheckNodes, Event, NodesChecked
 from transom_cli.files import make_private, publish_text
 from transom_cli.health.check import About, Tier
@@ -19,6 +21,7 @@ from transom_cli.health.run import HealthRequest, check_job
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 
+SHOWN_EVERY = 0.5  # seconds between two counts of nodes checked
 WHOLE = 64  # number of nodes up to which all findings are kept
 
 Examine = Callable[[int, tuple[str, ...], HealthRequest], Report]
@@ -66,7 +69,22 @@ class NodeChecks:
         budget = health.budget if tier is Tier.QUICK else health.deep_budget
         off, gpus = frozenset(health.off), allocation.gpus
         where = tuple((node, self._addresses[node]) for node in action.nodes if node in self._addresses)
-        return HealthRequest(about, off, health.limits, health.probe, gpus, health.python, where, budget)
+        request = HealthRequest(about, off, health.limits, health.probe, gpus, health.python, where, budget)
+        return replace(request, on_read=self._count(len(action.nodes))) if action.key == PREFLIGHT else request
+
+    def _count(self, nodes: int) -> Callable[[int], None]:
+        """Keep the number of nodes checked so far where `transom status` sees it; rewritten at most twice a second."""
+        written = [0.0]
+
+        def count(read: int) -> None:
+            if read < nodes and time.monotonic() - written[0] < SHOWN_EVERY:
+                return
+            written[0] = time.monotonic()
+            with contextlib.suppress(OSError):
+                publish_text(self._attempt.preflight, json.dumps({"checked": read, "of": nodes}))
+
+        count(0)
+        return count
 
     def _folders(self) -> tuple[str, ...]:
         """The folders that this node sees: if one is missing here too, no node is at fault."""

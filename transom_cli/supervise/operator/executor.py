@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -110,12 +110,13 @@ class Executor:
         self._busy: set[str] = set()
         self._outputs = Outputs(orders.run)
         self._answers: list[tuple[str, int]] = []  # of sbatch, as in SubmissionAnswered
+        self._past: frozenset[int] = frozenset()  # jobs of the run before a person resumed it
         self._submitting = threading.Lock()
         self._withdrawn = False  # the run is to end: no first job is submitted any more
 
-    def remember(self, submissions: Sequence[tuple[str, int]]) -> None:
-        """Set what sbatch has answered to this run's operators so far, from the journal."""
-        self._answers = list(submissions)
+    def remember(self, submissions: Sequence[tuple[str, int]], past: Iterable[int] = ()) -> None:
+        """Set what sbatch has answered to this run's operators so far, from the journal. past: as `State.past_jobs`."""
+        self._answers, self._past = list(submissions), frozenset(past)
 
     def do(self, action: act.Action) -> None:
         if action.key in self._busy:
@@ -256,7 +257,7 @@ class Executor:
             by_id = job.job_id in returned and not is_other_runs(job.comment, orders.tag)
             return by_id or of_run(job.comment, orders.tag) or runs_script(job, orders.submission.script)
 
-        return [job for job in jobs.values() if ours(job)]
+        return [job for job in jobs.values() if ours(job) and job.job_id not in self._past]
 
     def _cancel(self, job_id: int) -> None:
         """Cancel the job, and a successor that its launcher may have submitted."""

@@ -148,6 +148,24 @@ def give_up_unsubmitted(run: RunDir, words: str) -> None:
         lease.give_up()
 
 
+def continue_run(run: RunDir, who: str) -> None:
+    """Record that a person resumes a run that is over. The next operator submits its job.
+
+    Raises:
+        OperatorAlive: an operator is alive.
+    """
+    lease = Lease.take(run)
+    journal = Journal(run.journal, lease.epoch)
+    try:
+        now = time.time()
+        journal.append(ev.Started(now, lease.epoch))
+        journal.append(ev.Resumed(now, who))
+    finally:
+        journal.close()
+        lease.give_up()
+    run.summary.unlink(missing_ok=True)  # else `transom list` shows a run that is over
+
+
 def cancel_waiting(run: RunDir, slurm: Slurm) -> tuple[int, ...]:
     """Cancel operator jobs of a run that is over and that have not started."""
     waiting = [job.job_id for job in _living(run, slurm) if job.state is JobState.PENDING]

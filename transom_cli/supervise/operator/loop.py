@@ -197,7 +197,7 @@ class Operator:
         self._journal.append(ev.Started(self._clock.now(), self._lease.epoch))
         folded = fold(self._run.journal, self._show)
         self.state, self._journal.snapshots = folded.state, SnapshotWriter(folded)
-        self._executor.remember(self.state.submissions)
+        self._executor.remember(self.state.submissions, self.state.past_jobs)
         for action in self.state.pending:
             self._order(action)
 

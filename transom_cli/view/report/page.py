@@ -24,8 +24,8 @@ MARKER = '<meta name="generator" content="transom report">'
 _HEAD = 4096  # characters that contain a report's marker
 
 
-def page(document: Document) -> str:
-    """Render the page."""
+def page(document: Document, refresh: int = 0) -> str:
+    """Render the page. refresh: seconds after which a browser loads it again; 0: never."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
         undefined=StrictUndefined,
@@ -36,7 +36,7 @@ def page(document: Document) -> str:
     )
     style = (FOLDER / "style.css").read_text(encoding="utf-8")
     return environment.get_template("template.html").render(
-        document=document, style=Markup(style), marker=Markup(MARKER), policy=_policy(style)
+        document=document, style=Markup(style), marker=Markup(MARKER), policy=_policy(style), refresh=refresh
     )
 
 

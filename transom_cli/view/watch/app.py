@@ -58,9 +58,18 @@ class WatchApp(App[RunView | None]):
     AUTO_FOCUS = None
     BINDINGS: ClassVar = []
 
-    def __init__(self, follow: Follow, *, colours: bool = True, every: float = EVERY) -> None:
+    def __init__(
+        self,
+        follow: Follow,
+        *,
+        colours: bool = True,
+        every: float = EVERY,
+        ends: Callable[[RunView], bool] = lambda view: view.over,
+    ) -> None:
+        """ends: Whether the screen closes by itself after a view."""
         super().__init__(ansi_color=True)
-        self._follow, self._colours, self._every = follow, colours, every
+        self._follow, self._colours, self._every, self._ends = follow, colours, every, ends
+        self.left = False  # by a key
         self._view: RunView | None = None
         self._tab, self._chosen = panels.NODES, Filter()
         self._plots = plots.LivePlots()
@@ -112,7 +121,7 @@ class WatchApp(App[RunView | None]):
         log = self._follow.log(view) if self._tab == panels.LOG else None
         kind, _, name = (self._opened or "").partition(" ")
         timelines = {name: self._follow.timeline(name, self._room)} if kind == "incident" else {}
-        series = self._follow.time_series() if self._tab == panels.PLOTS else None
+        series = self._follow.time_series() if self._tab in (panels.NODES, panels.PLOTS) else None
         self.call_from_thread(self._seen, view, log, timelines, series)
 
     def _seen(
@@ -128,7 +137,7 @@ class WatchApp(App[RunView | None]):
             self._output = (shlex.quote(str(log[0])), log[1])
         self._plots.add(view.now, view.step, view.loss, view.step_time, view.goodput)
         self._draw()
-        if view.over:
+        if self._ends(view):
             self.exit(view)
 
     # --- drawing ---
@@ -145,12 +154,17 @@ class WatchApp(App[RunView | None]):
         pane = self._main.query_one("#pane", Pane)
         columns, items = self._items(view)
         pane.tail, pane.pointed = self._tab == panels.LOG, bool(items) and self._tab != panels.PLOTS
-        pane.show(items or [Item("", line((panels.empty(view, self._tab, self._chosen), "dim")))])
+        listed = len(items)
+        items = items or [Item("", line((panels.empty(view, self._tab, self._chosen), "dim")))]
         head = panels.head(view, self.size.width, self.size.height)
+        if self._tab == panels.NODES and self._opened is None and not self._chosen.text:
+            items = [*items, *self._below(view, self.size.height - len(head) - bool(columns) - 2 - len(items))]
+        pane.selectable = max(1, listed) if self._tab == panels.NODES else None  # not what is below the nodes
+        pane.show(items)
         taken = len(head) + bool(columns) + _FRAME + min(_LISTED, max(1, len(items)))
         self._main.query_one("#details").styles.max_height = max(_LISTED, self.size.height - taken)
         self._put("head", head)
-        self._put("tabs", [panels.tabs(view, self._tab, self._chosen, len(items))])
+        self._put("tabs", [panels.tabs(view, self._tab, self._chosen, listed)])
         self._put("columns", [columns] if columns else [])
         self._put_details(self._details(items))
         self._put("foot", [line((self._said or ("paused: p continues  " if self._paused else "") + FOOT, "dim"))])
@@ -180,6 +194,17 @@ class WatchApp(App[RunView | None]):
         size = self._main.query_one("#pane", Pane).size
         drawn = plots.plot_lines(self._plots, size.width, size.height)
         return (), [Item(f"plot {n}", one) for n, one in enumerate(drawn)]
+
+    def _below(self, view: RunView, room: int) -> list[Item]:
+        """Fill free rows below the nodes: the newest incidents, then plots."""
+        found = panels.incident_items(view, Filter(), {})[: max(0, min(panels.BELOW, room - 1))]
+        blank = Item("", ())
+        lines: list[Item] = [blank, *found] if found else []
+        width, room = self.size.width, room - len(lines) - 1
+        if room >= panels.PLOT_ROWS:
+            drawn = plots.plot_lines(self._plots, width, room, most=2)
+            lines += [blank, *(Item(f"plot {n}", one) for n, one in enumerate(drawn))]
+        return lines
 
     def _details(self, items: list[Item]) -> list[Line]:
         found = next((one for one in items if one.key == self._opened), None)
@@ -297,6 +322,7 @@ class WatchApp(App[RunView | None]):
         self._draw()
 
     def _leave(self) -> None:
+        self.left = True
         self.exit(self._view)
 
     def on_resize(self) -> None:

@@ -49,7 +49,7 @@ class Follow:
         if now - self._slurm_at >= every:
             self._slurm_at = now
             self._answer = self._with_slurm(view)
-        if now - self._goodput_at >= GOODPUT:
+        if now - self._goodput_at >= GOODPUT or view.over:
             self._goodput_at, read = now, with_goodput(self.run, view)
             self._goodput = read.goodput, read.goodput_summary
         view = replace(view, goodput=self._goodput[0], goodput_summary=self._goodput[1])

@@ -61,6 +61,7 @@ class Pane(ScrollView, can_focus=False):
         self._colours = colours
         self._drawn: list[tuple[Line, bool] | None] = []  # content of each row
         self.pointed = True  # show a cursor
+        self.selectable: int | None = None  # items that the cursor can reach; None: all
         self.tail = False  # keep the last line visible
 
     @property
@@ -94,7 +95,8 @@ class Pane(ScrollView, can_focus=False):
         self._drawn = drawn
 
     def move(self, by: int) -> None:
-        self._cursor = max(0, min(len(self._items) - 1, self._cursor + by)) if self._items else 0
+        last = (len(self._items) if self.selectable is None else self.selectable) - 1
+        self._cursor = max(0, min(last, self._cursor + by))
         self._in_sight()
         self._refresh_changed([one.line for one in self._items])
 
@@ -117,7 +119,7 @@ class Pane(ScrollView, can_focus=False):
 
     def on_click(self, event: object) -> None:
         at = round(self.scroll_offset.y) + int(getattr(event, "y", 0))
-        if at < len(self._items):
+        if at < (len(self._items) if self.selectable is None else self.selectable):
             self.move(at - self._cursor)
 
     def render_line(self, y: int) -> Strip:

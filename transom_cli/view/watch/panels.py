@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from transom_cli.health.gpu.status import LEVELS
+from transom_cli.plural import several
 from transom_cli.view.model import IncidentView, NodeView, RunView
 from transom_cli.view.node_table import TONES, gpu_rows, node_rows
 from transom_cli.view.outlook import planned_saves_line
@@ -16,6 +17,7 @@ from transom_cli.view.status import incident_line, incident_lines, screen
 from transom_cli.view.text import Line, age, count, day_time, line, plain, row
 
 NODES, INCIDENTS, CHECKPOINTS, LOG, PLOTS = TABS = ("nodes", "incidents", "checkpoints", "log", "plots")
+BELOW, PLOT_ROWS = 5, 8  # incidents below the nodes; fewest free rows for plots
 HEAD = 0.4  # largest share of the rows for the head
 FOOT = "q quit  ? help  / filter  a all  s sort  enter open  y copy  p pause  w wrap"
 HELP = """\
@@ -205,6 +207,8 @@ def empty(view: RunView, tab: str, chosen: Filter) -> str:
         return f"no line contains `{chosen.text}`; esc shows all"
     if tab == NODES:
         nodes = len(view.node_views)
+        if view.preflight is not None or (nodes and view.confirmed == "starting"):
+            return view.condition or f"{nodes} of {several(len(view.nodes), 'node')} have reported; no step yet"
         every = "the node is" if nodes == 1 else f"all {nodes} nodes are"
         return f"{every} ok; a lists them" if nodes else "no node has reported"
     return {INCIDENTS: "none so far", CHECKPOINTS: "none so far"}.get(tab, "no output yet")

@@ -55,9 +55,12 @@ def _joined(series: Sequence[Point], seen: Sequence[Point]) -> list[Point]:
     return [*(one for one in series if one[0] < first), *seen, *(one for one in series if one[0] > last)]
 
 
-def plot_lines(plots: LivePlots, width: int, height: int) -> list[Line]:
-    """Stack the plots over a common time axis, each with a title. A series with fewer than two points has no plot."""
-    named = plots.named()
+def plot_lines(plots: LivePlots, width: int, height: int, most: int = 3) -> list[Line]:
+    """Stack the first `most` plots over a common time axis, each with a title.
+
+    A series with fewer than two points has no plot.
+    """
+    named = plots.named()[:most]
     drawn = [points for _, points in named if len(points) > 1]
     begin, end = (min(points[0][0] for points in drawn), max(points[-1][0] for points in drawn)) if drawn else (0, 0)
     each = max(3, (height - len(named) - _AXIS) // max(1, len(drawn)))

@@ -1,0 +1,55 @@
+"""`transom init` writes settings that `transom run` reads; bare `transom` says what runs; help is never cut."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from cli_support import transom
+
+from transom_cli.cli.init import _from_script, settings_text
+from transom_cli.config.load import load
+
+SCRIPT = """#!/bin/bash
+#SBATCH -J llama -N 4 --gres=gpu:h100:8
+#SBATCH --time=12:00:00 --partition long
+#SBATCH --mail-type=END
+srun python train.py
+"""
+
+
+def test_settings_from_a_script_are_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, file = tmp_path / "train.sbatch", tmp_path / "run.toml"
+    script.write_text(SCRIPT)
+    file.write_text(settings_text(_from_script(script)))
+    settings = load(file, {}, {}, site=None, user=None)
+    job = settings.job
+    found = (settings.name, job.nodes, job.gpus_per_node, job.time, job.partition, job.tasks_per_node)
+    assert found == ("llama", 4, 8, "12:00:00", "long", None)
+    assert "--mail-type" in capsys.readouterr().err
+    file.write_text(re.sub(r"(?m)^# (?=\w+ = |\[)", "", file.read_text()))
+    suggested = load(file, {}, {}, site=None, user=None)
+    assert (suggested.steps, suggested.detect.first_step) == (10000, 1800)
+
+
+def test_existing_file_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("mine")
+    done = transom("init", "-o", str(tmp_path / "run.toml"))
+    assert done.returncode == 2 and "exists" in done.stderr
+    assert (tmp_path / "run.toml").read_text() == "mine"
+
+
+def test_bare_command_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSOM_ROOT", str(tmp_path / "runs"))
+    done = transom()
+    assert done.returncode == 0, done.stderr
+    assert "transom run" in done.stdout and "transom doctor" in done.stdout and "transom --help" in done.stdout
+
+
+def test_summaries_in_the_help_are_short_and_whole() -> None:
+    text = transom("--help").stdout
+    commands = text.partition("Commands:")[2].partition("Exit codes")[0]
+    summaries = [one.split(maxsplit=1) for one in commands.strip().splitlines()]
+    assert len(summaries) > 25
+    assert [one for one in summaries if len(one[1]) > 50 or one[1].endswith("...")] == []

@@ -1,0 +1,70 @@
+"""The same exception at the same step, start after start: the launcher relaunches twice, then stops the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from core_launcher import NODES, feed, outcome, started, training
+
+from transom_cli.config.load import load
+from transom_cli.config.run_settings import rules_of
+from transom_cli.core import launcher
+from transom_cli.core.events import RankExit
+
+RULES = rules_of(load(site=None, user=None))
+KEY_ERROR = "KeyError: 'learning_rate'"
+
+
+def fails(
+    state: launcher.State, at: float, step: int, line: str = KEY_ERROR, *, since_start: bool = False
+) -> tuple[launcher.State, list[launcher.Action]]:
+    """The launch trains up to `step`; then rank 1 ends with code 1 and this last line."""
+    launch = state.launch.number
+    state, _ = feed(
+        state,
+        launcher.Stepped(at, launch, step, since_start=since_start),
+        launcher.RanksExited(at + 1, launch, (RankExit(1, "n2", 1, None, at, step=step, since_start=since_start),)),
+        launcher.Tick(at + 3),
+        launcher.LaunchEnded(at + 4, launch),
+    )
+    return feed(state, launcher.LogsRead(at + 5, launch, "user", line, "rank-1.log"))
+
+
+def ruled() -> launcher.State:
+    state = training(relaunches=20)
+    return replace(state, policy=replace(state.policy, rules=RULES))
+
+
+def test_third_time_at_the_same_step_stops_the_run() -> None:
+    state = ruled()
+    for at in (10.0, 30.0):
+        state, actions = fails(state, at, 7)
+        assert started(actions) == [NODES]
+    state, actions = fails(state, 50.0, 7)
+    left = outcome(actions).outcome
+    assert (left.status, started(actions)) == ("failed", [])
+    assert "stopped by rule `crash-loop`" in left.why and "3 times in a row, never past the same step" in left.why
+
+
+@pytest.mark.parametrize(
+    ("steps", "lines"),
+    [
+        ((7, 8, 9, 10, 11), [KEY_ERROR] * 5),  # each start gets further
+        ((7, 7, 7, 7, 7), [f"{name}Error: x" for name in ("Key", "Value", "Type", "Index", "Name")]),
+    ],
+)
+def test_other_failures_are_restarted(steps: tuple[int, ...], lines: list[str]) -> None:
+    state = ruled()
+    for n, (step, line) in enumerate(zip(steps, lines, strict=True)):
+        state, actions = fails(state, 10.0 + 20 * n, step, line)
+        assert started(actions) == [NODES]
+
+
+def test_steps_of_processes_are_no_evidence_of_a_loop() -> None:
+    """A trainer that resumes from its own checkpoint counts from 1 in each start."""
+    state = launcher.State(7, 0, launcher.Nodes(NODES, 3), 1, launcher.Policy(relaunches=20, rules=RULES))
+    state, _ = feed(state, launcher.AttemptStarted(0.0))
+    for n in range(4):
+        state, actions = fails(state, 10.0 + 20 * n, 30 + 20 * (n % 2), since_start=True)
+        assert started(actions) == [NODES]

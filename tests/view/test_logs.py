@@ -1,0 +1,86 @@
+"""`transom logs`: merged by time, of the newest launch, the root line marked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from view_made import JOB, Made
+from view_scenes import SCENES
+
+from transom_cli.layout import RunDir
+from transom_cli.view.logs import Follower, drawn, find_root, log_files
+from transom_cli.view.read import read_view
+from transom_cli.view.status import screen
+from transom_cli.view.text import plain
+
+
+def write(run: RunDir, launch: int, rank: int, text: str, attempt: str = f"{JOB}.0") -> Path:
+    path = run.attempts / attempt / "logs" / str(launch) / f"rank-{rank}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(text)
+    return path
+
+
+def test_ranks_are_merged_by_time_and_lines_without_one_follow_theirs(tmp_path: Path) -> None:
+    made = Made(tmp_path).began()
+    write(made.run, 0, 0, "2026-11-22 07:00:01 step 1\n2026-11-22 07:00:03 step 2\n")
+    write(made.run, 0, 1, "2026-11-22 07:00:02 Traceback:\n  File x\n2026-11-22 07:00:04.5 done\n")
+    lines = Follower(made.run, made.view()).more()
+    found = [(one.rank, one.text.split(" ")[-1]) for one in lines]
+    assert found == [(0, "1"), (1, "Traceback:"), (1, "x"), (0, "2"), (1, "done")]
+    since = lines[3].at
+    assert [one.text for one in Follower(made.run, made.view()).more(since)] == [lines[3].text, lines[4].text]
+
+
+def test_newest_launch_of_the_newest_attempt_counts_and_its_successor_is_followed(tmp_path: Path) -> None:
+    made = Made(tmp_path).began()
+    for launch, attempt in ((9, f"{JOB}.0"), (10, f"{JOB}.0"), (0, f"{JOB}.10"), (0, f"{JOB}.9")):
+        write(made.run, launch, 0, f"{attempt}/{launch}\n", attempt)
+    follower = Follower(made.run, made.view())
+    assert [one.text for one in follower.more()] == [f"{JOB}.10/0"]
+    write(made.run, 0, 0, "more\nhalf a li", f"{JOB}.10")
+    assert [one.text for one in follower.more()] == ["more"]
+    write(made.run, 1, 0, "next launch\n", f"{JOB}.10")
+    follower.look_again(made.view())
+    assert [one.text for one in follower.more()] == ["next launch"]
+
+
+def test_node_and_rank_choose_files(tmp_path: Path) -> None:
+    made = Made(tmp_path, nodes=2).began().beats(ranks=2)
+    for rank in range(4):
+        write(made.run, 0, rank, "x\n")
+    view = made.view()
+    assert [one.rank for one in log_files(made.run, view)] == [0, 1, 2, 3]
+    assert [one.rank for one in log_files(made.run, view, nodes=["gpu001"])] == [2, 3]
+    assert [one.rank for one in log_files(made.run, view, ranks=[3])] == [3]
+    assert log_files(made.run, view, nodes=["gpu009"]) == []
+
+
+def test_without_rank_logs_the_jobs_output_is_shown(tmp_path: Path) -> None:
+    made = Made(tmp_path).began()
+    made.run.job_log(JOB).write_text("from the script\n")
+    assert [(one.rank, one.text) for one in Follower(made.run, made.view()).more()] == [(None, "from the script")]
+
+
+def test_failed_run_names_file_line_and_command(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / SCENES["failed"](tmp_path).run_id)
+    line = "ModuleNotFoundError: No module named 'tokeniser'"
+    path = write(run, 0, 3, f"Traceback (most recent call last):\n  import tokeniser\n{line}\n")
+    write(run, 0, 2, f"{line}\n")
+    view = read_view(run)
+    root = find_root(run, view)
+    assert root is not None and (root.place, root.rank) == (f"{path}:3", 3)
+    text = "\n".join(plain(one) for one in screen(view, None))
+    assert f"{path}:3" in text and f"transom logs {run.run_id}" in text and f"transom resume {run.run_id}" in text
+    marked = [one for one in Follower(run, view).more() if plain(drawn(one, root, 1)).startswith(">>")]
+    assert [(one.rank, one.text) for one in marked] == [(3, line)]
+
+
+@pytest.mark.parametrize("text", ["\x1b[2Jx\n", "\xff\x00bad\n", "99:99:99 no time\n"])
+def test_hostile_output_is_printed_safely(tmp_path: Path, text: str) -> None:
+    made = Made(tmp_path).began()
+    write(made.run, 0, 0, text)
+    (one,) = Follower(made.run, made.view()).more()
+    assert plain(drawn(one, None, 1)).isprintable()

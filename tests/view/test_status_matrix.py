@@ -1,0 +1,96 @@
+"""Every state of a run answers "is it all right?" in its first line: screens, JSON, exit code, list."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from view_scenes import SCENES
+
+from transom_cli.cli.show import code_of
+from transom_cli.view.document import to_json
+from transom_cli.view.runs import list_lines, list_row
+from transom_cli.view.status import screen
+from transom_cli.view.text import plain
+from transom_cli.view.watch import panels
+
+# scene: (word in the first line, exit code, what an early line says)
+STATES = {
+    "pending": ("pending", 0, "waiting for free nodes"),
+    "held": ("held", 21, "Slurm could not start it"),
+    "starved": ("starved", 21, "needs 3 nodes; 2 of the cluster's 4 are usable"),
+    "preflight": ("preflight", 0, "12 of 64 nodes checked"),
+    "starting": ("starting", 0, "the ranks start Python"),
+    "healthy": ("training", 0, "to go"),
+    "one_node_of_many": ("training", 20, "gpu017"),
+    "examining": ("training", 20, "probing gpu002"),
+    "crash_looping": ("crash loop", 23, "KeyError: 'learning_rate', 2 times, never past step 7; stops after 1 more"),
+    "starting_again": ("recovering", 20, "waiting for Slurm to start the job"),
+    "leaving": ("leaving", 0, "the time limit is near: all ranks save at step 18430"),
+    "unknown": ("unknown", 22, "last update"),
+    "done": ("done", 0, "120,000 of 120,000"),
+    "stopped": ("stopped", 130, "stopped by ada"),
+    "failed": ("failed", 1, "ModuleNotFoundError"),
+    "stopped_crash_loop": ("failed", 1, "3 times in a row, never past the same step"),
+    "given_up": ("failed", 21, "without progress"),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_state_answers_in_the_first_line(name: str, tmp_path: Path) -> None:
+    word, code, says = STATES[name]
+    view = SCENES[name](tmp_path)
+    for width, height in ((80, 24), (120, 40)):
+        lines = [plain(one) for one in screen(view, width)]
+        assert f"{view.run_id}  {word.upper()}" in lines[0]
+        together = " ".join(" ".join(lines).split())
+        assert says in together, "\n".join(lines)
+        head = [plain(one) for one in panels.head(view, width, height)]
+        assert word.upper() in head[0] and len(head) <= height // 2
+    document = json.loads(to_json(view))
+    assert document["status"] == list_row(view)["status"] == word
+    assert code_of(view) == code
+    row = plain(list_lines([view], 120)[1])
+    assert f" {word} " in row
+
+
+def test_crash_loop_between_two_crashes_is_not_healthy(tmp_path: Path) -> None:
+    view = SCENES["crash_looping"](tmp_path)
+    assert (view.phase, view.health) == ("training", "crash loop")
+    shown = [plain(one) for one in screen(view, 120)]
+    (first,) = [one for one in shown if one.startswith("i1")]
+    assert "recovered" not in first
+    assert view.incidents[-1].result == "failed again"
+    assert "KeyError" in plain(list_lines([view], 160)[1])
+
+
+def test_identical_incidents_are_one_line(tmp_path: Path) -> None:
+    view = SCENES["stopped_crash_loop"](tmp_path)
+    rows = [plain(one) for one in screen(view, 160) if plain(one)[:1] == "i" and plain(one)[1:2].isdecimal()]
+    assert [one.split("  ")[0] for one in rows] == ["i3", "i1 to i2"]
+
+
+def test_starved_run_says_what_to_do(tmp_path: Path) -> None:
+    text = "\n".join(plain(one) for one in screen(SCENES["starved"](tmp_path), 120))
+    assert "transom drained gpu002 (this run), gpu003 (run first-20261121-101112-abcd)" in " ".join(text.split())
+    assert "transom nodes --lift gpu002" in text and "transom nodes --lift gpu003" in text
+
+
+def test_recovering_run_keeps_step_and_bar(tmp_path: Path) -> None:
+    view = SCENES["starting_again"](tmp_path)
+    assert view.step > 18000 and json.loads(to_json(view))["step"] == view.step
+    assert any(plain(one).startswith("step  ") and "#" in plain(one) for one in screen(view, 80))
+
+
+def test_start_that_an_unlimited_job_delays_is_not_announced(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from view_made import JOB
+
+    from transom_cli.slurm.port import Job, JobState
+    from transom_cli.view.slurm_reasons import with_answer
+
+    view = replace(SCENES["pending"](tmp_path), slurm_start=None)
+    far = Job(JOB, JobState.PENDING, reason="Resources", start="2027-11-21T07:00:00", num_nodes=4)
+    assert with_answer(view, far).slurm_start is None

@@ -1,0 +1,75 @@
+"""`transom logs`: what the ranks of a run have printed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from transom_cli.cli.status import NoColor, Root, Run
+from transom_cli.errors import TransomError, UsageError
+
+AGAIN, LOOK = 0.5, 2.0  # seconds between two reads, and without a new line before a newer launch is looked for
+
+
+def logs(
+    run: Run = None,
+    root: Root = None,
+    rank: Annotated[list[int] | None, typer.Option("--rank", "-r", help="Only this rank; may be repeated.")] = None,
+    node: Annotated[list[str] | None, typer.Option("--node", help="Only the ranks on this node.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until the run has ended.")] = False,
+    since: Annotated[str | None, typer.Option("--since", help="Only lines of this time, such as 10m.")] = None,
+    no_color: NoColor = False,
+) -> None:
+    """Print the merged output of a run's ranks.
+
+    The newest launch is shown, the last 256 KiB of each rank. `>>` marks the line that the diagnosis blames.
+    """
+    import time
+
+    from transom_cli.cli.common import run_to_read
+    from transom_cli.cli.units import duration
+    from transom_cli.config.run_settings import runs_root
+    from transom_cli.plural import several
+    from transom_cli.view.logs import MOST, Follower, drawn, find_root
+    from transom_cli.view.read import read_view
+    from transom_cli.view.terminal import show
+
+    found = run_to_read(runs_root(root), run)
+    after = time.time() - duration(since, "--since") if since else 0.0
+    view, ranks, nodes = read_view(found), rank or [], node or []
+    output, root_line = Follower(found, view, ranks, nodes), find_root(found, view)
+    if not output.files:
+        _nothing(found.run_id, ranks, nodes)
+    if len(output.files) > MOST:
+        kept = [one for one in output.files if root_line is not None and one.rank == root_line.rank]
+        kept += [one for one in output.files if one not in kept][: MOST - len(kept)]
+        what = f"note: {several(len(output.files), 'rank')}; these are the lines of {MOST}. Use `--rank` or `--node`"
+        typer.echo(what, err=True)
+        output.files = sorted(kept, key=lambda one: one.rank or 0)
+    width = len(str(max((one.rank or 0 for one in output.files), default=0)))
+
+    def print_new(begin: float = 0.0) -> bool:
+        lines = output.more(begin)
+        if lines:
+            show([drawn(one, root_line, width) for one in lines], colours=not no_color)
+        return bool(lines)
+
+    print_new(after)
+    if root_line is not None:
+        typer.echo(f"root line: {root_line.place}", err=True)
+    quiet = time.monotonic()
+    while follow and not (view.over and time.monotonic() - quiet > LOOK):
+        time.sleep(AGAIN)
+        if print_new():
+            quiet = time.monotonic()
+        elif not view.over and time.monotonic() - quiet > LOOK:
+            view, quiet = read_view(found), time.monotonic()
+            output.look_again(view)
+
+
+def _nothing(run_id: str, ranks: list[int], nodes: list[str]) -> None:
+    if ranks or nodes:
+        asked = [*(f"rank {one}" for one in ranks), *(f"node `{one}`" for one in nodes)]
+        raise UsageError(f"Run `{run_id}` has no output of {', '.join(asked)}", hint=f"transom logs {run_id}")
+    raise TransomError(f"Run `{run_id}` has no output yet", "its job has not started", f"transom status {run_id}")

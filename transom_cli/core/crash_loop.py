@@ -1,0 +1,92 @@
+"""A crash loop: the same failure again and again, never past the same step. Pure.
+
+The policy ends such a loop (`repeats` in a rule), and every screen names it: between two crashes the run trains, and
+would look healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from transom_cli.core.events import RankExit
+from transom_cli.core.incident import Diagnosis, Incident
+from transom_cli.core.policy import STOP, Rule
+from transom_cli.core.progress import NEAR
+
+OWN = "user_code"  # a second failure of this category is a loop; of any other, a third one
+_LINE = 160  # characters of the root cause line
+
+
+@dataclass(frozen=True)
+class CrashLoop:
+    """count: failures in a row. step: the newest step that any of these starts reached. ends_at: the count at which
+    the policy ends the run; 0: only the restart budget ends it. first: ID of the first incident."""
+
+    count: int
+    step: int
+    line: str
+    first: str
+    ends_at: int = 0
+
+
+def reached(incident: Incident) -> int:
+    """Return the newest step that the failed start is known to have done. Heartbeats are up to a second old."""
+    return _reached(incident.step, incident.outcome.exits if incident.outcome else ())
+
+
+def _reached(step: int, exits: Iterable[RankExit]) -> int:
+    return max((step, *(x.step for x in exits if not x.since_start)))
+
+
+def repeats(fingerprint: str, incident: Incident, earlier: Sequence[Incident]) -> int:
+    """Count this failure and those before it with the same fingerprint, none of which got past the same step.
+
+    Returns 1 if steps are not seen, or count from the start of the processes: then they show no progress.
+
+    Args:
+        earlier: oldest first.
+    """
+    step = reached(incident)
+    if step < 0 or incident.since_start:
+        return 1
+    return 1 + len(_tail(fingerprint, step, earlier, 0))
+
+
+def _tail(fingerprint: str, step: int, incidents: Sequence[Incident], near: int) -> tuple[Incident, ...]:
+    """Return the last incidents, oldest first, with this fingerprint, that reached `step`."""
+    found: list[Incident] = []
+    for one in reversed(incidents):
+        if one.diagnosis is None or one.diagnosis.decided.fingerprint != fingerprint:
+            break
+        if one.since_start or not 0 <= step <= reached(one) + near:
+            break
+        found.append(one)
+    return tuple(reversed(found))
+
+
+def crash_loop(incidents: Iterable[Incident | None], step: int, rules: Iterable[Rule] = ()) -> CrashLoop | None:
+    """Return the loop that the newest incident belongs to; None once the run gets past the step.
+
+    Args:
+        incidents: oldest first.
+        step: the newest of the present start.
+    """
+    known = [(one, one.diagnosis) for one in incidents if one is not None and one.diagnosis is not None]
+    if not known:
+        return None
+    (newest, diagnosis), decided = known[-1], known[-1][1].decided
+    if not decided.fingerprint or diagnosis.nodes:
+        return None
+    found = _tail(decided.fingerprint, max(reached(newest), step), [one for one, _ in known], NEAR)
+    if len(found) < (2 if decided.category == OWN else 3):
+        return None
+    stops = (r.repeats for r in rules if r.repeats and r.action == STOP and decided.category in r.category)
+    top = max(reached(one) for one in found)
+    return CrashLoop(len(found), top, cause(diagnosis), found[0].id, next(stops, 0))
+
+
+def cause(diagnosis: Diagnosis) -> str:
+    """Return the diagnosis without the rank, which may differ each time: `KeyError: 'learning_rate'`."""
+    before, _, line = diagnosis.words.partition(": ")
+    return (line if line and " ended with " in before else diagnosis.words)[:_LINE]

@@ -1,0 +1,197 @@
+"""The output of a run's ranks, merged: `transom logs`."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+from transom_cli.errors import printable
+from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+from transom_cli.supervise.attempt_files import read_json
+from transom_cli.view.model import RunView
+from transom_cli.view.text import Line, line
+
+TAIL = 256 << 10  # bytes of each file that are read at first
+MOST = 64  # files that are merged
+ROOT = ">>"  # marks the root line
+_RANK = re.compile(r"rank-(\d+)\.log")
+_EXAMINED = re.compile(r"(rank-\d+\.log): (.*)", re.DOTALL)
+_TIME = re.compile(rb"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?")
+_HEAD = 64  # bytes of a line in which its time is
+_TONES = ("note", "good", "warn", "strong", "")  # by rank, in turn
+
+
+@dataclass(frozen=True)
+class RootLine:
+    """The line that the diagnosis blames. number: of the line in the file, from 1; 0: it is not there any more."""
+
+    path: Path
+    text: str
+    number: int = 0
+
+    @property
+    def rank(self) -> int:
+        match = _RANK.fullmatch(self.path.name)
+        return int(match[1]) if match else 0
+
+    @property
+    def place(self) -> str:
+        return f"{self.path}:{self.number}" if self.number else str(self.path)
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """at: Unix time, of the line or of the last line before it that has one; 0: unknown."""
+
+    rank: int | None
+    text: str
+    at: float = 0.0
+
+
+@dataclass
+class LogFile:
+    """One file, read from `offset` on."""
+
+    path: Path
+    rank: int | None
+    offset: int = -1
+    rest: bytes = b""
+    at: float = 0.0
+    day: str = field(default="")
+
+    def more(self) -> list[LogLine]:
+        """Return the complete lines that were added; the first time, those of the end of the file."""
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, 2)
+                begin = max(0, size - TAIL) if self.offset < 0 else min(self.offset, size)
+                self.day = self.day or time.strftime("%Y-%m-%d", time.localtime(self.path.stat().st_mtime))
+                file.seek(begin)
+                data = self.rest + file.read(size - begin)
+        except OSError:
+            return []
+        if self.offset < 0 and begin:
+            data = data.partition(b"\n")[2]
+        self.offset = size
+        *lines, self.rest = data.split(b"\n")
+        return [self._line(one) for one in lines]
+
+    def _line(self, data: bytes) -> LogLine:
+        match = _TIME.search(data[:_HEAD])
+        if match is not None:
+            self.at = _unix(match, self.day) or self.at
+        return LogLine(self.rank, data.rpartition(b"\r")[2].decode(errors="replace"), self.at)
+
+
+def _unix(match: re.Match[bytes], day: str) -> float | None:
+    date, clock, fraction, offset = (one.decode() if one else "" for one in match.groups())
+    text = f"{date or day}T{clock}.{fraction:0<6}" + ("+00:00" if offset == "Z" else offset)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def find_root(run: RunDir, view: RunView) -> RootLine | None:
+    """Return the root line of the newest incident that has one."""
+    for incident in view.incidents:
+        for _, what, words in reversed(incident.marks):
+            match = _EXAMINED.match(words) if what == "examined" else None
+            if match is None:
+                continue
+            paths = sorted(run.attempts.glob(f"*/logs/*/{match[1]}"), key=_age, reverse=True)
+            for path in paths:
+                if number := _number(path, match[2]):
+                    return RootLine(path, match[2], number)
+            return RootLine(paths[0], match[2]) if paths else None
+    return None
+
+
+def _age(path: Path) -> tuple[tuple[int, int], int]:
+    return parse_attempt(path.parents[2].name), int(path.parent.name)
+
+
+def _number(path: Path, text: str) -> int:
+    """Return the number of the last line that contains the text; 0 if there is none."""
+    try:
+        with path.open("rb") as file:
+            found = [n for n, one in enumerate(file, 1) if text in one.decode(errors="replace")]
+    except OSError:
+        return 0
+    return found[-1] if found else 0
+
+
+def log_files(run: RunDir, view: RunView, ranks: Iterable[int] = (), nodes: Iterable[str] = ()) -> list[LogFile]:
+    """Return the files of the newest launch that has any; without rank logs, the output of the job.
+
+    Args:
+        ranks, nodes: only of these; empty: of all.
+    """
+    launches = sorted(run.attempts.glob("*/logs/*"), key=lambda p: (parse_attempt(p.parents[1].name), int(p.name)))
+    while launches:
+        folder = launches.pop()
+        found = {int(m[1]): path for path in folder.iterdir() if (m := _RANK.fullmatch(path.name)) is not None}
+        if found:
+            break
+    else:
+        return [LogFile(run.job_log(view.job_id), None)] if view.job_id else []
+    wanted = {*ranks}
+    if names := {*nodes}:
+        wanted |= ranks_on(AttemptDir(folder.parents[1]), int(folder.name), names)
+    kept = sorted(rank for rank in found if rank in wanted or not (wanted or names))
+    return [LogFile(found[rank], rank) for rank in kept]
+
+
+def ranks_on(attempt: AttemptDir, launch: int, nodes: set[str]) -> set[int]:
+    """Return the ranks of these nodes, from heartbeats and from what the rank wrappers recorded at their end."""
+    from transom_cli.view.read_nodes import NodeReader
+
+    sights, _ = NodeReader().read(attempt)
+    found = {r.rank for n, s in sights.items() if n in nodes and s.table is not None for r in s.table.ranks}
+    for path in attempt.exits(launch).glob("rank-*.json"):
+        exited = read_json(path)
+        if exited.get("node") in nodes and isinstance(rank := exited.get("rank"), int):
+            found.add(rank)
+    return found
+
+
+def merged(files: Iterable[LogFile], since: float = 0.0) -> list[LogLine]:
+    """Return new lines of all files, by time; lines without a time stay behind the line before them."""
+    lines = [one for file in files for one in file.more() if not since or one.at >= since]
+    return sorted(lines, key=lambda one: one.at)
+
+
+def drawn(one: LogLine, root: RootLine | None, width: int) -> Line:
+    """Return the line with its rank in front. width: of the largest rank."""
+    if one.rank is None:
+        return line(printable(one.text))
+    blamed = root is not None and one.rank == root.rank and root.text in one.text
+    tone = "bad" if blamed else _TONES[one.rank % len(_TONES)]
+    mark = ROOT if blamed else "  "
+    return line((f"{mark} rank {one.rank:>{width}} ", tone), (printable(one.text), "bad" if blamed else ""))
+
+
+class Follower:
+    """Merges new lines, also of the launches that follow.
+
+    Args:
+        ranks, nodes: as in `log_files`.
+    """
+
+    def __init__(self, run: RunDir, view: RunView, ranks: Iterable[int] = (), nodes: Iterable[str] = ()) -> None:
+        self._run, self._ranks, self._nodes = run, tuple(ranks), tuple(nodes)
+        self.files = log_files(run, view, self._ranks, self._nodes)
+
+    def more(self, since: float = 0.0) -> list[LogLine]:
+        return merged(self.files, since)
+
+    def look_again(self, view: RunView) -> None:
+        """Take in the files of a newer launch, from their beginning."""
+        known = {file.path for file in self.files}
+        new = [file for file in log_files(self._run, view, self._ranks, self._nodes) if file.path not in known]
+        if new:
+            self.files = [replace(file, offset=0) for file in new]
