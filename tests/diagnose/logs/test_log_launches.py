@@ -130,3 +130,31 @@ def test_what_breaks_after_the_training_has_completed_is_no_failure(tmp_path: Pa
 def test_lines_of_a_metric_logger_show_that_the_training_continued(tmp_path: Path) -> None:
     lines = "".join(f"Train  [{n}/600]  eta: 0:0{n}:11  lr: 0.0001\n" for n in range(1, 8))
     assert of(tmp_path, KEY + lines).incidents == ()
+
+
+def test_what_ray_says_might_have_happened_to_an_actor_is_no_segfault(tmp_path: Path) -> None:
+    died = "The actor is dead because its worker process has died. There are some potential root causes. "
+    died += "(3) The worker is crashed unexpectedly due to SIGSEGV or other unexpected errors.\n"
+    (first,) = of(tmp_path, died).incidents
+    assert first.root.rule.name == "actor-died"
+    (first,) = of(tmp_path, died + "mlx5: gpu1: got completion with error:\n").incidents
+    assert first.category is Category.NETWORK_FABRIC
+
+
+def test_a_cpp_abort_is_judged_by_the_exception_that_it_reports(tmp_path: Path) -> None:
+    label = "Thu Aug 29 16:41:02 2019[3]<stderr>:"
+    lines = f"{label}terminate called after throwing an instance of 'gloo::IoException'\n{label}  what():  "
+    lines += "[/gloo/transport/tcp/pair.cc:572] Connection closed by peer [10.0.0.5]:3927\n"
+    (first,) = of(tmp_path, lines).incidents
+    assert (first.category, first.root.record.rank) == (Category.NETWORK_FABRIC, 3)
+
+
+def test_a_rank_below_those_that_wait_is_the_culprit_if_it_prints_nothing(tmp_path: Path) -> None:
+    waits = "[rank{0}]:[E ProcessGroupNCCL.cpp:523] [Rank {0}] Watchdog caught collective operation timeout: "
+    waits += (
+        "WorkNCCL(SeqNum=327, OpType=ALLGATHER, Timeout(ms)=600000) ran for 600043 milliseconds before timing out.\n"
+    )
+    (first,) = of(tmp_path, "".join(waits.format(rank) for rank in (1, 2, 3, 4))).incidents
+    assert first.culprits == (Culprit(rank=0),)
+    (first,) = of(tmp_path, "".join(waits.format(rank) for rank in (4, 5, 6, 7))).incidents
+    assert first.culprits == (), "this may be the log of one node of two"

@@ -35,8 +35,9 @@ _FINITE = re.compile(rf"(?i)\b\w*(?:loss|ppl|bpb|perplexity)\w*\b\W{{0,6}}{_NUMB
 _NOT_FINITE = re.compile(rb"(?i)\b(?:nan|inf)\b")
 _DONE = (  # messages of libraries: a script may print its own after any outcome
     r"exits successfully|'train_runtime'|`Trainer.fit` stopped: `max_|Out of bounds values : 0 OK"
-    r"|\[after training is done\]|(?i:\btraining (?:is )?(?:complete|finished)|\bsaving (?:the )?final model)"
+    r"|\[after training is done\]"
 )
+_SAYS_DONE = r"(?i)\btraining (?:is )?(?:complete|finished)|\bsaving (?:the )?final model"  # counts after progress only
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _BETWEEN = (Category.NETWORK_FABRIC, Category.RENDEZVOUS_PORT, Category.NCCL_HANG, Category.EXTERNAL_SERVICE)
 _LINES, _LOSSES = "lines", "losses"  # kinds of progress
@@ -74,9 +75,17 @@ class Aftermath:
                 if len(lines) >= ENOUGH:
                     return True
             closing = hit.level is Level.SIGN and hit.rule.category in _BETWEEN
-            return closing and next(self._in(path, _DONE, max(0, at - LOOKED_AT), at), None) is not None
+            return closing and self._done(path, at)
         except (OSError, EOFError):
             return False
+
+    def _done(self, path: Path, at: int) -> bool:
+        """Whether the training was complete before this offset."""
+        start = max(0, at - LOOKED_AT)
+        if next(self._in(path, _DONE, start, at), None) is not None:
+            return True
+        said = next(self._in(path, _SAYS_DONE, start, at), None)
+        return said is not None and len({line for _, line in self._in(path, _LINES, start, said[0])}) >= ENOUGH
 
     def _prints(self, path: Path, kind: str, hit: Hit, rank: int) -> bool:
         """Whether this rank printed progress of its own before the line."""
