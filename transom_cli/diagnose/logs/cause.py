@@ -63,7 +63,7 @@ def with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> t
     known = [culprit for culprit in culprits if culprit != Culprit()]
     if not known and boxes and root.rule.blames is Blames.PRINTER:
         known = [Culprit(rank=int(boxes[-1].where["rank"]))]
-    if not known and root.rule.blames is Blames.PRINTER:
+    if not known and root.rule.blames is Blames.PRINTER and root.rule.category not in CRIES:
         ended = {h.culprit for h in hits if h.rule.name in _ENDS and h.culprit.rank is not None}
         known = list(ended) if len(ended) == 1 else []
     nodes: dict[int, str] = {}
@@ -325,7 +325,9 @@ def _explains(root: Hit, other: Hit, later: bool) -> bool:
 def _incident(root: Hit, others: tuple[Hit, ...], ranks: frozenset[int]) -> Incident:
     culprits: tuple[Culprit, ...] = (root.culprit,)
     why: tuple[str, ...] = ()
-    if root.rule.category in CRIES and not (root.rule.blames is Blames.NAMED and culprits[0] != Culprit()):
+    cries = root.rule.category is Category.NETWORK_FABRIC and root.level is Level.SIGN
+    named = root.rule.blames is Blames.NAMED and culprits[0] != Culprit()
+    if root.rule.category is Category.NCCL_HANG or (cries and not named):
         lagging = who_lags([root, *others], ranks)
         if lagging is not None:
             culprits, why = lagging
