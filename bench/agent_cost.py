@@ -25,12 +25,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import from_tests  # noqa: F401
+import nvml_stub
 import psutil
 
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.rpc import secret
 from transom_cli.rpc.client import Client
-from transom_cli.sandbox import nvml_stub
 
 CPU, MEMORY = 1.0, 60.0  # percent of a core, MB
 WATCH, EVERY = 0.5, 30.0  # percent of a core; seconds

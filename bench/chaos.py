@@ -65,6 +65,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--log", type=Path, metavar="FILE", help="append each finished run to this file, and skip those that are in it"
     )
+    parser.add_argument("--wanted", default="", help="JSON of the undisturbed result, to spare that run")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--keep", action="store_true", help="keep the sandbox's files")
     return parser.parse_args()
@@ -92,10 +93,12 @@ def logged(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def work(args: argparse.Namespace, numbers: queue.SimpleQueue[int], rows: list[dict[str, Any]]) -> Result:
     """Take the next number as long as there is one; in one sandbox, and in a new one where that cannot be healed."""
-    wanted: Result | None = None
+    wanted = Result(**json.loads(args.wanted)) if args.wanted else None
     while wanted is None or not numbers.empty():
         with ChaosBench(args.keep, tuple(filter(None, args.site.split(",")))) as bench:
-            wanted = wanted or reference(bench, TRAINING)
+            if wanted is None:
+                wanted = reference(bench, TRAINING)
+                progress(f"--wanted '{json.dumps(vars(wanted))}'")
             bench.runs = bench.dir / "disk"  # a new one for every run
             while (number := _next(numbers)) is not None:
                 row, lost = chaos(bench, f"{args.seed}/{number}", wanted)

@@ -64,7 +64,6 @@ class Case:
     save: Layout
     restore: Layout
     saves: int = 1
-    copy: str = "blocking"
     source: str = "disk"
     fault: str = ""
     at: float = 0.5
@@ -73,7 +72,7 @@ class Case:
 
     @property
     def text(self) -> str:
-        about = [self.family, "/".join(self.dtypes), self.optimizer, *self.extras, self.copy, f"from {self.source}"]
+        about = [self.family, "/".join(self.dtypes), self.optimizer, *self.extras, f"from {self.source}"]
         return f"{self.save.text} -> {self.restore.text} ({', '.join(filter(None, [*about, self.fault]))})"
 
 
@@ -117,7 +116,6 @@ def draw(seed: int, number: int) -> Case:
         save=save,
         restore=restore,
         saves=chance.randint(1, 3),
-        copy=chance.choice(("blocking", "blocking", "overlapped")),
         source=source,
         fault=fault,
         at=round(chance.random(), 3),
@@ -182,14 +180,17 @@ def expected(case: Case, safe: int) -> Expected:
         if case.save.kind == "pipeline":  # DCP stores a group once, with the parameters of one stage
             named.append(("NoCheckpointRestores", "A parameter group is not that of the checkpoint: they differ in"))
         return Expected(frozenset({1}), tuple(named))
-    if case.save.ranks != case.restore.ranks and not case.reshard and case.fault not in (LOST, *DAMAGE):
+    unclear = case.save.ranks != case.restore.ranks and not case.reshard and "loader" in case.extras
+    if unclear and case.fault not in (LOST, *DAMAGE):
         named.append(("WorldSizeChanged", f"this training has {case.restore.ranks}"))
+        if case.fault == "kill all" and case.source == "memory":
+            named.append(LOST_NAMED)
         return Expected(frozenset({0} if not safe else ()), tuple(named), must_refuse=bool(safe))
     if case.fault == LOST:
         return Expected(frozenset(), (*named, LOST_NAMED), must_refuse=True)
     if case.fault in DAMAGE:
         named.append(("NoCheckpointRestores", f"step-{case.saves}" if case.fault != "no directory" else "Nothing that"))
-        if case.save.ranks != case.restore.ranks and not case.reshard:
+        if unclear:
             named.append(("WorldSizeChanged", f"this training has {case.restore.ranks}"))
         return Expected(frozenset({case.saves - 1} if case.saves > 1 else ()), tuple(named), case.saves == 1)
     if case.fault == "kill all" and case.source == "memory":

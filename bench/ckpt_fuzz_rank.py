@@ -104,7 +104,8 @@ class Trainer:
                 wrong.append(key)
         wrong += [f"lr of group {n}" for n, g in enumerate(self.optimizer.param_groups) if g["lr"] != step / 8 + n]
         wrong += self._missing_slots()
-        own = step if per_rank else OTHER  # what is kept per rank starts afresh with another number of ranks
+        own = step if per_rank else OTHER  # with another number of ranks, a loader starts afresh
+        generators = per_rank and step != OTHER  # else they are derived from the saved ones
         if "loader" in case.extras and self.loader.position != 10 * own + self.rank:
             wrong.append("loader")
         if "scheduler" in case.extras and self.state["scheduler"].last_epoch != step:
@@ -113,10 +114,10 @@ class Trainer:
             want, have = self._plain(step), self.state["values"]
             if not _same(have.pop("mean"), want.pop("mean")) or have != want:
                 wrong.append("values")
-        if "generator" in case.extras:
+        if "generator" in case.extras and generators:
             want_state = torch.Generator().manual_seed(own).get_state()
             wrong += [] if torch.equal(self.state["generator"].get_state(), want_state) else ["generator"]
-        if "numpy_generator" in case.extras:
+        if "numpy_generator" in case.extras and generators:
             want_state = np.random.default_rng(own).bit_generator.state
             wrong += [] if self.state["numpy_generator"].bit_generator.state == want_state else ["numpy_generator"]
         if "subclass" in case.extras:
@@ -135,7 +136,8 @@ class Trainer:
         name, _, slot = key.partition("/")
         if slot == "step":
             return torch.full(tensor.shape, float(step), dtype=tensor.dtype)
-        if own and self.rank and "running_" in name and self.layout.kind == "ddp":
+        from_any = self.case.source == "dcp"  # DCP saves the buffers of any rank
+        if own and self.rank and "running_" in name and self.layout.kind == "ddp" and not from_any:
             step = step * 100 + self.rank
         return self.elements.of(self.case, name, slot, step, tensor, tensor.dtype)
 
@@ -200,9 +202,8 @@ def save(case: Case, rank: int, directory: Path, out: int) -> None:
     persist: int | str = "1h" if case.source == "memory" else 1
     trainer.fill(0)
     checkpointer = Checkpointer(
-        trainer.state, directory, every=1, keep=case.saves + 1, copy=case.copy,  # type: ignore[arg-type]
-        persist=persist, reshard=case.reshard,
-    )  # fmt: skip
+        trainer.state, directory, every=1, keep=case.saves + 1, persist=persist, reshard=case.reshard
+    )
     for step in range(1, case.saves + 1):
         trainer.fill(step)
         killed = step == case.saves and case.fault in KILLS
@@ -232,6 +233,7 @@ def _save_as_dcp(trainer: Trainer, directory: Path) -> None:
 
     trainer.fill(1)
     model, optimizer = get_state_dict(unwrap(trainer.net), trainer.optimizer)
+    trainer.fill(1)  # torch has made a step with SGD, which turns -0.0 into 0.0 and changes NaNs
     alone = not dist.is_initialized()
     dcp.save({"model": model, "optim": optimizer}, checkpoint_id=str(directory / "plain" / "step-1"), no_dist=alone)
 

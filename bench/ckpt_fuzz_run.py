@@ -192,6 +192,9 @@ class Runner:
                             ready += 1
                             if ready == len(pipes):
                                 kill_at = time.monotonic() + case.at * KILL_WITHIN
+        if kill_at is not None:  # the ranks have ended before
+            self._kill(case.fault, pids)
+            phase.killed = True
         return True
 
     def _kill(self, fault: str, pids: list[int]) -> None:

@@ -30,7 +30,6 @@ from transom_cli.ckpt.publish import check_keep
 from transom_cli.ckpt.save.buffer import Buffer
 from transom_cli.ckpt.save.commit import Committer
 from transom_cli.ckpt.save.staging import Snapshot, Stager
-from transom_cli.ckpt.schedule.schedule import Every
 
 METADATA = 64 << 20  # bytes
 ELEMENTS = 4  # of each tensor
@@ -90,14 +89,12 @@ def one_save(committer: Committer, stager: Stager, flat: dict[str, Any], step: i
 
 def made(crowd: Crowd) -> tuple[Committer, Stager]:
     never = 1 << 40  # no save is made durable
-    options = parse_options(
-        "unused", 1, 0.01, check_keep(2, None), None, "blocking", False, never, "none", None, None, full_every=None
-    )  # fmt: skip
+    options = parse_options("unused", 1, check_keep(2, None), persist=never)
     ignore: Any = lambda *_, **__: None  # noqa: E731
     snapshots: Any = SimpleNamespace(hold=ignore, commit=ignore, ready=ignore, superseding=False)
     stager = Stager(lambda need, size: Buffer(size, hurry=True), first=True)
     ranks: Any = crowd
-    committer = Committer(options, ranks, Every(1), stager, snapshots)
+    committer = Committer(options, ranks, stager, snapshots)
     committer.ledger = Together(ranks)
     return committer, stager
 

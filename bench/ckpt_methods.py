@@ -33,7 +33,6 @@ _DLROVER = ("dlrover", "requests", "urllib3", "certifi", "charset_normalizer", "
 METHODS = {
     "machine": Entry("the machine alone: copy, then write", "ckpt_raw:Machine"),
     "transom": Entry("transom", "ckpt_ours:Ours"),
-    "transom-overlapped": Entry("transom, overlapped", "ckpt_ours:Overlapped"),
     "torch-save": Entry("torch.save + fsync", "ckpt_torch:TorchSave"),
     "safetensors": Entry("safetensors + fsync", "ckpt_torch:SafeTensors", ("safetensors",)),
     "dcp": Entry("DCP", "ckpt_dcp:Dcp"),
@@ -75,15 +74,13 @@ class Place:
 class Method(ABC):
     """One way to save the state, in one rank. Every rank makes the same calls in the same order.
 
-    `background`: it continues after save(). `overlapped`: the state may change once the next training step ends, not
-    as soon as save() returns; `step` is called there, and waits. `memory`: a restart may load from memory that outlived
+    `background`: it continues after save(). `memory`: a restart may load from memory that outlived
     the trainer. `synced`: the method makes its files durable by itself; else `finish` does so after it.
     """
 
     background: ClassVar[bool] = True
     memory: ClassVar[bool] = False
     synced: ClassVar[bool] = True
-    overlapped: ClassVar[bool] = False
 
     def __init__(self, state: State, place: Place) -> None:
         self.state, self.place = state, place
@@ -91,9 +88,6 @@ class Method(ABC):
     @abstractmethod
     def save(self, step: int) -> None:
         """As a trainer calls it: when it returns, training may change the state."""
-
-    def step(self) -> None:  # noqa: B027 - many have nothing to do here
-        """The optimizer's step, right before the state changes."""
 
     def done(self) -> bool:
         """Whether the background work of the last save is over on this rank. Cheap, without communication."""

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from ckpt_methods import Method, Place
 from ckpt_state import State
 from harness import BenchError
-from torch.optim import SGD
 
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.inventory import candidates
@@ -85,18 +84,3 @@ class Ours(Method):
             for path in moved:
                 path.rename(self.place.folder / path.name)
             aside.rmdir()
-
-
-class Overlapped(Ours):
-    """save() returns at once; the next step of the optimizer waits for the rest of the copy."""
-
-    overlapped: ClassVar[bool] = True
-
-    def make(self, state: dict[str, Any]) -> Checkpointer:
-        self._optimizer = SGD([{"params": list(state.values())}], lr=0.0)  # what it steps may be copied later
-        return Checkpointer(
-            {**state, "optimizer": self._optimizer}, self.place.folder, every=1, keep=2, copy="overlapped"
-        )
-
-    def step(self) -> None:
-        self._optimizer.step()

@@ -40,16 +40,14 @@ class Training:
             self.step(True)
         return (time.perf_counter() - began) / steps
 
-    def beside(self, done: Callable[[], bool], first: Callable[[], None] | None = None) -> tuple[int, float]:
-        """Steps until `done` on all ranks: how many, and seconds a step. `first` is called at the end of the first."""
+    def beside(self, done: Callable[[], bool]) -> tuple[int, float]:
+        """Steps until `done` on all ranks: how many, and seconds a step."""
         began = time.perf_counter()
         steps = 0
         over = False
         while not over and steps < _MOST:
             over = self.step(done())
             steps += 1
-            if first is not None and steps == 1:
-                first()
         return steps, (time.perf_counter() - began) / steps
 
     def _timed(self) -> float:

@@ -124,7 +124,6 @@ class Rank:
 
     def next_step(self) -> int:
         self.made.append(len(self.made) + 1)
-        self.method.step()
         self.state.stamp(self.made[-1])
         return self.made[-1]
 
@@ -135,17 +134,11 @@ class Rank:
         self.dist.barrier()
         began = time.perf_counter()
         stall = self.timed(lambda: self.method.save(step))
-        later = training is not None and self.method.overlapped
-
-        def changed() -> None:
-            self.method.step()
+        if training or change:
             self.state.stamp(step + _CHANGED)
-
-        if (training or change) and not later:
-            changed()
         found: dict[str, Any] = {"step": step, "stall": stall}
         if training:
-            steps, pace = training.beside(self.method.done, changed if later else None)
+            steps, pace = training.beside(self.method.done)
             found.update(alone_s=alone, beside_s=pace, steps=steps)
         self.timed(self.method.finish)
         found["durable"] = max(self.gather(time.perf_counter() - began))

@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import from_tests  # noqa: F401
+import nvml_stub
 from chaos_faults import Hand, NotNow, Place
 from drain_plan import Situation
 from harness import Bench, LiveRun, wait_for
 
 from transom_cli.errors import TransomError, UsageError
-from transom_cli.sandbox import faults, nvml_stub, processes
+from transom_cli.sandbox import faults, processes
 from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.sandbox.fault_processes import rank_tops
 

@@ -127,6 +127,8 @@ def situation(number: int, *, faulty: bool, seed: str = "1") -> Situation:
     lasting, only = events[event]
     profile = rng.choice(only or (*PROFILES, *(() if event.startswith("disk-") and not faulty else SITES)))
     moment = rng.choice(MOMENTS)
+    if event.startswith("xid-") and moment in ("pending", "starting"):
+        moment = "step"  # lines before the launcher's start are about earlier jobs
     if event in ("kernel-suspicion", *PROVEN_LATER):  # with a failure after it, a suspicion is evidence
         moment = "step"
     if faulty and moment == "pending" and {"contended", "suspending"}.intersection(profile.split("+")):

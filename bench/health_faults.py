@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+import from_tests  # noqa: F401
+import nvml_stub as stub
 from health_rows import Fault
 
 from transom_cli.health.finding import Verdict
 from transom_cli.health.gpu import xid
-from transom_cli.sandbox import nvml_stub as stub
 
 MONITOR, SUSPECT, FAIL, UNKNOWN = Verdict.MONITOR, Verdict.SUSPECT, Verdict.FAIL, Verdict.UNKNOWN
 BUS = "0000:18:00"

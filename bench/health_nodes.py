@@ -23,6 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import from_tests  # noqa: F401
+import nvml_stub
 from health_delay import Delay
 from health_rows import NODES, Fault, neighbour
 
@@ -36,7 +38,7 @@ from transom_cli.health.registry import CHECKS
 from transom_cli.health.report import Report
 from transom_cli.health.run import HealthRequest, check_nodes
 from transom_cli.health.transport import LocalTransport
-from transom_cli.sandbox import fault_clock, network, nvml_stub, processes
+from transom_cli.sandbox import fault_clock, network, processes
 from transom_cli.sandbox.network import Network
 
 ROOT = Path(__file__).resolve().parents[1]

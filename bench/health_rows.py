@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+import from_tests  # noqa: F401
+from nvml_stub import State as Gpus
+
 from transom_cli.core.diagnose import NODE_FAULT, PREFLIGHT
 from transom_cli.core.incident import Diagnosis
 from transom_cli.core.launcher.actions import StartLaunch
@@ -19,7 +22,6 @@ from transom_cli.core.launcher.events import AttemptStarted, NodesChecked
 from transom_cli.core.launcher.state import Nodes, Policy, State
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.health.report import faults
-from transom_cli.sandbox.nvml_stub import State as Gpus
 
 NODES = ("node1", "node2", "node3", "node4")
 PLACES = {"first": "node1", "middle": "node3", "last": "node4"}

@@ -9,14 +9,15 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+import from_tests  # noqa: F401
+from slurm_fake import FakeSlurm
+from slurm_fake_cluster import FakeJob
 from status import JOB
 
 from transom_cli.core.launcher import LaunchEnded
 from transom_cli.core.operator.cadence import Cadence
 from transom_cli.core.stall_state import StallLimits
 from transom_cli.layout import RunDir
-from transom_cli.slurm.fake import FakeSlurm
-from transom_cli.slurm.fake_cluster import FakeJob
 from transom_cli.slurm.port import JobState, Submission
 from transom_cli.supervise.follow import Follower
 from transom_cli.supervise.launcher import loop as launcher

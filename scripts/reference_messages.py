@@ -33,7 +33,6 @@ _NOT_MET = (
     "ckpt.snapshot",
     "core",
     "diagnose.hangs",
-    "slurm.fake",
     "errors",
 )  # only other parts of transom see these
 _MET = ("rpc.secret", "ckpt.snapshot.protection")

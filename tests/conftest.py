@@ -36,6 +36,15 @@ settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In CI, try a third of each test's examples: they are the same ones each time."""
+    for item in items if os.environ.get("CI") else ():
+        test = getattr(item, "function", None)
+        if own := getattr(test, "_hypothesis_internal_use_settings", None):
+            few = settings(own, max_examples=max(20, own.max_examples // 3))
+            test._hypothesis_internal_use_settings = few  # type: ignore[union-attr]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:

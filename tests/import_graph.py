@@ -75,12 +75,14 @@ def _imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[Import]:
 
 
 def _statements(node: ast.AST, *, late: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    for child in ast.iter_child_nodes(node):
+    for child in (one for field in _BLOCKS for one in getattr(node, field, ())):
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child, late
         elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             for other in child.orelse:
                 yield from _statements(other, late=late)
         else:
-            inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-            yield from _statements(child, late=late or inside)
+            yield from _statements(child, late=late or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")  # where statements are

@@ -114,7 +114,6 @@ HOOKS = ("heartbeat.collectives",)  # on the trainer's side: torch is imported i
 ADAPTERS = {
     "slurm.cli": ("bootstrap.slurm", "cli.*", "sandbox.*", "slurm.pyslurm.client"),
     "slurm.pyslurm.client": ("bootstrap.slurm",),
-    "slurm.fake": (),
 }
 
 

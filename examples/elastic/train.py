@@ -1,6 +1,6 @@
 """A training that ends with the same bits on any number of ranks, also if that number changes while it runs.
 
-    transom run -N 4 --min-nodes 2 -- python examples/elastic/train.py
+    transom run -N 2-4 -- python examples/elastic/train.py
 
 If a node is lost, the run continues on the others, and on all of them again after its next restart. `--check` prints a
 digest of the final state, to compare two runs.

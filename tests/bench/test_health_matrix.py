@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
+import nvml_stub
 from health_faults import _NEW_ON_ONE_GPU, _OF_ONE_GPU, FAULTS, codes, line_of
 from health_matrix import chosen
 from health_rows import NODES, PLACES, Fault, Row, action, as_json, counts, hangs, judged, neighbour, table
@@ -19,7 +20,6 @@ from transom_cli.health.checks.host import EDAC_NEW
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.gpu import xid
 from transom_cli.health.registry import CHECKS, finding_names, limit_names
-from transom_cli.sandbox import nvml_stub
 
 DISK = Fault("disk full", ("room",), Verdict.SUSPECT)
 CLOCK = Fault("clock off", ("clock_offset",), Verdict.MONITOR)

@@ -1,4 +1,4 @@
-"""One of two gloo ranks: ckpt_ranks_worker.py ddp|fsdp[-overlapped] DIRECTORY. Prints what it found, as JSON, last."""
+"""One of two gloo ranks: ckpt_ranks_worker.py ddp|fsdp DIRECTORY. Prints what it found, as JSON, last."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transom_cli.ckpt import NoCheckpointRestores
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.save.commit import Committer
+from transom_cli.errors import UsageError
 
 
 def sharded(model):
@@ -28,14 +29,12 @@ def main() -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
-    kind, _, copy = kind.partition("-")
     spread = {"ddp": DistributedDataParallel, "fsdp": sharded}[kind]
-    copy = copy or "blocking"
     found: dict[str, object] = {}
 
     def resumed(name: str, at: int, training: Training, before: str) -> None:
         """Save at step `at`, go on, and resume in another training: before and after must be the same bits."""
-        checkpointer = Checkpointer(training.state, directory / name, every=1, copy=copy)
+        checkpointer = Checkpointer(training.state, directory / name, every=1)
         assert checkpointer.restore() is None
         assert checkpointer.save(at)
         for _ in range(3):  # collectives of DDP and FSDP2 beside those of the save
@@ -51,11 +50,15 @@ def main() -> None:
         found[f"{name} resumed"] = again.digest() == training.digest()
         checkpointer.close()
 
+    try:
+        Checkpointer({}, directory, every=10 + rank)
+    except UsageError as error:
+        found["refused"] = error.why
     training = Training(1, rank, spread)
     resumed("unstepped", 0, training, training.digest())
     resumed("stepped", 3, training, training.digest())
 
-    checkpointer = Checkpointer(training.state, directory / "damage", every=1, copy=copy)
+    checkpointer = Checkpointer(training.state, directory / "damage", every=1)
     for step in (1, 2, 3):
         training.step()
         checkpointer.save(step)

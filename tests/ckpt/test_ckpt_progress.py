@@ -12,7 +12,7 @@ from ckpt_memory_attempt import JOB, AttemptNodes, run_in
 from ckpt_slow_holder import __file__ as SLOW
 
 from transom_cli.ckpt.progress import LOADING, WRITING, Part
-from transom_cli.ckpt.schedule.plan import NextSaves
+from transom_cli.ckpt.schedule import NextSaves
 from transom_cli.ckpt.snapshot.client import agents_path, reach
 from transom_cli.core.operator.state import Job, Phase, State
 from transom_cli.core.progress import Progress

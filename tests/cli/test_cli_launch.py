@@ -94,3 +94,19 @@ def test_run_takes_no_variables_of_the_job_around_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     prepare.leave_outer_job()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1", "outside a job it is the user's own"
+
+
+@pytest.mark.parametrize("given", ["2-4", "2:4"])
+def test_a_range_of_nodes_is_one_to_shrink_in(tmp_path: Path, given: str) -> None:
+    done = transom(tmp_path, "run", "--dry-run", "-N", given, "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert "--nodes=4" in done.stdout and "--no-kill" in done.stdout, "a job without it ends with its first lost node"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [("two", "`--nodes two` is no number of nodes"), ("4-2", "min_nodes (4) is above nodes (2)"), ("0", "job.nodes")],
+)
+def test_what_is_no_number_of_nodes_is_refused(tmp_path: Path, given: str, words: str) -> None:
+    done = transom(tmp_path, "run", "--dry-run", "-N", given, "--", "true")
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr

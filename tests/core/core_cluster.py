@@ -194,7 +194,8 @@ class Cluster:
             self.tell(replace(event, at=self.now))
         if self.launch < 0 and not self.suspended and not self.outcome and self.status == "RUNNING":
             why = silent.lost_before_launch(self.now - self.signed, began=True, first_step=120.0)
-            self.outcome = ev.OutcomeSeen(self.now, self.attempt, "failed", why) if why else None
+            lost = ev.OutcomeSeen(self.now, self.attempt, "failed", why, missing=(self.nodes[0],))
+            self.outcome = lost if why else None
         if self.launch < 0 and self.outcome is not None and "outcome" not in self.told:
             self.told.add("outcome")
             self.tell(replace(self.outcome, at=self.now))

@@ -107,7 +107,8 @@ def _told(before: State, after: State, actions: tuple[Action, ...]) -> list[str]
         if old is None or old.stage is not incident.stage:
             result = f" ({incident.result})" if incident.result else ""
             lines.append(f"stage {incident.id} {incident.stage.value}{result}")
-        lines += [f"{incident.id} {m.what}: {m.words}" for m in incident.marks[len(old.marks) if old else 0 :]]
+        shown = len(old.marks) if old and incident.marks[: len(old.marks)] == old.marks else 0  # else replaced
+        lines += [f"{incident.id} {m.what}: {m.words}" for m in incident.marks[shown:]]
     if after.isolation.exclusions != before.isolation.exclusions:
         kept = (
             f"{x.node} ({x.how}{'' if x.until is None else f' until {x.until:g}'})" for x in after.isolation.exclusions

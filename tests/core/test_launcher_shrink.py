@@ -1,4 +1,4 @@
-"""The launcher's core: a run that may shrink goes on without a lost node, if enough others remain."""
+"""The launcher's core: a run that may shrink continues without a lost node, if enough others remain."""
 
 from __future__ import annotations
 

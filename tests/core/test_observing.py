@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from core_alphabet import EVENTS, NODES, Answer, answer, events
 from hypothesis import given
+from slurm_fake import FakeSlurm
 from test_properties import QUICK, policies, stories
 
 from transom_cli.core import events as ev
@@ -19,7 +20,6 @@ from transom_cli.core.operator.decide import decide
 from transom_cli.core.operator.state import Phase, Policy, Request, State
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Submission
 from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.executor import Executor, Orders
@@ -85,6 +85,19 @@ def test_a_hang_is_reported_once_and_closed_when_the_ranks_step_again() -> None:
     assert run.would == [("requeue", ())]
     run.feed(ev.StallEnded(40.0, "7.0"))
     assert run.state.incident is None and run.state.incidents[-1].result == "recovered"
+
+
+@pytest.mark.parametrize("sign", ["hang", "silence"])
+def test_a_relaunch_that_the_launcher_withholds_while_a_node_is_probed_is_noted(sign: str) -> None:
+    run = Observed()
+    stalled = ev.Stalled(10.0, "7.0", ev.Stall(4, 9.0, 8.0, (1,), ()))
+    run.feed(ev.StepSeen(5.0, "7.0", 4), stalled if sign == "hang" else ev.NodeSilent(10.0, "7.0", "n2", 11.0))
+    for what in ("seen", "diagnosed", "withheld"):
+        run.feed(ev.RecoverySeen(11.0, "7.0", "l1", what, "relaunched the ranks", "hang"))
+    run.act(12.0)
+    assert run.would == [("relaunch", ())] and run.state.phase is Phase.TRAINING
+    run.feed(ev.RecoverySeen(20.0, "7.0", "l1", "recovered", "step 9 done"))
+    assert [one.result for one in run.state.incidents] == ["recovered"]
 
 
 def test_a_dead_node_is_named_and_stays_in_the_run() -> None:

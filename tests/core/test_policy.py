@@ -168,6 +168,16 @@ def test_the_default_table(found: Incident, about: dict[str, object], rule: str,
         assert result.words.startswith(f"{bare.words}; stopped by rule `{rule}` (default)")
 
 
+def test_second_start_that_reads_a_corrupt_checkpoint_stops_the_run() -> None:
+    corrupt = Facts("checkpoint_corrupt", "rank_failed", "/data/out/checkpoint-30 has no seal", "checkpoint_corrupt/1")
+
+    def again(*times: float) -> str:
+        history = taken("same-corrupt-checkpoint", *times, fingerprint=corrupt.fingerprint)
+        return action(*DEFAULT, facts=corrupt, history=history)
+
+    assert [again(), again(9_900.0), again(5_000.0)] == [RELAUNCH, STOP, RELAUNCH]
+
+
 def test_a_command_that_no_rank_can_run_is_a_mistake_and_on_one_node_alone_is_none() -> None:
     def ended(*ends: RankExit) -> Incident:
         return incident(outcome=OutcomeSeen(1.0, "7.0", "failed", "why", ends))
@@ -212,6 +222,8 @@ def test_less_than_the_evidence_allows_can_be_asked_and_more_not() -> None:
         (died(1, log_category="unknown", log_line="bye"), "unknown"),
         (died(None, 11, log_category="unknown", log_line="step 3"), "process_crash"),
         (died(None, 9, log_category="oom", log_line="Cannot allocate memory"), "host_oom"),
+        (died(None, 9, log_category="network_fabric", log_line="Connection closed by peer"), "process_crash"),
+        (died(None, 6, log_category="nccl_hang", log_line="Watchdog caught collective timeout"), "nccl_hang"),
         (incident(ended="TIMEOUT"), "slurm_time_limit"),
         (incident(stalled=True), "nccl_hang"),
         (died(1, faults=FAULT), "gpu_hardware"),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slurm_fake import FakeSlurm
 
 from transom_cli.doctor import examine as examining
 from transom_cli.doctor.config import config_of, of_cluster
@@ -28,7 +29,6 @@ from transom_cli.doctor.symptom import (
     of_versions,
 )
 from transom_cli.errors import UsageError
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import BackendTrial
 from transom_cli.slurm.runner import Runner
 from transom_cli.view.findings import symptom_lines

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from slurm_fake import FakeSlurm
 from slurm_support import OrdinaryUser
 
 from transom_cli.doctor import trial as module
@@ -17,7 +18,6 @@ from transom_cli.doctor.symptom import Grade, Symptom
 from transom_cli.doctor.trial import Trial, of_trial, try_job
 from transom_cli.errors import TransomError
 from transom_cli.sandbox.cluster import Sandbox
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmDenied, Submission
 
 FACTS = (

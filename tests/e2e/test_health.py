@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import nvml_stub
 import pytest
 from e2e.support import COMMAND, Person, at_step, over
 
 from transom_cli.layout import RunDir
-from transom_cli.sandbox import nvml_stub
 from transom_cli.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.sandbox

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from e2e.support import COMMAND, Person, at_step, over
 
+from transom_cli.core.operator.state import State
 from transom_cli.layout import RunDir
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox
+from transom_cli.supervise.journal import fold
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.long]
 OBSERVE = ("--set", "run.mode=observe", "--set", "slurm.poll_held=2", "--set", "slurm.poll_max=3")
@@ -67,6 +70,16 @@ def requeue(sandbox: Sandbox, job_id: int) -> None:
     sandbox.slurm("scontrol", "update", f"jobid={job_id}", "StartTime=now")
 
 
+def run_state(run: RunDir) -> State:
+    return fold(run.journal).state
+
+
+def with_an_action(view: dict[str, Any]) -> dict[str, Any]:
+    """The first incident in which transom would have done something: on a busy machine, nodes may be silent besides."""
+    found = [one for one in view["incidents"] if any(mark[1] == "withheld" for mark in one["marks"])]
+    return found[-1]  # the newest one comes first
+
+
 def withheld(*whats: str) -> Callable[[dict[str, object]], bool]:
     return lambda view: {one["what"] for one in view["withheld"]} >= set(whats)  # type: ignore[attr-defined]
 
@@ -107,15 +120,34 @@ def test_a_hang_is_reported_and_the_ranks_step_again(person: Person, sandbox: Sa
     records.begin()
     faults.stop_rank(sandbox, job_id, 1)
     view = person.wait(run, withheld("relaunch"))
-    told = [m[2] for m in view["incidents"][0]["marks"] if m[1] == "evidence"]
+    told = [m[2] for m in with_an_action(view)["marks"] if m[1] == "evidence"]
     assert any("rank 1 on node2, state T" in line for line in told), told
     time.sleep(4)
     faults.cont_rank(sandbox, job_id, 1)
-    view = person.wait(run, lambda view: view["incidents"][0]["result"] == "recovered")
+    view = person.wait(run, lambda view: with_an_action(view)["result"] == "recovered")
     step = view["step"]
     person.wait(run, at_step(step + 5))
     assert len(person.status(run)["withheld"]) == 1
     records.require_unchanged()
+
+
+def test_a_runs_dead_node_is_named_and_slurm_restarts_the_job(
+    person: Person, sandbox: Sandbox, records: Records
+) -> None:
+    run = person.start("-N", "2", *OBSERVE, "--", *COMMAND, "--steps", "400")
+    view = person.wait(run, at_step(15))
+    (victim,) = [node for node in view["nodes"] if node != run_state(run).job.batch_host]
+    records.begin()
+    faults.kill_node(sandbox, victim)
+    view = person.wait(run, withheld("requeue"), 120)
+    isolated = [one for one in view["withheld"] if one["what"] in ("drain", "exclude")]
+    assert [one["nodes"] for one in isolated] == [[victim]], view["withheld"]
+    assert view["excluded"] == [] and view["starts"] == 0
+    assert f"would have requeued the job without {victim}" in person.transom("explain", run.run_id).stdout
+    records.require_unchanged()
+    sandbox.slurm("scontrol", "update", f"nodename={victim}", "state=down", "reason=dead")  # not after SlurmdTimeout
+    view = person.wait(run, lambda view: view["starts"] == 1 and view["phase"] == "training", 240)
+    assert victim not in view["nodes"] and with_an_action(view)["result"] == "requeued by Slurm"
 
 
 def test_a_plain_job_whose_node_dies_is_followed(person: Person, sandbox: Sandbox, records: Records) -> None:

@@ -1,4 +1,4 @@
-"""A run that may shrink, on a real Slurm: it goes on without a lost node, in the same job."""
+"""A run that may shrink, on a real Slurm: it continues without a lost node, in the same job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic" / "train.py"
 
 
 def test_a_run_continues_without_a_dead_node_in_the_same_job(person: Person, sandbox: Sandbox) -> None:
-    run = person.start("-N", "3", "--min-nodes", "2", "--", *COMMAND, "--steps", "100")
+    run = person.start("-N", "2-3", "--", *COMMAND, "--steps", "100")
     job_id = person.wait(run, at_step(10))["job_id"]
     faults.kill_node(sandbox, "node2")
     down = ["scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=as slurmctld does later"]
@@ -50,7 +50,7 @@ def test_a_run_that_shrinks_and_grows_ends_with_the_bits_of_one_that_did_not(
     alone = subprocess.run(
         command, env={**env, "TRANSOM_CHECKPOINT_DIR": str(tmp_path)}, capture_output=True, text=True, check=True
     )
-    run = person.start("-N", "4", "--min-nodes", "2", "--", *command, "--delay", "0.2")
+    run = person.start("-N", "2-4", "--", *command, "--delay", "0.2")
     job_id = person.wait(run, at_step(10), 180)["job_id"]
     faults.kill_node(sandbox, "node3")
     person.wait(run, lambda view: len(launches(run, job_id)) == 2 and at_step(30)(view), 180)

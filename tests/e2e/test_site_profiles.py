@@ -61,7 +61,9 @@ class Resident(Person):
 
 
 def loses_a_node(cluster: Sandbox, person: Resident) -> dict[str, Any]:
-    run = person.start("-N", "2", "--", person.python, str(TRAINER), "--steps", "60")
+    setup = ("--set", 'job.setup=["export OF_THE_JOB=yes"]')  # the ranks get it also where nothing is exported
+    train = ("sh", "-c", '[ "$OF_THE_JOB" = yes ] && exec "$@"', "sh", person.python, str(TRAINER))
+    run = person.start("-N", "2", *setup, "--", *train, "--steps", "60")
     view = person.wait(run, at_step(12), 180.0)
     faults.kill_node(cluster, view["nodes"][-1])
     return person.wait(run, over, 240.0)
@@ -73,6 +75,7 @@ def loses_a_node(cluster: Sandbox, person: Resident) -> dict[str, Any]:
     [
         pytest.param(("ad-users", "no-export"), marks=pytest.mark.long),
         pytest.param(("strict", "no-export"), marks=pytest.mark.long),
+        pytest.param(("strict", "ad-users"), marks=pytest.mark.long),
         *(pytest.param((name,), marks=pytest.mark.long) for name in ("ad-users", "no-export", "strict", "rewriting")),
         *(pytest.param((name,), marks=pytest.mark.long) for name in ("firewalled", "contended", "slow-prolog")),
         *(pytest.param((name,), marks=pytest.mark.long) for name in ("purging", "cgroup", "suspending")),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import nvml_stub
 import pytest
 from gpu_stub import StubNode
-
-from transom_cli.sandbox import nvml_stub
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import nvml_stub
+from nvml_stub import State
+
 from transom_cli.core.codec import build, plain
 from transom_cli.health.check import About
 from transom_cli.health.gpu.reading import NvmlReading
-from transom_cli.sandbox import nvml_stub
-from transom_cli.sandbox.nvml_stub import State
 
 ROOT = Path(__file__).resolve().parents[2]
 _READ = """

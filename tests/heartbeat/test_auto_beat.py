@@ -117,3 +117,35 @@ train(first, model, 3)
 """
     trainer(TRAIN + code, tmp_path)
     assert (last(tmp_path).step, last(tmp_path).since_start) == (43, False)
+
+
+LIGHTNING = """
+import signal
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # as ranks start
+import torch
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+
+class Trainer:
+    global_step, optimizers = 0, [None]
+"""
+
+
+def test_lightning_installs_its_handlers_although_ranks_start_with_the_signal_ignored(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    code = "print(_SignalConnector._has_already_handler(signal.SIGUSR2)); signal.signal(signal.SIGUSR2, print)"
+    code += "; print(_SignalConnector._has_already_handler(signal.SIGUSR2))"
+    assert trainer(LIGHTNING + code, tmp_path) == "False\nTrue\n"
+
+
+@pytest.mark.parametrize(("optimizers", "step", "since_start"), ((1, 215, False), (2, 5, True)))
+def test_lightnings_trainer_tells_the_step(tmp_path: Path, optimizers: int, step: int, since_start: bool) -> None:
+    pytest.importorskip("lightning")
+    code = f"""
+made = _SignalConnector(trainer := Trainer())
+trainer.optimizers, trainer.global_step = [None] * {optimizers}, 210
+for _ in range(5):
+    train(first, model, 1)
+    trainer.global_step += 1
+"""
+    trainer(LIGHTNING + TRAIN + code, tmp_path)
+    assert (last(tmp_path).step, last(tmp_path).since_start) == (step, since_start)

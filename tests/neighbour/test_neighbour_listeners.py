@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from slurm_fake import FakeSlurm
 from slurm_support import OrdinaryUser
 
 from transom_cli.ckpt.snapshot.daemon import Daemon
@@ -26,7 +27,6 @@ from transom_cli.rpc.errors import RpcError
 from transom_cli.rpc.server import ALL, Server
 from transom_cli.rpc.sockets import peer_user
 from transom_cli.rpc.verbs import Reply
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.supervise.launcher.agents import Agents
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 

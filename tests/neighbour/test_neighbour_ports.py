@@ -17,13 +17,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from slurm_fake import FakeSlurm
 from slurm_support import OrdinaryUser
 
 from transom_cli.core.launcher import LaunchEnded
 from transom_cli.layout import RunDir
 from transom_cli.rpc import secret
 from transom_cli.rpc.sockets import PORTS, free_port, is_free
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.supervise.launcher import loop as module
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.agents import Agents

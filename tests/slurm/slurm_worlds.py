@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from slurm_fake import FakeSlurm
+
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.slurm.cli import CliSlurm
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Job, JobState, Slurm, Submission
 from transom_cli.slurm.pyslurm.client import NODE_COUNT, NOTHING, ONE_STEP, PySlurm
 from transom_cli.slurm.pyslurm.worker import EXIT_CODES

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from slurm_fake import FakeSlurm
 
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.guards import TRIAL_WAIT, CircuitBreaker, CircuitOpen, with_circuit_breaker
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, SlurmUnknown
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slurm_fake import FakeSlurm
 
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, NoSuchJob, SlurmDenied, SlurmRefused, SlurmUnknown, Submission
 from transom_cli.slurm.pyslurm import client as client_module
 from transom_cli.slurm.pyslurm.client import PySlurm, try_out, why_unfit

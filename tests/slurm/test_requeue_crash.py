@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from slurm_fake_cluster import FakeNode
 from slurm_worlds import FakeWorld, restart_request, start, submission, wait_for
 
-from transom_cli.slurm.fake_cluster import FakeNode
 from transom_cli.slurm.port import Job, JobCancelled, JobState, SlurmRefused, SlurmUnknown
 from transom_cli.slurm.requeue import IN_VAIN, RestartRequest, RestartResult, restart_job
 

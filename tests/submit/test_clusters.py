@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slurm_fake import FakeSlurm
 
 from transom_cli.bootstrap.slurm import require_own_cluster, require_slurm, run_slurm
 from transom_cli.config.load import load
 from transom_cli.errors import UsageError
 from transom_cli.layout import RunDir
 from transom_cli.slurm.cli import CliSlurm
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.guards import WrongCluster, pinned_to_cluster
 from transom_cli.slurm.parse import parse_squeue, parse_submitted
 from transom_cli.slurm.port import SlurmUnknown, Submission

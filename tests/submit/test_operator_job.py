@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+from slurm_fake import FakeSlurm
 
 from transom_cli.config.load import load
 from transom_cli.config.model import Settings
 from transom_cli.core.operator.state import Phase, Policy
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.tags import of_run, run_tag
 from transom_cli.submit.render import RUN_CONTINUES, operator_options, operator_script, operator_tag
 from transom_cli.supervise.journal import fold, write_header

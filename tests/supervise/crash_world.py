@@ -9,12 +9,13 @@ from __future__ import annotations
 import queue
 from pathlib import Path
 
+from slurm_fake import FakeSlurm
+
 from transom_cli.core import events as ev
 from transom_cli.core.operator.actions import Action
 from transom_cli.core.operator.state import Policy, State
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, NoSuchJob, SlurmUnknown, Submission
 from transom_cli.supervise.journal import Journal, fold, step_and_remember, write_header
 from transom_cli.supervise.operator.clock import Clock

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slurm_fake import FakeSlurm
 
 from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.slurm.cli import CliSlurm
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Node
 from transom_cli.supervise.operator.drain import LENGTH, _in_turn, drain, is_ours, reason
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from slurm_fake import FakeSlurm
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator import actions as act
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, SlurmDenied, SlurmRefused, SlurmUnknown, Submission
 from transom_cli.supervise.operator import executor as hands_module
 from transom_cli.supervise.operator.clock import Clock

@@ -479,10 +479,11 @@ def test_launcher_that_never_signs_fails_the_attempt_after_the_time_for_the_firs
     training = Training(tmp_path)
     training.follower = Follower(training.run, training.run.checkpoints, LIMITS, launcher_within=300.0)
     assert polls(training, 600) == [], "a pending job has no launcher"
-    training.state = RUNNING
+    training.state = replace(RUNNING, job=replace(RUNNING.job, batch_host="n1"))
     assert polls(training, 290) == []
     (lost,) = polls(training, 100)
-    assert isinstance(lost, ev.OutcomeSeen) and (lost.attempt, lost.status) == ("7.0", "failed")
+    assert isinstance(lost, ev.OutcomeSeen) and lost.missing == ("n1",), "its node may be dead"
+    assert (lost.attempt, lost.status) == ("7.0", "failed")
     assert lost.why == "the launcher gave no sign of life within 300 s after the job started"
 
 

@@ -7,11 +7,11 @@ import queue
 from pathlib import Path
 
 import pytest
+from slurm_fake import FakeSlurm
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.cadence import Pause
 from transom_cli.layout import RunDir
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmUnknown, Submission
 from transom_cli.slurm.requeue import user_name
 from transom_cli.supervise.operator.clock import Clock

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from slurm_fake import FakeSlurm
 
 from transom_cli.core.operator.state import Policy
 from transom_cli.layout import RunDir
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, SlurmDenied, SlurmRefused, SlurmUnknown, Submission
 from transom_cli.slurm.tags import run_tag
 from transom_cli.submit.submission import SubmissionRecord

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slurm_fake import FakeSlurm
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.actions import Cancel, Restart
@@ -16,7 +17,6 @@ from transom_cli.core.operator.cadence import Pause
 from transom_cli.core.operator.state import Policy
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import JobState, Submission
 from transom_cli.slurm.tags import run_tag, successor_tag
 from transom_cli.supervise.handoff_record import RECORD, newest_handoff, read_handoff

@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from slurm_fake import FakeSlurm
 
 from transom_cli.ckpt import fence
 from transom_cli.core.launcher import LaunchEnded
 from transom_cli.core.policy import Rule
 from transom_cli.layout import RunDir
 from transom_cli.rpc.sockets import free_port
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.supervise.launcher import executor, handoff
 from transom_cli.supervise.launcher import loop as module
 from transom_cli.supervise.launcher import plan as launchplan

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from slurm_fake import FakeSlurm
 
 from transom_cli.ckpt.restore.rollback import read as setbacks
 from transom_cli.core.events import RankExit
 from transom_cli.core.launcher import THIS_LAUNCHER, EndLaunch, Event, LaunchEnded, RollBack, StartFailed, StartLaunch
 from transom_cli.layout import RunDir
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.supervise.launcher.agents import Agents
 from transom_cli.supervise.launcher.executor import Executor
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions

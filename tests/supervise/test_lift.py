@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from slurm_fake import FakeSlurm
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.state import Policy, State
@@ -17,7 +18,6 @@ from transom_cli.health.history.files import read_history
 from transom_cli.health.history.nodes import NodeHistory, fold
 from transom_cli.health.history.records import Isolation, Lift
 from transom_cli.layout import RunDir
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmDenied, SlurmUnknown
 from transom_cli.supervise.follow import Follower
 from transom_cli.supervise.journal import Journal, write_header

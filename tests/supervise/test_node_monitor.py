@@ -7,9 +7,9 @@ import threading
 import time
 
 import pytest
+from slurm_fake import FakeSlurm
 
 from transom_cli.core.launcher import Event, NodesDraining, SpareChecked
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Node, SlurmUnknown
 from transom_cli.supervise.launcher import node_monitor
 from transom_cli.supervise.launcher.node_monitor import NodeMonitor

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slurm_fake import FakeSlurm
 
 from transom_cli.core.launcher import Nodes, State
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmRefused, SlurmUnknown, Submission
 from transom_cli.supervise.launcher import node_release
 from transom_cli.supervise.launcher.node_release import NodeRelease

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slurm_fake import FakeSlurm
 
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import AttemptDir, RunDir
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmUnknown
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher import revive

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from transom_cli.ckpt.seal import seal
 from transom_cli.core.log_lines import clean
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise import root_cause as examine_module
@@ -50,6 +51,25 @@ def test_samples(category: str, text: str, line: str, place: tuple[RunDir, Attem
     told = examine("k", run, attempt, 0, 5.0)
     assert told.category == category
     assert told.line.startswith(line)
+
+
+def test_corrupt_checkpoint_is_named_by_its_folder(place: tuple[RunDir, AttemptDir], tmp_path: Path) -> None:
+    run, attempt = place
+    write(attempt, 0, TRACE + "ValueError: Can't find a valid checkpoint at out/checkpoint-30\n")
+    assert examine("k", run, attempt, 0, 5.0).line.startswith("ValueError"), "nothing is known of the script"
+    for name in ("checkpoint-20", "checkpoint-30"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+        (tmp_path / "out" / name / "model.safetensors").write_bytes(b"x")
+    seal(tmp_path / "out" / "checkpoint-20", 20)
+    run.submission.write_text(json.dumps({"chdir": str(tmp_path)}))
+    run.script.write_text("exec transom attempt-launcher -- python train.py --output_dir=out --steps 60\n")
+    found = examine("k", run, attempt, 0, 5.0)
+    assert found.category == "checkpoint_corrupt"
+    assert found.line.startswith(
+        f"{tmp_path}/out/checkpoint-30 has no seal (move it to use the one before): ValueError"
+    )
+    (tmp_path / "out" / "checkpoint-30").rename(tmp_path / "elsewhere")
+    assert examine("k", run, attempt, 0, 5.0).line.startswith("ValueError"), "the newest one is sealed"
 
 
 def test_a_line_may_meet_a_terminal() -> None:

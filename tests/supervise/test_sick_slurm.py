@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+from slurm_fake import FakeSlurm
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator import actions as act
 from transom_cli.core.operator.cadence import Pause
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.layout import RunDir
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.guards import CircuitBreaker, with_circuit_breaker
 from transom_cli.slurm.port import SlurmUnknown, Submission
 from transom_cli.supervise.operator.clock import Clock

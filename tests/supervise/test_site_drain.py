@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from slurm_fake import FakeSlurm
 
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import SlurmDenied
 from transom_cli.supervise.operator import drain as sitedrain
 from transom_cli.supervise.operator.drain import ask, drain, reason, request_path, run_command, withdraw

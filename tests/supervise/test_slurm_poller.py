@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from slurm_fake import FakeSlurm
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator.cadence import Pause
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, SlurmDenied, SlurmRefused, SlurmUnknown
 from transom_cli.supervise.operator import slurm_poller as slurmwatch
 from transom_cli.supervise.operator.clock import Clock

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from view_scenes import restoring, saving
 
 from transom_cli.ckpt.progress import CHECKING, LOADING, WRITING, Part, PartCounter, combined
-from transom_cli.ckpt.schedule.plan import NextSaves
+from transom_cli.ckpt.schedule import NextSaves
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.view.document import Changes
 from transom_cli.view.model import Operation

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import nvml_stub
 import pytest
 from processes import wait_for
 from view_made import JOB, NOW, Made
@@ -17,7 +18,6 @@ from view_scenes import SCENES
 
 from transom_cli.health.gpu.reading import Ecc, Heat
 from transom_cli.health.gpu.xid import GpuEvent
-from transom_cli.sandbox import nvml_stub
 from transom_cli.view.document import to_json
 from transom_cli.view.model import NodeView, RunView
 from transom_cli.view.node_table import node_table

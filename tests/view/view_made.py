@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 from transom_cli.ckpt.progress import Part
-from transom_cli.ckpt.schedule.plan import NextSaves
+from transom_cli.ckpt.schedule import NextSaves
 from transom_cli.ckpt.snapshot.account import Account, Held, Step
 from transom_cli.core import events as ev
 from transom_cli.core.codec import plain

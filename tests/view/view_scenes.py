@@ -10,7 +10,7 @@ from pathlib import Path
 from view_made import JOB, NOW, Made, names
 
 from transom_cli.ckpt.progress import CHECKING, WRITING, Part
-from transom_cli.ckpt.schedule.plan import NextSaves
+from transom_cli.ckpt.schedule import NextSaves
 from transom_cli.core import events as ev
 from transom_cli.core.log_lines import fingerprint
 from transom_cli.core.policy import Rule

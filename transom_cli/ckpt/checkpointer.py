@@ -10,12 +10,12 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from transom_cli.ckpt.directory import prepare_copies, prepare_directory
 from transom_cli.ckpt.failures import SaveFailed
 from transom_cli.ckpt.names import Here
-from transom_cli.ckpt.options import Also, parse_options
+from transom_cli.ckpt.options import Also, parse_options, refuse_removed
 from transom_cli.ckpt.publish import check_keep
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restore.resume import Restorer
@@ -23,7 +23,6 @@ from transom_cli.ckpt.save import final_checkpoint
 from transom_cli.ckpt.save.saver import Saver, check_storable
 from transom_cli.ckpt.save.serialize import Serializer, refuse_code
 from transom_cli.ckpt.save.snapshots import Snapshots
-from transom_cli.ckpt.schedule import schedule
 from transom_cli.ckpt.state import Declared, State
 from transom_cli.ckpt.tiers.marks import usable
 from transom_cli.errors import UsageError
@@ -35,7 +34,7 @@ COPIES = 3600.0  # seconds that close() waits for copies to be written
 class Checkpointer:
     """Asynchronous checkpoints of a training, and the restore of the newest good one.
 
-        ck = Checkpointer({"model": model, "optim": optimizer, "data": loader}, every="auto")
+        ck = Checkpointer({"model": model, "optim": optimizer, "data": loader}, every=100)
         start = ck.restore() or 0
         for step in range(start, steps):
             ...
@@ -56,9 +55,7 @@ class Checkpointer:
             `ckpt.state` says what is stored once and what per rank. The states of random number generators (torch,
             CUDA, numpy, Python) are always included.
         directory: the checkpoints directory. Default: TRANSOM_CHECKPOINT_DIR, which the launcher sets.
-        every: steps between saves, or "auto": the interval that loses least time, given the measured cost of a save
-            and the rate of failures (`schedule.cadence`).
-        overhead: with "auto", the part of the training time that saves may cost: 0.01 is 1%.
+        every: steps between saves.
         keep: number of newest good checkpoints to keep, at least 1.
         keep_every: also keep checkpoints at multiples of this many steps.
         keep_best: also keep this many of the best checkpoints, by the metric `monitor` that save() is given. The best
@@ -70,13 +67,8 @@ class Checkpointer:
         reshard: names or patterns of per-rank objects (a data loader) that start afresh when another number of ranks
             restores; True: all of them. Such a restore is refused while the state has others. Model and optimizer are
             resharded, and random numbers are derived from the saved ones.
-        copy: "blocking": save() returns when the state is copied. "overlapped": save() returns at once, and the next
-            step of an optimizer waits for the rest of the copy. The trainer must not write to parameters in another
-            way meanwhile; torch counts such writes, and the save then fails (`save.staging`).
-        prove: with "overlapped", also find writes that torch does not count, by checksums. Slow; to test a trainer.
-        persist: which saves become durable: n for every n-th, a time such as "30s", "10m" or "1h" for the first after
-            it, or "auto": by what a write costs and how often memory is lost. Default: "auto" with every="auto",
-            otherwise 1.
+        persist: which saves become durable: n for every n-th, or a time such as "30s", "10m" or "1h" for the first
+            after it.
         protect: how snapshots survive the loss of nodes, by copies or parity on others: "none", "replica", "xor:K" or
             "rs:K+M".
         protect_rate: most bytes per second that a node sends for that.
@@ -103,27 +95,27 @@ class Checkpointer:
 
     def __init__(
         self, state: dict[str, Any], directory: str | os.PathLike[str] | None = None, *,
-        every: int | Literal["auto"], overhead: float = 0.01, keep: int = 2, keep_every: int | None = None,
+        every: int, keep: int = 2, keep_every: int | None = None,
         keep_best: int | None = None, monitor: str = "loss", mode: Literal["min", "max"] = "min",
         also: Also | None = None, reshard: bool | Sequence[str] = (),
-        copy: Literal["blocking", "overlapped"] = "blocking", prove: bool = False,
-        persist: int | str | None = None, protect: str = "none", protect_rate: float | None = None,
+        persist: int | str = 1, protect: str = "none", protect_rate: float | None = None,
         upload_rate: float | None = None, full_every: int | None = None,
         per_rank: Sequence[str] = (), from_rank_0: Sequence[str] = (), allow_code: bool = False,
-        unproven: Sequence[str] = (), patience: float = 120.0,
+        unproven: Sequence[str] = (), patience: float = 120.0, **removed: NoReturn,
     ) -> None:  # fmt: skip
+        refuse_removed(removed)
         keeping = check_keep(keep, keep_every, keep_best, monitor, mode)
         fresh = Declared("reshard", reshard if not isinstance(reshard, bool) else ["*"] * reshard)
         options = parse_options(
-            directory, every, overhead, keeping, also, copy, prove, persist, protect, protect_rate, upload_rate,
-            full_every,
-        )  # fmt: skip
+            directory, every, keeping, also, persist, protect, protect_rate, upload_rate, full_every
+        )
         if not patience > 0:
             raise UsageError(f"patience={patience!r} must be a number of seconds above 0")
         self.directory = options.directory
         self._ranks = ranks = Ranks()
         live = self._checked(state, per_rank, from_rank_0, allow_code)
-        self._schedule = schedule.make(every, overhead, options.persist, ranks, self._say)
+        self.every = options.every
+        self._check_every()
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         here = Here(options.attempt, socket.gethostname(), _alive)
         self._passed_over = prepare_directory(self.directory, ranks, here, self._say)  # unless restore() is called
@@ -137,15 +129,10 @@ class Checkpointer:
             allow_code=allow_code, unproven=unproven, mirrors=tuple(options.mirrors), attempt=options.attempt,
         )  # fmt: skip
         serializer = Serializer(None if allow_code else self._warn_of_code)
-        self._saver = Saver(options, ranks, live, self._schedule, self._snapshots, self._say, serializer, patience)
+        self._saver = Saver(options, ranks, live, self._snapshots, self._say, serializer, patience)
         self._prepared = False  # for the first save
         self._closed = False
         self._requests = final_checkpoint.listen()
-
-    @property
-    def every(self) -> int:
-        """Steps between saves; with "auto" the current number."""
-        return self._schedule.every
 
     @property
     def durable(self) -> int | None:
@@ -214,7 +201,6 @@ class Checkpointer:
             resumed(step)
             if found is not None:
                 self._saver.resumed(step, durable=found.durable)
-                self._schedule.at(step)
                 if self._requests is not None:
                     self._requests.at(step)
             # a training that resumes has lost enough time already: its memory is allocated while it runs
@@ -236,7 +222,7 @@ class Checkpointer:
         """Start a checkpoint of the state after `step` finished steps, if one is due or requested.
 
         Call it after every step: a call that saves nothing takes microseconds. A save is due at each multiple of
-        `every`; with "auto", `every` steps after the last due save.
+        `every`.
 
         Blocks until this rank's state is copied into memory; the state may change as soon as it returns. If an earlier
         save is not committed in time (20 s, then a small part of the time), this one is dropped and reported. If there
@@ -266,9 +252,7 @@ class Checkpointer:
                     "resumes from the newest step, also if it is of another training, and a step that is there is kept"
                 )
         requested = self._requests is not None and self._requests.due(step)
-        due = self._schedule.due(step)
-        if self._schedule.take_change():
-            self._saver.publish_plan()
+        due = step % self.every == 0
         save = None
         try:
             if force or requested or due:
@@ -278,7 +262,6 @@ class Checkpointer:
         finally:
             if self._requests is not None and requested:
                 self._requests.follow(save.over if save is not None else None)
-        self._schedule.resume(self._saver.writing)
         return save is not None
 
     def wait(self, strict: bool = False) -> None:
@@ -313,6 +296,16 @@ class Checkpointer:
                 self._snapshots.close(durable=copied and self._saver.saved == self._saver.durable)
             if self._requests is not None:
                 self._requests.close()
+
+    def _check_every(self) -> None:
+        """Raise UsageError on all ranks if they would save at different steps."""
+        by_rank = self._ranks.gather(self.every)
+        if len(set(by_rank)) > 1:
+            words = ", ".join(f"rank {n} {one}" for n, one in enumerate(by_rank) if one not in by_rank[:n])
+            raise UsageError(
+                "The ranks would save at different steps", f"of `every` they have: {words}",
+                "give every rank the same `every`",
+            )  # fmt: skip
 
     def _checked(
         self, state: dict[str, Any], per_rank: Sequence[str], from_rank_0: Sequence[str], allow_code: bool

@@ -115,9 +115,9 @@ class Ledger:
                 found.skipped.append(index.fqn)
             elif local.is_cpu:
                 found.digests[index] = _sampled(step, index, local.nbytes, _reader(local.data_ptr()))
-            elif snapshot.copying is None and len(later) < ON_DEVICE:
+            elif len(later) < ON_DEVICE:
                 later.append((index, local))
-            else:  # it would wait for the step that the GPU is computing
+            else:
                 found.skipped.append(index.fqn)
         found.digests |= _sampled_on_device(step, later)
         found.unstored |= self._unstored(unstored)

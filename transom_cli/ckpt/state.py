@@ -26,10 +26,7 @@ from __future__ import annotations
 
 import functools
 import gc
-import hashlib
-import random
 import re
-import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +41,7 @@ from transom_cli.ckpt import in_place, optimizers
 from transom_cli.ckpt.failures import StateMismatch
 from transom_cli.ckpt.module_names import CanonicalNames, canonical, translation, unwrap
 from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.rng import derived, read_rng, seed_rng, write_rng
 from transom_cli.ckpt.tree import (
     PLAIN,
     Flat,
@@ -428,7 +426,7 @@ class State:
         return name == RNG or _is_object(self._entries[name]) or in_place.is_generator(self._entries[name])
 
     def kept_per_rank(self) -> list[str]:
-        """The objects that are stored per rank, and of which another number of ranks has no states: data loaders."""
+        """The names of objects that are stored per rank, such as data loaders."""
         with undisturbed():
             return [name for name, value in self._entries.items() if self._differs_by_rank(name, value)
                     and not _holds_sharded(value.state_dict())]  # fmt: skip
@@ -571,43 +569,3 @@ def _is_fsdp1(module: torch.nn.Module) -> bool:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     return isinstance(module, FullyShardedDataParallel)
-
-
-def read_rng() -> dict[str, Any]:
-    """Read the state of all generators. numpy's only if it is imported, CUDA's only if this process uses it."""
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        import numpy as np
-
-        state["numpy"] = np.random.get_state()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        state["cuda"] = {str(i): torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
-    return state
-
-
-def derived(text: str) -> int:
-    """A seed of 63 bits."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
-
-
-def seed_rng(seed: int) -> None:
-    """Start the generators of `read_rng` from a seed."""
-    random.seed(seed)
-    torch.manual_seed(seed)  # also CUDA's
-    if "numpy" in sys.modules:
-        import numpy as np
-
-        np.random.seed(seed % 2**32)
-
-
-def write_rng(state: dict[str, Any]) -> None:
-    """Set the generators to what `read_rng` returned. A generator that was not saved is left as it is."""
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    if "numpy" in state:
-        import numpy as np
-
-        np.random.set_state(state["numpy"])
-    for index, cuda_state in state.get("cuda", {}).items():
-        if torch.cuda.is_available() and int(index) < torch.cuda.device_count():
-            torch.cuda.set_rng_state(cuda_state, int(index))

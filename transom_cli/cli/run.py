@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,8 +37,9 @@ def run(
     partition: Annotated[str | None, typer.Option("--partition", "-p", help="Slurm partition.")] = None,
     account: Annotated[str | None, typer.Option("--account", "-A", help="Account to charge.")] = None,
     qos: Annotated[str | None, typer.Option("--qos", "-q", help="Quality of service.")] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", "-N", help="Number of nodes.")] = None,
-    min_nodes: Annotated[int | None, typer.Option(help="Fewest nodes to train on while others are lost.")] = None,
+    nodes: Annotated[
+        str | None, typer.Option("--nodes", "-N", metavar="N|MIN-MAX", help="Nodes. A run may shrink to MIN.")
+    ] = None,
     spares: Annotated[int | None, typer.Option(help="Additional nodes, allocated as hot spares.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node.")] = None,
     tasks_per_node: Annotated[int | None, typer.Option(help="Ranks per node.")] = None,
@@ -86,8 +88,7 @@ def run(
         "job.partition": partition,
         "job.account": account,
         "job.qos": qos,
-        "job.nodes": nodes,
-        "job.min_nodes": min_nodes,
+        **_numbers_of_nodes(nodes),
         "job.spares": spares,
         "job.gpus_per_node": gpus_per_node,
         "job.tasks_per_node": tasks_per_node,
@@ -402,3 +403,17 @@ def cancel_pending_operator(run: RunDir) -> None:
     except TransomError as error:
         what = printable(error.what)
         print(f"warning: cannot check whether the operator's job is still pending: {what}", file=sys.stderr)
+
+
+def _numbers_of_nodes(given: str | None) -> dict[str, int]:
+    """Read `4`, or `2-4` as srun does (also `2:4` as torchrun does): at most 4 nodes, and at least 2."""
+    if given is None:
+        return {}
+    found = re.fullmatch(r"(\d+)(?:[-:](\d+))?", given.strip())
+    if found is None:
+        raise UsageError(
+            f"`--nodes {given}` is no number of nodes",
+            hint="--nodes 4; or --nodes 2-4: 4 nodes, and the run continues while at least 2 are left",
+        )
+    low, high = int(found[1]), int(found[2] or found[1])
+    return {"job.nodes": high} | ({"job.min_nodes": low} if found[2] else {})

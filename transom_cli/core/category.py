@@ -18,6 +18,8 @@ OWN_WORDS = OWN_ERRORS | {
     *("rendezvous_port", "resource_limits", "storage"),
 }
 """They say nothing of the node on which they were printed."""
+CRIES = frozenset(("network_fabric", "nccl_hang", "peer"))
+"""What ranks print that lost another one."""
 DEVICE = frozenset(("gpu_hardware", "nvlink_fabric", "driver_mismatch", "cuda_kernel_fault", "device"))
 
 _OF_CAUSE = {

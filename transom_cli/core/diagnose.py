@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from transom_cli.core.category import OWN_ERRORS, OWN_WORDS, category_of
+from transom_cli.core.category import CRIES, OWN_ERRORS, OWN_WORDS, category_of
 from transom_cli.core.clocks import failed_first
 from transom_cli.core.crash_loop import repeats
 from transom_cli.core.events import Decided, NodeFault, RankExit, Taken
@@ -43,6 +43,7 @@ TOLD_BY_CODE = (
     "state_differs",
     "run_dir_unseen",
 )  # exit codes of ours, whichever rank has them
+SIGKILL = 9
 SOON = 300.0  # seconds after its start in which a script whose steps nobody sees counts as before its first one
 _BY_LINE = ("rank_failed", "rank_killed", "job_failed", "user_error")  # causes that the log of a rank explains
 TOLD = 3  # faults that a diagnosis names, of more
@@ -343,11 +344,12 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
     exits = incident.outcome.exits if incident.outcome else ()
     first = next(iter(_failed_first(incident)), None)
     signal = first.signal if first is not None else None
-    explains = signal is None or incident.log_category != "unknown"  # the last line of a killed rank may not explain it
+    # The last line of a killed rank may not explain it. SIGKILL comes from outside, and causes what its peers print.
+    explains = signal is None or incident.log_category not in ("unknown", *(CRIES if signal == SIGKILL else ()))
     line = incident.log_line if explains else ""
     category = category_of(
         diagnosis.cause,
-        incident.log_category,
+        incident.log_category if explains else "unknown",
         line,
         signalled=signal is not None,
         checks={f.check for f in diagnosis.faults},

@@ -17,7 +17,7 @@ PIECE = 4 << 20  # elements that are sent at a time: the next rank adds to one w
 
 
 class VirtualRanks:
-    """Data-parallel training of which the result is the same with any number of ranks, bit for bit.
+    """Data-parallel training whose result is the same with any number of ranks, bit for bit.
 
         virtual = VirtualRanks(model, batches, count=4)
         for step in range(start, steps):
@@ -25,10 +25,10 @@ class VirtualRanks:
             loss = virtual.backward(lambda samples: loss_function(model, dataset, samples))
             optimizer.step()
 
-    A global batch is divided among `count` virtual ranks, of which each rank computes some. Each has random numbers of
+    A global batch is divided among `count` virtual ranks; each rank computes some of them. Each has random numbers of
     its own, and its gradient is computed by itself. The gradients of all are added in their order: each rank adds its
-    own to the sum of the ranks before it. So a training that goes on with fewer or more ranks ends with the same bits,
-    on processors and library versions of one kind, if its operations are deterministic.
+    own to the sum of the ranks before it. So a training that continues with fewer or more ranks ends with the same
+    bits, on processors and library versions of one kind, if its operations are deterministic.
 
     The module is a plain one, the same on every rank (no DDP or FSDP). What it keeps from batch to batch, such as batch
     norm statistics, would depend on the number of ranks, so it may have no such buffers.

@@ -69,9 +69,6 @@ class Pipes:
     def over(self) -> bool:
         return self._living == 0
 
-    def killed(self) -> tuple[str, ...]:
-        return tuple(n for n, child in zip(self.nodes, self._children, strict=False) if child.poll() in _KILLED)
-
     def ended(self, outbox: queue.SimpleQueue[bytes]) -> bool:
         """Return whether the process behind this queue has ended and its last message is in the inbox."""
         return id(outbox) in self._ended
@@ -168,6 +165,9 @@ class LocalTransport(Pipes):
     @property
     def nodes(self) -> tuple[str, ...]:
         return self._nodes
+
+    def killed(self) -> tuple[str, ...]:
+        return tuple(n for n, child in zip(self.nodes, self._children, strict=False) if child.poll() in _KILLED)
 
     def gone(self) -> tuple[str, ...]:
         """Return nodes whose worker has ended; all that they sent can be received by then."""

@@ -28,7 +28,8 @@ class RankSteps:
 
     seconds: by phase, since `began`; "other" is outside all phases. loss: of step `loss_step`; grad_norm and
     loss_scale: of that step or an earlier one; None: not reported. device: the seconds are an accelerator's, and may be
-    a few steps behind. logged: what the trainer's log shows on this node (diagnose.logs.trainer_lines).
+    a few steps behind. logged: what the trainer's log shows on this node (diagnose.logs.trainer_lines). listens: the
+    rank saves a final checkpoint on request.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class RankSteps:
     loss_scale: float | None = None
     device: bool = False
     logged: Mapping[str, float | str] = field(default_factory=dict)
+    listens: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ def _rank(data: Mapping[str, object]) -> RankSteps:
         loss_scale=_number_or_none(data["loss_scale"]),
         device=data["device"] is True,
         logged=_logged(data.get("logged")),
+        listens=data.get("listens") is True,
     )
 
 

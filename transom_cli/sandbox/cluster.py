@@ -104,9 +104,11 @@ class Sandbox:
                 Wall(known.cluster).build()
             for name in sandbox.daemon_names:
                 sandbox._ensure_daemon(known, name)
+                if fresh and name == "slurmdbd":
+                    sites.add_accounts(sandbox)
             sandbox.wait_nodes(sandbox.node_names, only_idle=fresh)
             if fresh:
-                sites.populate(sandbox)
+                sites.crowd(sandbox)
         except BaseException:
             if fresh:
                 sandbox._down_locked(known)

@@ -1,7 +1,7 @@
 """Site profiles: what is normal at real sites, as settings, files and users of a sandbox.
 
-Profiles can be combined. A Site describes one; `why_not` says why this machine cannot have it. `populate` does what
-needs a running cluster: accounts, and another user's waiting jobs.
+Profiles can be combined. A Site describes one; `why_not` says why this machine cannot have it. `add_accounts` and
+`crowd` do what needs running daemons: accounts, and another user's waiting jobs.
 """
 
 from __future__ import annotations
@@ -267,14 +267,13 @@ def write(names: Sequence[str], where: Path) -> None:
         (where / "scratch").chmod(0o1777)
 
 
-def populate(sb: Sandbox) -> None:
-    """After the first start: accounts of the users, and the second user's jobs."""
-    if sb.spec.accounting:
-        sb.slurm("sacctmgr", "-i", "add", "account", "lab", f"cluster={sb.cluster}")
-        for user in sb.users().values():
-            level = [f"adminlevel={user.admin_level}"] if user.admin_level else []
-            sb.slurm("sacctmgr", "-i", "add", "user", user.name, "account=lab", *level)
-    crowd(sb)
+def add_accounts(sb: Sandbox) -> None:
+    """Before slurmctld starts: slurmdbd would send it new names with a doubled backslash, which belong to no user."""
+    sb.slurm("sacctmgr", "-i", "add", "cluster", sb.cluster)
+    sb.slurm("sacctmgr", "-i", "add", "account", "lab", f"cluster={sb.cluster}")
+    for user in sb.users().values():
+        level = [f"adminlevel={user.admin_level}"] if user.admin_level else []
+        sb.slurm("sacctmgr", "-i", "add", "user", user.name, "account=lab", *level)
 
 
 def crowd(sb: Sandbox) -> None:

@@ -1,6 +1,6 @@
 """Slurm as the rest of transom sees it: data classes, errors, and the protocol that every adapter implements. Pure.
 
-Adapters are `slurm.cli` (the commands), `slurm.pyslurm` and `slurm.fake` (in memory, for tests). One contract suite
+Adapters are `slurm.cli` (the commands) and `slurm.pyslurm`; tests have one in memory (`slurm_fake`). One contract suite
 tests all of them. A call either returns what Slurm answered or raises one of the errors below; nothing is guessed.
 "Unknown" is never "dead".
 

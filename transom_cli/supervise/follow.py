@@ -166,10 +166,11 @@ class AttemptFollower:
         since = now - self._ended_since
         return end.outcome(now, since, launcher_seen=bool(self._sign), batch_host=batch_host)
 
-    def lost_before_launch(self, now: float, first_step: float | None) -> ev.OutcomeSeen | None:
+    def lost_before_launch(self, now: float, first_step: float | None, batch_host: str) -> ev.OutcomeSeen | None:
         """Return the outcome of a running job whose launcher is silent without a launch. Each poll counts up to 2 s.
 
         Args:
+            batch_host: The launcher's own node, which counts as missing: it is probed before the restart.
             first_step: Seconds allowed for the launcher's first sign of life; None if the job may have no launcher.
         """
         if self._outcome or self._launch is not None or self._suspended[0] or self._launcher_lives(now):
@@ -182,7 +183,7 @@ class AttemptFollower:
         if not why:
             return None
         self._outcome = True
-        return ev.OutcomeSeen(now, self.name, "failed", why)
+        return ev.OutcomeSeen(now, self.name, "failed", why, missing=(batch_host,) if batch_host else ())
 
     def _beats(self, now: float) -> Iterator[ev.Event]:
         if self._between:
@@ -294,7 +295,7 @@ class Follower:
                     event = replace(event, succeeds=state.job.id)
                 yield event
             if state.job.state == "RUNNING" and state.attempt == self._attempt.name and not state.restarting:
-                lost = self._attempt.lost_before_launch(now, self._launcher_within)
+                lost = self._attempt.lost_before_launch(now, self._launcher_within, state.job.batch_host)
                 if lost is not None:
                     yield lost
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +29,7 @@ UNKNOWN = Category.UNKNOWN.value
 LOOKED_AT = 4  # logs in which it is looked for what is new, where no rule knows why: of each some megabytes
 ALL = 64  # logs that are read at most
 WRONG = 1.0  # seconds by which a node's clock is off before times in its logs are corrected
+_WORDS = re.compile(r"[\s='\"]+")
 HITS = 32768  # matched lines of all nodes that are compared
 
 
@@ -96,10 +99,25 @@ def examine(
             cause = _examined(now, key, hits, said, rank)
             if cause.category == UNKNOWN:
                 cause = _with_new(cause, run, candidates(run, attempt, rank)[:LOOKED_AT], until)
+            elif cause.category == Category.CHECKPOINT_CORRUPT.value and (folder := unproven_checkpoint(run)):
+                cause = replace(cause, line=f"{folder} has no seal (move it to use the one before): {cause.line}")
             return replace(cause, where=cause.where + _without(left_out, unread))
         if time.monotonic() >= deadline:
             return Examined(now, key, UNKNOWN, "", "no log")
         time.sleep(0.1)
+
+
+def unproven_checkpoint(run: RunDir) -> Path | None:
+    """Return the newest checkpoint without a seal in a folder that the batch script names; None if there is none."""
+    from transom_cli.ckpt.seal import unsealed  # its hash function takes a while to load, and no other cause needs it
+
+    try:
+        base = str(json.loads(run.submission.read_text())["chdir"])
+        words = {word for word in _WORDS.split(run.script.read_text()) if word not in (".", "..", "/")}
+        folders = [path for word in words if (path := Path(base, word)).is_dir()]
+        return max((found for folder in folders for found in unsealed(folder)), default=(-1, None))[1]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _examined(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> Examined:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from transom_cli.ckpt.progress import CHECKING, WRITING, Part
-from transom_cli.ckpt.schedule.plan import NextSaves
+from transom_cli.ckpt.schedule import NextSaves
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.journal_times import RECENT
 from transom_cli.core.operator.actions import Isolate, Probe, ReadLogs
@@ -139,6 +139,7 @@ def next_steps(
     operator: bool = True,
     launcher: bool = True,
     preflight: bool = False,
+    listens: bool | None = None,
 ) -> tuple[NextStep, ...]:
     """Return what transom does next.
 
@@ -149,6 +150,7 @@ def next_steps(
         operator: An operator is alive.
         launcher: The script starts a launcher; without one, nobody sees the ranks.
         preflight: The launcher checks the nodes before it starts the ranks.
+        listens: The ranks save on request; None: not known yet.
     """
     if state.phase.over or state.phase is Phase.HELD:
         return ()
@@ -166,7 +168,8 @@ def next_steps(
         found.append(first if state.launch.started else NextStep(ranks))
     if limit_at is not None:
         then = "all ranks save, and the run continues in its next attempt" if warned else "Slurm ends the attempt"
-        if warned and state.progress.since_start:  # it has no Checkpointer and no callback, which would know the step
+        # without a Checkpointer and a callback, steps are usually counted from the start
+        if warned and (state.progress.since_start if listens is None else not listens):
             then = "the ranks get SIGUSR2; the next attempt continues from what the trainer has saved"
         found.append(NextStep("time limit", limit_at, then))
     return tuple(found)

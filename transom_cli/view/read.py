@@ -245,9 +245,9 @@ class Reader:
             requirements=settings.requirements,
             owner=other_owner(run),
         )
-        if state.job.id:
-            view = _with_logged(view, read_logged(run.attempt(state.job.id, state.job.restarts)))
-        view = _with_history(_with_operator(run, view), folded, sights, settings)
+        logged = read_logged(run.attempt(state.job.id, state.job.restarts)) if state.job.id else {}
+        view = _with_operator(run, _with_logged(view, logged))
+        view = _with_history(view, folded, sights, settings, logged.get("listens"))
         if not view.over:
             view = self._with_nodes(self._with_memory(view, state, sights), state, sights)
             if settings.preflight and state.job.state == "RUNNING" and not state.launch.started:
@@ -318,7 +318,9 @@ def _with_logged(view: RunView, line: Mapping[str, object]) -> RunView:
     return replace(view, framework=framework, epoch=epoch, learning_rate=lr, speed=speed)
 
 
-def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight], settings: RunSettings) -> RunView:
+def _with_history(
+    view: RunView, folded: Folded, sights: Mapping[str, NodeSight], settings: RunSettings, listens: object
+) -> RunView:
     """Add times from the journal, the step time, and what comes next."""
     state, past = folded.state, folded.times
     last = _last_step(view, sights) if len(past.steps) == 1 else None
@@ -344,6 +346,7 @@ def _with_history(view: RunView, folded: Folded, sights: Mapping[str, NodeSight]
             operator=view.operator,
             launcher=settings.launcher,
             preflight=settings.preflight,
+            listens=listens if isinstance(listens, bool) else None,
         ),
     )
 

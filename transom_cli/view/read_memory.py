@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from transom_cli.ckpt.progress import Part, combined
-from transom_cli.ckpt.schedule.plan import NextSaves
+from transom_cli.ckpt.schedule import NextSaves
 from transom_cli.ckpt.snapshot.account import newest_whole
 from transom_cli.ckpt.snapshot.status_file import newest_attempt, read_all
 from transom_cli.core.operator.state import Phase, State

@@ -15,7 +15,7 @@ from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.failures import NoCheckpointRestores, TakenOver
 from transom_cli.ckpt.inventory import candidates, verify
 from transom_cli.ckpt.names import COPIES_OF
-from transom_cli.ckpt.schedule.plan import CopyTurns
+from transom_cli.ckpt.schedule import CopyTurns
 from transom_cli.ckpt.snapshot import writer
 from transom_cli.errors import UsageError
 

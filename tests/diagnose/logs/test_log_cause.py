@@ -525,3 +525,25 @@ def test_node_warning_wins_over_an_assertion(tmp_path: Path) -> None:
     assert (first.category, first.root.lineno) == (Category.NVLINK_FABRIC, 1)
     (known,) = of(tmp_path, f"{warning}{TRACE}ModuleNotFoundError: No module named 'apex'\n").incidents
     assert known.category is Category.DEPENDENCY_IMPORT
+
+
+@pytest.mark.parametrize("label", ["[rank0]:[rank0]: ", "[default0]:[rank0]:[rank0]: ", "3: [rank3]:[rank3]: "])
+def test_labels_that_several_programs_print_are_all_taken_away(tmp_path: Path, label: str) -> None:
+    text = "".join(f"{label}{line}\n" for line in f"{TRACE}ValueError: no such layer".splitlines())
+    (incident,) = of(tmp_path, text).incidents
+    assert incident.category is Category.USER_CODE and incident.root.record.text == "ValueError: no such layer"
+
+
+def test_a_log_that_ends_within_a_traceback_is_a_failure_until_the_training_continues(tmp_path: Path) -> None:
+    (incident,) = of(tmp_path, TRACE).incidents
+    assert incident.category is Category.UNKNOWN and "may end within this traceback" in str(incident.root.rule.note)
+    progress = "".join(f"step {number} loss 2.{number}\n" for number in range(100, 140))
+    assert of(tmp_path, f"{TRACE}Oops\n{progress}").incidents == ()
+    (known,) = of(tmp_path, f"{TRACE}ValueError: no such layer\n").incidents
+    assert known.category is Category.USER_CODE
+
+
+def test_an_error_in_a_box_is_read_as_one_without(tmp_path: Path) -> None:
+    box = "╭─ Error ────╮\n│ Missing option '--lr'.                  │\n╰────────────╯\n"
+    (incident,) = of(tmp_path, f"Usage: train.py [OPTIONS]\n{box}").incidents
+    assert incident.category is Category.USER_CODE and incident.root.record.text == "Missing option '--lr'."

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 from gpu_stub import StubNode
+from nvml_stub import healthy, with_error, with_event, with_fault, with_hang, with_values
 
 from transom_cli.core.codec import build
 from transom_cli.health.finding import Remedy, Verdict
 from transom_cli.health.gpu.reading import NvmlReading
 from transom_cli.health.gpu.xid import GpuEvent, judge_event
-from transom_cli.sandbox.nvml_stub import healthy, with_error, with_event, with_fault, with_hang, with_values
 
 Start = Callable[..., subprocess.Popen[str]]
 

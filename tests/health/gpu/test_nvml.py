@@ -11,6 +11,15 @@ from pathlib import Path
 
 import pytest
 from gpu_stub import StubNode
+from nvml_stub import (
+    FAULTS,
+    healthy,
+    with_error,
+    with_fault,
+    with_hang,
+    with_missing,
+    with_values,
+)
 
 from transom_cli.health.check import About, Tier
 from transom_cli.health.finding import Verdict
@@ -32,15 +41,6 @@ from transom_cli.health.gpu.reading import (
     Sram,
 )
 from transom_cli.health.node_worker import CheckRequest, read_checks
-from transom_cli.sandbox.nvml_stub import (
-    FAULTS,
-    healthy,
-    with_error,
-    with_fault,
-    with_hang,
-    with_missing,
-    with_values,
-)
 
 LOOK = About(tier=Tier.WATCH, gpus=2)
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slurm_fake import FakeSlurm
 
 import transom_cli
 from transom_cli.core.clocks import failed_first, first_bad, on_launchers_clock
 from transom_cli.layout import RunDir
 from transom_cli.rpc import secret
-from transom_cli.slurm.fake import FakeSlurm
 from transom_cli.supervise.attempt_files import ExitRecords
 from transom_cli.supervise.launcher.agents import Agents
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions

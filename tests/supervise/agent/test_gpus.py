@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import nvml_stub
 import psutil
 import pytest
 
@@ -15,7 +16,6 @@ from transom_cli.health.check import About, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.gpu.status import GpuStatus, NodeGpus, decode, encode, gpus_of, with_gpus
 from transom_cli.layout import AttemptDir
-from transom_cli.sandbox import nvml_stub
 from transom_cli.supervise.agent import node_gpus
 from transom_cli.supervise.agent.node_gpus import GpuFile, Gpus
 from transom_cli.supervise.agent.node_health import Watched

@@ -31,9 +31,10 @@ from transom_cli.ckpt.restore.memory import InMemory, MemoryCandidate, memory_ca
 from transom_cli.ckpt.restore.prove import Proven, check, memory_of
 from transom_cli.ckpt.restore.reader import OnDisk, RestoreProgress, Source
 from transom_cli.ckpt.restore.rollback import Batches, Rollback
+from transom_cli.ckpt.rng import derived
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.saved_marker import SavedMarker
-from transom_cli.ckpt.state import RANKS, RNG, Declared, State, derived
+from transom_cli.ckpt.state import RANKS, RNG, Declared, State
 from transom_cli.ckpt.tiers.fetch import MirrorCandidate, fetch_together, mirror_candidates
 from transom_cli.errors import UsageError
 from transom_cli.plural import several

@@ -31,7 +31,6 @@ from transom_cli.ckpt.save.replicas import Proof, Short
 from transom_cli.ckpt.save.shares import Shares, written
 from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.save.staging import Snapshot, Stager, pack, size_for
-from transom_cli.ckpt.schedule.schedule import Every
 from transom_cli.ckpt.snapshot.persist import RESERVED as DURABLE
 from transom_cli.ckpt.snapshot.protect import RESERVED as PROTECTED
 from transom_cli.ckpt.snapshot.protection import NONE
@@ -80,8 +79,8 @@ class Committed:
 class Committer:
     """Commits snapshots, in the background thread of a save."""
 
-    def __init__(self, options: Options, ranks: Ranks, schedule: Every, stager: Stager, snapshots: Snapshots) -> None:
-        self._options, self._ranks, self._schedule = options, ranks, schedule
+    def __init__(self, options: Options, ranks: Ranks, stager: Stager, snapshots: Snapshots) -> None:
+        self._options, self._ranks = options, ranks
         self._stager, self._snapshots = stager, snapshots
         self._prepared = 0
         self._metadata: Metadata | None = None  # DCP's metadata of all shares, on rank 0
@@ -210,10 +209,8 @@ class Committer:
         return mine
 
     def _hold(self, step: int, snapshot: Snapshot, share: Share | None) -> tuple[str, FileEntry | None, list[Place]]:
-        """Finish the copy, checksum this rank's share, and hand it to the daemon. Return the trouble or the share."""
+        """Checksum this rank's share, and hand it to the daemon. Return the trouble or the share."""
         try:
-            if snapshot.copying is not None:
-                snapshot.copying.settle()
             segments, places = self._pack(snapshot, share)
             self.ledger.begin(snapshot, places)  # while the checksum is computed
             size = sum(length for _, length in segments)
@@ -236,7 +233,7 @@ class Committer:
     def _uses(self, requested: bool) -> frozenset[str]:
         """What the checkpoint's memory stays reserved for. Rank 0 decides."""
         uses = [PROTECTED] if self._options.protection != NONE else []
-        if self._options.rule.due(requested, self._schedule.persist):
+        if self._options.rule.due(requested):
             uses.append(DURABLE)
         return frozenset(uses)
 

@@ -8,10 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from transom_cli.ckpt.failures import RanksDiffer, RanksMissing, SaveFailed, describe
 from transom_cli.ckpt.free_memory import PressureWatch
@@ -25,11 +23,10 @@ from transom_cli.ckpt.save.layout import lay_out, local_plan
 from transom_cli.ckpt.save.replicas import Proof, ReplicaCheck, compare
 from transom_cli.ckpt.save.serialize import Serializer
 from transom_cli.ckpt.save.snapshots import Snapshots
-from transom_cli.ckpt.save.staging import NOTHING, Later, Snapshot, Stager
+from transom_cli.ckpt.save.staging import Snapshot, Stager
 from transom_cli.ckpt.save.status import IN_MEMORY, ON_DISK, StatusReporter
 from transom_cli.ckpt.save.streamed import Streamed, Streamer
-from transom_cli.ckpt.schedule.plan import NextSaves
-from transom_cli.ckpt.schedule.schedule import Agreement, Every
+from transom_cli.ckpt.schedule import NextSaves
 from transom_cli.ckpt.state import State
 from transom_cli.ckpt.tree import Flat, Paths
 from transom_cli.heartbeat.client import phase
@@ -51,7 +48,6 @@ class Save:
 
     def __init__(self, step: int, requested: bool, metrics: Mapping[str, float]) -> None:
         self.step, self.requested, self.metrics = step, requested, metrics
-        self.began = time.monotonic()
         self.over: Future[None] = Future()
         self.compared: Future[RanksDiffer | None] = Future()
 
@@ -64,10 +60,10 @@ class Saver:
     """
 
     def __init__(
-        self, options: Options, ranks: Ranks, state: State, schedule: Every, snapshots: Snapshots,
+        self, options: Options, ranks: Ranks, state: State, snapshots: Snapshots,
         say: Callable[[str], None], serializer: Serializer, patience: float = 120.0,
     ) -> None:  # fmt: skip
-        self._options, self._ranks, self._state, self._schedule = options, ranks, state, schedule
+        self._options, self._ranks, self._state = options, ranks, state
         self._snapshots, self._say = snapshots, say
         self.saved: int | None = None
         self._metrics: Mapping[str, float] = {}  # of the newest save
@@ -75,7 +71,7 @@ class Saver:
         self.last_error: SaveFailed | None = None
         self._status = StatusReporter(options.directory, first=ranks.first)
         self._stager = Stager(snapshots.buffer, serializer, first=ranks.first)
-        self._committer = Committer(options, ranks, schedule, self._stager, snapshots)
+        self._committer = Committer(options, ranks, self._stager, snapshots)
         self._serializer = serializer
         self._streamer = Streamer(options, ranks, self._committer, say)
         self._background = Background(ranks, patience)
@@ -88,7 +84,6 @@ class Saver:
         self._filling = threading.Lock()  # held while a snapshot is copied in save()
         self._releasing = False
         self._pressure = PressureWatch(self._relieve)
-        self._hook = register_optimizer_step_pre_hook(self._join) if options.overlapped else None
 
     # Called by the trainer
 
@@ -151,14 +146,13 @@ class Saver:
             if step == self.saved:
                 self._make_durable(save)
                 return save
-            snapshot, streamed, proof, trouble, proving = None, None, None, "", 0.0
+            snapshot, streamed, proof, trouble = None, None, None, ""
             self._streamer.note(step)
             with self._filling:
                 try:
-                    later = Later(self._state.stepped(), self._options.prove) if self._hook is not None else NOTHING
                     flat, paths = self._state.to_save()
                     try:
-                        snapshot = self._stager.take(flat, paths, later)
+                        snapshot = self._stager.take(flat, paths)
                         self._committer.ledger.sample(step, flat, snapshot, self._state.unstored(flat))
                     except (MemoryError, RpcError) as error:
                         trouble = describe(error)
@@ -166,17 +160,12 @@ class Saver:
                             layout = self._stager.look(flat, paths)
                             others = self._state.unstored(flat)
                             streamed = self._streamer.write(step, layout, flat, self._serializer, others)
-                    begun = time.monotonic()
                     if snapshot is not None or streamed is not None:
                         proof = self._replicas.proof(flat, (streamed or snapshot).layout)  # type: ignore[union-attr]
-                    proving = time.monotonic() - begun if proof is not None and not proof.partial else 0.0
                 except Exception as error:
                     trouble = "; ".join(filter(None, (trouble, f"the state could not be copied: {describe(error)}")))
-                # checksums of everything are made only for the first save: they do not count as the cost of a save
-                stall = None if trouble and streamed is None else time.monotonic() - save.began - proving
-                agreement = self._schedule.copied(step, stall, self._durable_pending)
                 self._running_step = self._done = step
-                self._background.start(self._commit_and_persist, save, (snapshot, streamed), trouble, agreement, proof)
+                self._background.start(self._commit_and_persist, save, (snapshot, streamed), trouble, proof)
             if proof is not None and not proof.partial and together:
                 self._background.wait_for(save.compared)
                 self._background.raise_lost()
@@ -202,7 +191,6 @@ class Saver:
 
     def settle(self) -> None:
         """Wait until the last save is committed or has failed."""
-        self._stager.join()
         self._background.wait()
 
     def wait_durable(self, step: int | None = None, patience: float | None = None) -> Save | None:
@@ -212,17 +200,7 @@ class Saver:
                 return save
         return None
 
-    def publish_plan(self) -> None:
-        """The schedule has changed: publish the new plan in the background."""
-        self._background.start(self._publish_plan)
-
-    @property
-    def writing(self) -> bool:
-        return (self._running_step >= 0 and self._background.busy) or self._durable_pending
-
     def close(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
         self._pressure.close()
         self._background.close()
         self._stager.close()
@@ -233,15 +211,8 @@ class Saver:
     def _durable_pending(self) -> bool:
         return any(not save.over.done() for save in self._becoming_durable)
 
-    def _join(self, *_: Any) -> None:
-        """Hook before each optimizer step: wait for the rest of an overlapped copy."""
-        if self._stager.copying:
-            with phase("checkpoint"):  # a rank that waits here does not hang in its own step
-                self._stager.join()
-
     def _settled_soon(self, step: int, requested: bool) -> bool:
         """Wait for the last save, as long as training may wait. Otherwise report that save(step) is dropped."""
-        self._stager.join()
         began = time.monotonic()
         left = REQUESTED if requested else self._patience.left
         done = self._background.wait(min(_LONG, left))
@@ -306,13 +277,10 @@ class Saver:
             self._background.lost = error
 
     def _commit_and_persist(
-        self, save: Save, copies: tuple[Snapshot | None, Streamed | None], trouble: str,
-        agreement: Agreement | None, proof: Proof | None,
-    ) -> None:  # fmt: skip
+        self, save: Save, copies: tuple[Snapshot | None, Streamed | None], trouble: str, proof: Proof | None
+    ) -> None:
         snapshot, streamed = copies
-        committed = self._commit(save, snapshot, streamed, trouble, agreement, proof)
-        if agreement is not None:
-            agreement.end()
+        committed = self._commit(save, snapshot, streamed, trouble, proof)
         if not save.compared.done():
             save.compared.set_result(None)
         if committed.trouble:
@@ -339,9 +307,8 @@ class Saver:
             self._committer.prepare_next(snapshot, committed.share)
 
     def _commit(
-        self, save: Save, snapshot: Snapshot | None, streamed: Streamed | None, trouble: str,
-        agreement: Agreement | None, proof: Proof | None,
-    ) -> Committed:  # fmt: skip
+        self, save: Save, snapshot: Snapshot | None, streamed: Streamed | None, trouble: str, proof: Proof | None
+    ) -> Committed:
         """Commit `snapshot`, with the same result on all ranks."""
         try:
             awaited = proof is not None and not proof.partial  # by the trainer
@@ -349,7 +316,6 @@ class Saver:
             roll = self._committer.call_roll(save.step, snapshot, trouble, proof, absence)
             if not roll.together:
                 return Committed(roll.trouble)
-            self._schedule.agree(agreement, self._ranks)
             if any(short is not None for short in roll.checksums):
                 comparison = compare(self._ranks, proof, roll.checksums)
                 self._replicas.compared(proof, comparison)
@@ -404,7 +370,6 @@ class Saver:
             self._failed(save.step, trouble, ON_DISK)
             return
         self._status.good(ON_DISK, save.step)
-        self._schedule.wrote(time.monotonic() - save.began)
         self.durable = max(save.step, self.durable or 0)
         self.last_error = None
 
@@ -423,16 +388,17 @@ class Saver:
         """Tell the daemon when the next saves come, for status displays. Rank 0's plan holds for all ranks."""
         if not self._ranks.first:
             return
-        schedule, rule = self._schedule, self._options.rule
-        step, every = schedule.next(self._done), schedule.every
-        left, seconds = rule.left(schedule.persist)
+        rule, every = self._options.rule, self._options.every
+        step = (self._done // every + 1) * every
+        left, seconds = rule.left()
         durable = None if left is None else step + (left - 1) * every
         durable_from = time.time() + seconds if left is None else None
-        saves = NextSaves(step, every, rule.every(schedule.persist), durable, durable_from)
+        saves = NextSaves(step, every, rule.every, durable, durable_from)
         with contextlib.suppress(*FAILURES):  # only displays wait for it
             if (mirrored := self._snapshots.mirrored()) is not None:
                 self._status.mirrored(mirrored)
-            self._snapshots.daemon.plan("; ".join(filter(None, (schedule.words, rule.words))), saves)
+            each = "every step" if every == 1 else f"every {every} steps"
+            self._snapshots.daemon.plan(f"{each}; {rule.words}", saves)
 
 
 def check_storable(flat: Flat, paths: Paths) -> None:

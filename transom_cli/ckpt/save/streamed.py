@@ -173,8 +173,6 @@ class Streamer:
             self._committer.ledger.begin_live(streamed.sums, places)
             return streamed.entry, places
         assert snapshot is not None
-        if snapshot.copying is not None:
-            snapshot.copying.settle()
         segments, places = pack(snapshot, wanted)  # type: ignore[arg-type]
         self._committer.ledger.begin(snapshot, places)
         return files.write_segments(path, snapshot.buffer.view(0, snapshot.buffer.size), segments), places

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from transom_cli.ckpt.progress import Part
-from transom_cli.ckpt.schedule.plan import NextSaves
+from transom_cli.ckpt.schedule import NextSaves
 from transom_cli.ckpt.snapshot.protection import NONE
 from transom_cli.plural import several
 

@@ -18,7 +18,7 @@ from transom_cli.ckpt.failures import one_line
 from transom_cli.ckpt.manifest import Manifest
 from transom_cli.ckpt.names import COPIES_OF, step_name
 from transom_cli.ckpt.publish import Keep
-from transom_cli.ckpt.schedule.plan import CopyTurns
+from transom_cli.ckpt.schedule import CopyTurns
 from transom_cli.ckpt.snapshot.increments import Increments
 from transom_cli.ckpt.snapshot.peers import Membership
 from transom_cli.ckpt.snapshot.rebuild import Finder

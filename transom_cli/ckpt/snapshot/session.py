@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from transom_cli.ckpt.manifest import FileEntry, decode
 from transom_cli.ckpt.progress import Part
 from transom_cli.ckpt.publish import Keep
-from transom_cli.ckpt.schedule.plan import NextSaves
+from transom_cli.ckpt.schedule import NextSaves
 from transom_cli.ckpt.snapshot.increments import BLOB, BUFFER, Changes, Increment
 from transom_cli.ckpt.snapshot.persist import RESERVED
 from transom_cli.ckpt.snapshot.protection import NONE, parse

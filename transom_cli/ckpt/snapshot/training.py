@@ -15,7 +15,7 @@ from transom_cli.ckpt.failures import BadManifest
 from transom_cli.ckpt.manifest import of_one_save, shares
 from transom_cli.ckpt.names import MANIFEST, step_name
 from transom_cli.ckpt.progress import Part, combined
-from transom_cli.ckpt.schedule.plan import NextSaves
+from transom_cli.ckpt.schedule import NextSaves
 from transom_cli.ckpt.snapshot.account import Account, Held, Step
 from transom_cli.ckpt.snapshot.peers import Answer, Membership, Peers
 from transom_cli.ckpt.snapshot.persist import COPYING, DONE, RESERVED, Persister

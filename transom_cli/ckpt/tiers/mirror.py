@@ -21,7 +21,7 @@ from typing import Any
 
 from transom_cli.ckpt.names import step_name
 from transom_cli.ckpt.publish import Keep
-from transom_cli.ckpt.schedule.plan import CopyTurns
+from transom_cli.ckpt.schedule import CopyTurns
 from transom_cli.ckpt.tiers.record import MirrorState, write
 from transom_cli.ckpt.tiers.upload import Job
 from transom_cli.rpc.local import readable

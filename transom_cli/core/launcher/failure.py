@@ -1,7 +1,7 @@
 """A launch that fails: end it for certain, read its logs, diagnose the cause, and recover.
 
-The launcher relaunches on the same nodes, or replaces the nodes to blame by spares, or goes on without them if the run
-may shrink, or ends the attempt with an outcome that names cause and suspects.
+The launcher relaunches on the same nodes, or replaces the nodes to blame by spares, or continues without them if the
+run may shrink, or ends the attempt with an outcome that names cause and suspects.
 """
 
 from __future__ import annotations

@@ -300,6 +300,13 @@ def close(state: State, at: float, result: str) -> State:
     return replace(state, incident=None, incidents=(*state.incidents, incident), pending=others)
 
 
+def forget(state: State) -> State:
+    """Drop the open incident, which turned out to be the effect of something else; that takes its number."""
+    incident = state.incident
+    pending = tuple(a for a in state.pending if incident is None or not a.key.startswith(f"{incident.id}/"))
+    return replace(state, incident=None, pending=pending)
+
+
 def over(state: State, at: float, phase: Phase, verdict: str, exit_code: int) -> Step:
     state = close(state, at, phase.value).in_phase(phase, at)
     return replace(state, verdict=verdict, exit_code=exit_code, pending=()), ()

@@ -233,7 +233,10 @@ def requeued_by_others(state: State, e: ev.JobSeen) -> Step:
     if observing.by_hand(state, e):
         by, whose = "hand", "hand, not by transom"
         seen_words = f"the job was requeued by hand (restart {e.restarts})"
-    state = inc.close(state.mark(e.at, "requeued", f"by {whose}"), e.at, f"requeued by {by}")
+    if _silenced_by_requeue(state, e):
+        state = inc.forget(state)
+    else:
+        state = inc.close(state.mark(e.at, "requeued", f"by {whose}"), e.at, f"requeued by {by}")
     incident = state.new_incident(e.at, Stage.STARTING).marked(e.at, "seen", seen_words)
     lost = dict.fromkeys((*known, *e.lost_nodes))
     bad = tuple(n for n in lost if n in state.job.nodes and n not in state.isolation.excluded)
@@ -251,6 +254,14 @@ def requeued_by_others(state: State, e: ev.JobSeen) -> Step:
     step: Step = patch(state, start=rush) if e.state == "PENDING" and (kept or rush) else (state, ())
     step = both(step, seen(step[0], e))
     return both(step, release(step[0])) if forgotten else step
+
+
+def _silenced_by_requeue(state: State, e: ev.JobSeen) -> bool:
+    """Whether the open incident is only the silence of nodes whose ranks the requeue ended."""
+    incident = state.incident
+    if incident is None or incident.stage is not Stage.EXAMINING or not incident.silence_only or incident.stall:
+        return False
+    return not incident.faults and not _by_launcher(e) and not set(incident.silent_nodes) & set(e.lost_nodes)
 
 
 def _kept_away(state: State, bad: tuple[str, ...], known: tuple[str, ...], at: float) -> tuple[tuple[str, ...], str]:

@@ -109,8 +109,8 @@ def reported(state: State, e: ev.RecoverySeen) -> State:
         return state
     if e.what == "recovered":
         return recovered(state, e.at, e.words) if state.withholding else state
-    if incident.stage is not Stage.RELAUNCHING:
-        return state
+    if incident.stage not in (Stage.RELAUNCHING, Stage.EXAMINING):
+        return state  # EXAMINING: a node is being probed, whose answer would decide about a launch that lives on
     state = _note(state, e.at, Action(f"{incident.id}/launcher"), "relaunch", e.words, e.nodes)
     return _follow(state, e.at, e.words)[0]
 

@@ -13,7 +13,8 @@
     worker-1: ... | 10.0.0.7: ...                            pdsh, DeepSpeed over several nodes
     trainer-1  | ... | [pod/train-0/pytorch] ... | (head, rank=0, pid=17) ...     Compose, kubectl, SkyPilot
 
-Each kind of label is removed once, in any order of the labels; anything else stays in the text.
+Each kind of label is removed once, in any order of the labels; anything else stays in the text. Those of ranks may
+repeat: torchrun's `--tee` and torch both print `[rank0]:`. So may the frames of boxes, as rich and typer draw them.
 """
 
 from __future__ import annotations
@@ -64,8 +65,10 @@ _LABELS = tuple(
         r"\| (?P<label>DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,5}\| [\w.<>]{1,80}:[\w<>]{1,60}:\d{1,6} - ",
         r"\[[\w.-]{1,60}\.py:\d{1,6}(?::\w{1,60})?\]",
         r"\|",
+        r"[\u2502\u2503]",
     )
 )  # fmt: skip
+_RANKS = 6  # labels that may repeat
 _TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")  # srun --label; only at the start of a line
 _FANNED = re.compile(
     r"(?!slurmstepd)(?P<node>(?:\d{1,3}\.){3}\d{1,3}|\w{0,30}-?(?:node|gpu|worker|host)[\w.-]{0,30}\d): (?=\S)"
@@ -125,11 +128,11 @@ def record(line: str) -> Record:
             match = None if seen >> n & 1 else label.match(line, at)
             if match:
                 found = {**{name: value for name, value in match.groupdict().items() if value}, **found}
-                at, seen = match.end(), seen | 1 << n
+                at, seen = match.end(), seen | (1 << n if n >= _RANKS else 0)
                 break
         else:
             break
-    text = line[at:].lstrip(" :") if at else line.strip()
+    text = line[at:].lstrip(" :").rstrip(" \u2502\u2503") if at else line.strip()
     slurm = _SLURMD.match(text) or _SRUN.match(text)
     found.update(slurm.groupdict() if slurm else {})
     rank, local = found.get("rank"), found.get("local")

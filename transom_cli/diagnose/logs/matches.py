@@ -98,7 +98,7 @@ def collect(hits: Iterable[Hit], name: str, start: int = 0) -> list[Hit]:
     """Collect the hits of a whole log named `name`. start: bytes of it that were not read."""
     collector = Collector(name, start)
     collector.take(hits)
-    return collector.drain()
+    return [*collector.drain(), *collector.unfinished()]
 
 
 class Collector:
@@ -115,6 +115,7 @@ class Collector:
         self._chain: Hit | None = None
         self._host: Hit | None = None
         self._ignored: Hit | None = None
+        self._heads: dict[int | None, Hit] = {}  # by rank, the head of the last traceback, while nothing follows it
         self._traced: dict[int | None, int] = {}  # by rank, the line of the last traceback's head
         self._inside: dict[int | None, int] = {}  # by rank, the indent of a traceback that has not ended
 
@@ -133,6 +134,11 @@ class Collector:
         kept, self._kept, self._counts, self._last = self._kept, [], {}, {}
         self._wrapper = self._chain = None
         return kept
+
+    def unfinished(self) -> list[Hit]:
+        """Return tracebacks below which no exception was found, as where the log ends within one."""
+        note = "no exception follows: the log may end within this traceback"
+        return [replace(_in_full(hit), rule=replace(hit.rule, note=note)) for hit in self._heads.values()]
 
     def _placed(self, hit: Hit, lines: int) -> Hit:
         """Return the hit with its file, rank and node."""
@@ -153,6 +159,7 @@ class Collector:
         if hit.rule.name in (BOX_HOST, TRACEBACK, CHAINED):
             self._remember(hit)
             return None
+        self._heads.pop(hit.record.rank, None)
         if hit.record.rank in self._inside:
             indent = hit.record.indent - self._inside[hit.record.rank]
             if indent >= CODE and hit.lineno - self._traced[hit.record.rank] < BELOW:
@@ -179,6 +186,7 @@ class Collector:
             self._host = hit
         elif hit.rule.name == TRACEBACK:
             self._traced[rank] = hit.lineno
+            self._heads.setdefault(rank, hit)
             # file lines of a traceback are indented by two more, and may be all that an excerpt contains
             self._inside.setdefault(rank, max(0, hit.record.indent - (2 if hit.record.text.startswith("File") else 0)))
         else:

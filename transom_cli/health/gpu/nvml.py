@@ -2,7 +2,7 @@
 
 Drivers and GPUs lack different features, so every call is guarded: an unsupported value is None, and only a GPU that
 NVML gives up (lost, reset required) ends its own reading. Not exercised on hardware: calls and structures are
-nvidia-ml-py's, tested against a stub of the library (`sandbox.nvml_stub`).
+nvidia-ml-py's, tested against a stub of the library (`tests/nvml_stub.py`).
 """
 
 from __future__ import annotations

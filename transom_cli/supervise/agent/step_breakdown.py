@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from transom_cli.files import replace_text
-from transom_cli.heartbeat import account
+from transom_cli.heartbeat import account, paths
 from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps, encode
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir
@@ -76,4 +77,5 @@ class StepBreakdown:
             loss_scale=found.scale,
             device=found.device,
             logged=self._progress.of(row.launch).values,
+            listens=Path(f"{paths.listen_prefix(self._folder, row.launch)}{row.rank}").exists(),
         )

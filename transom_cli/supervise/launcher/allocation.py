@@ -42,7 +42,7 @@ def allocation_from(environ: Mapping[str, str]) -> Allocation:
 
 
 def start_time(environ: Mapping[str, str]) -> float:
-    """The wall-clock time at which this start of the job began; 0 before Slurm 22.05, which does not say."""
+    """The wall-clock time at which this start of the job began; 0 where Slurm does not say (22.05)."""
     return _number(environ.get("SLURM_JOB_START_TIME", ""))
 
 

@@ -16,6 +16,7 @@ the last step before an end or a stall, with the time at which it was first seen
 - seconds: per phase, the most that a rank on rank 0's node has spent since its start; absent if unknown.
 - loss: the newest value of the lowest rank there that reports one, if it is finite.
 - framework, epoch, lr, speed: what rank 0's node has seen in the trainer's log; absent if unknown.
+- listens: the ranks save a final checkpoint on request.
 - since_start: the step counts from the start of the processes (automatic heartbeats); absent otherwise.
 """
 
@@ -183,7 +184,7 @@ class ProgressLog:
             line["seconds"] = seconds
         loss = next((rank.loss for rank in sorted(ranks, key=lambda r: r.rank) if rank.loss is not None), None)
         logged = next((rank.logged for rank in ranks if rank.logged), {})
-        line |= logged
+        line |= {**logged, "listens": any(rank.listens for rank in ranks)} if ranks else {}
         if loss is not None and math.isfinite(loss):
             line["loss"] = loss
         try:

@@ -11,8 +11,9 @@ from dataclasses import replace
 from functools import wraps
 from typing import TypeVar, cast
 
+from slurm_fake_cluster import FakeCluster, FakeJob, FakeNode, describe, read_options, refused
+
 from transom_cli.slurm import port
-from transom_cli.slurm.fake_cluster import FakeCluster, FakeJob, FakeNode, describe, read_options, refused
 from transom_cli.slurm.port import Job, JobState, Node, NoSuchJob, SlurmDenied, Start, Submission
 
 F = TypeVar("F", bound=Callable[..., object])

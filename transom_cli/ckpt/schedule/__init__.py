@@ -1,1 +1,0 @@
-"""When to save, and which saves become durable."""
