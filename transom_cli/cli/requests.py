@@ -68,7 +68,9 @@ def resume(
     root: Root = None,
     time: Annotated[str | None, typer.Option("--time", "-t", help="New time limit of one attempt.")] = None,
     partition: Annotated[str | None, typer.Option("--partition", "-p", help="New Slurm partition.")] = None,
-    exclude: Annotated[str | None, typer.Option("--exclude", "-x", help="More nodes to exclude.")] = None,
+    exclude: Annotated[
+        str | None, typer.Option("--exclude", "-x", help="Nodes to exclude, besides those of the script.")
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Also if no checkpoint restored, or a restored state differed.")
     ] = False,
@@ -84,7 +86,7 @@ def resume(
 
     found = _found(run, root)
     changes = {"time": time, "partition": partition, "exclude": exclude}
-    given = {name: value for name, value in changes.items() if value}
+    given = {name: value for name, value in changes.items() if value is not None}
     state = fold(found.journal).state
     if state.phase.over:
         code = _continue(found, state, given, force=force, detach=detach, json_=json_)
@@ -161,13 +163,12 @@ def _change_options(run: RunDir, changes: dict[str, str]) -> None:
         return
     record = SubmissionRecord.load(run)
     if "exclude" in changes:
-        given = next((x.partition("=")[2] for x in reversed(record.options) if x.startswith("--exclude=")), "")
         script = inspect_script(read_run_file(run, run.script)).exclude
-        changes = {**changes, "exclude": ",".join(x for x in (given or script, changes["exclude"]) if x)}
+        changes = {**changes, "exclude": ",".join(x for x in (script, changes["exclude"]) if x)}
     kept = tuple(one for one in record.options if one.partition("=")[0][2:] not in changes)
-    replace(record, options=(*kept, *(f"--{name}={value}" for name, value in changes.items()))).save(run)
+    replace(record, options=(*kept, *(f"--{name}={value}" for name, value in changes.items() if value))).save(run)
     settings = read_settings(run)
-    update = {name: value for name, value in changes.items() if name != "exclude"}
+    update = {name: value for name, value in changes.items() if name != "exclude" and value}
     publish_text(run.settings, freeze(settings.model_copy(update={"job": settings.job.model_copy(update=update)})))
 
 
