@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transom_cli.cli.status import Json, Root, Run
-from transom_cli.errors import TransomError, Unknown, UsageError, printable
+from transom_cli.errors import SlurmUnreachable, TransomError, Unknown, UsageError, printable
 
 if TYPE_CHECKING:
     from transom_cli.core.operator.state import State, UserRequest
@@ -113,12 +113,15 @@ def _continue(run: RunDir, state: State, changes: dict[str, str], *, force: bool
 
     require_own_run(run)
     _require_resumable(run, state, force=force)
-    with waiting("asking Slurm whether the run's last job has ended"):
-        require_own_cluster(run)
-        try:
+    try:
+        with waiting("asking Slurm whether the run's last job has ended"):
+            require_own_cluster(run)
             ended = not state.job.id or run_slurm(run).job(state.job.id).state.ended
-        except NoSuchJob:
-            ended = True
+    except NoSuchJob:
+        ended = True
+    except SlurmUnreachable:
+        _require_stopped(run, state)  # of a job that may still run, this is the more important message
+        raise
     if not ended:
         raise Unknown(f"Job {state.job.id} of run `{run.run_id}` has not ended", "two jobs of a run must not train",
                       f"scancel {state.job.id}, then repeat this command")  # fmt: skip

@@ -138,8 +138,8 @@ def next_steps(
     hung_at: float | None = None,
     operator: bool = True,
     launcher: bool = True,
-    preflight: bool = False,
     listens: bool | None = None,
+    preflight: bool = False,
 ) -> tuple[NextStep, ...]:
     """Return what transom does next.
 
@@ -149,8 +149,8 @@ def next_steps(
         hung_at: When a launch without a step counts as hung (Unix time).
         operator: An operator is alive.
         launcher: The script starts a launcher; without one, nobody sees the ranks.
-        preflight: The launcher checks the nodes before it starts the ranks.
         listens: The ranks save on request; None: not known yet.
+        preflight: The launcher checks the nodes before it starts the ranks.
     """
     if state.phase.over or state.phase is Phase.HELD:
         return ()

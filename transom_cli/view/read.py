@@ -345,8 +345,8 @@ def _with_history(
             hung_at=hung,
             operator=view.operator,
             launcher=settings.launcher,
-            preflight=settings.preflight,
             listens=listens if isinstance(listens, bool) else None,
+            preflight=settings.preflight,
         ),
     )
 
