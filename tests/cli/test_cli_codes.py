@@ -114,13 +114,15 @@ def test_job_that_may_still_run_is_reported_each_time(run: RunDir, command: str)
     assert done.returncode == 22 and "may still be running" in done.stderr and "hint: scancel" in done.stderr, done
 
 
-@pytest.mark.parametrize(("code", "durable", "told"), [(93, 40, True), (93, -1, False), (15, 40, False)])
-def test_a_run_that_is_over_says_how_to_go_on(run: RunDir, code: int, durable: int, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("code", "durable", "told"), [(93, 40, "To continue from step 40: "), (93, -1, "To continue: "), (15, 40, "")]
+)
+def test_a_run_that_is_over_says_how_to_go_on(run: RunDir, code: int, durable: int, told: str) -> None:
     given_up(run, code, durable)
     done = transom("attach", run.path)
     assert done.returncode == {93: 1}.get(code, code)
-    hint = f"To continue from step 40: `transom run --set checkpoint.directory={run.checkpoints} ...`"
-    assert (hint in done.stderr) is told and (told or "checkpoint.directory" not in done.stderr)
+    command = f"`transom resume {run.run_id}`"
+    assert f"{told}{command}" in done.stderr if told else "transom resume" not in done.stderr
 
 
 def test_stop_without_a_name_needs_a_yes(run: RunDir) -> None:

@@ -101,7 +101,7 @@ def test_the_screen() -> None:
     assert "restart          12 s    34.0%  first sign to next step; start of the run" in told
     assert not any(line.endswith("...") for line in told)
     assert told[-3].split()[:3] == ["i1", "11", "s"] and told[-2].strip() == "slurm_time_limit, 1 step repeated"
-    assert summary(read("time_limit")) == "51.0% of 35 s; lost: restart 12 s, queue 2.4 s"
+    assert summary(read("time_limit")) == "51.0% of 35 s; lost: restart 8.3 s, start 3.5 s"
     assert summary(read("user_error")) == ""
 
 

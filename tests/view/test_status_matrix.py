@@ -61,7 +61,8 @@ def test_crash_loop_between_two_crashes_is_not_healthy(tmp_path: Path) -> None:
     shown = [plain(one) for one in screen(view, 120)]
     (first,) = [one for one in shown if one.startswith("i1")]
     assert "recovered" not in first
-    assert view.incidents[-1].result == "failed again"
+    assert [one.result for one in view.incidents] == ["starting", "failed again"]
+    assert view.incidents[0].duration is None
     assert "KeyError" in plain(list_lines([view], 160)[1])
 
 

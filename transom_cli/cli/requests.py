@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transom_cli.cli.status import Json, Root, Run
-from transom_cli.errors import TransomError, Unknown, UsageError, printable
+from transom_cli.errors import SlurmUnreachable, TransomError, Unknown, UsageError, printable
 
 if TYPE_CHECKING:
     from transom_cli.core.operator.state import State, UserRequest
@@ -68,7 +68,9 @@ def resume(
     root: Root = None,
     time: Annotated[str | None, typer.Option("--time", "-t", help="New time limit of one attempt.")] = None,
     partition: Annotated[str | None, typer.Option("--partition", "-p", help="New Slurm partition.")] = None,
-    exclude: Annotated[str | None, typer.Option("--exclude", "-x", help="More nodes to exclude.")] = None,
+    exclude: Annotated[
+        str | None, typer.Option("--exclude", "-x", help="Nodes to exclude, besides those of the script.")
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Also if no checkpoint restored, or a restored state differed.")
     ] = False,
@@ -84,7 +86,7 @@ def resume(
 
     found = _found(run, root)
     changes = {"time": time, "partition": partition, "exclude": exclude}
-    given = {name: value for name, value in changes.items() if value}
+    given = {name: value for name, value in changes.items() if value is not None}
     state = fold(found.journal).state
     if state.phase.over:
         code = _continue(found, state, given, force=force, detach=detach, json_=json_)
@@ -111,12 +113,15 @@ def _continue(run: RunDir, state: State, changes: dict[str, str], *, force: bool
 
     require_own_run(run)
     _require_resumable(run, state, force=force)
-    with waiting("asking Slurm whether the run's last job has ended"):
-        require_own_cluster(run)
-        try:
+    try:
+        with waiting("asking Slurm whether the run's last job has ended"):
+            require_own_cluster(run)
             ended = not state.job.id or run_slurm(run).job(state.job.id).state.ended
-        except NoSuchJob:
-            ended = True
+    except NoSuchJob:
+        ended = True
+    except SlurmUnreachable:
+        _require_stopped(run, state)  # of a job that may still run, this is the more important message
+        raise
     if not ended:
         raise Unknown(f"Job {state.job.id} of run `{run.run_id}` has not ended", "two jobs of a run must not train",
                       f"scancel {state.job.id}, then repeat this command")  # fmt: skip
@@ -161,13 +166,12 @@ def _change_options(run: RunDir, changes: dict[str, str]) -> None:
         return
     record = SubmissionRecord.load(run)
     if "exclude" in changes:
-        given = next((x.partition("=")[2] for x in reversed(record.options) if x.startswith("--exclude=")), "")
         script = inspect_script(read_run_file(run, run.script)).exclude
-        changes = {**changes, "exclude": ",".join(x for x in (given or script, changes["exclude"]) if x)}
+        changes = {**changes, "exclude": ",".join(x for x in (script, changes["exclude"]) if x)}
     kept = tuple(one for one in record.options if one.partition("=")[0][2:] not in changes)
-    replace(record, options=(*kept, *(f"--{name}={value}" for name, value in changes.items()))).save(run)
+    replace(record, options=(*kept, *(f"--{name}={value}" for name, value in changes.items() if value))).save(run)
     settings = read_settings(run)
-    update = {name: value for name, value in changes.items() if name != "exclude"}
+    update = {name: value for name, value in changes.items() if name != "exclude" and value}
     publish_text(run.settings, freeze(settings.model_copy(update={"job": settings.job.model_copy(update=update)})))
 
 

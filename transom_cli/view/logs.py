@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -61,7 +61,8 @@ class LogFile:
     offset: int = -1
     rest: bytes = b""
     at: float = 0.0
-    day: str = field(default="")
+    written: float = 0.0  # Unix time of its last change
+    day: str = ""
 
     def more(self) -> list[LogLine]:
         """Return the complete lines that were added; the first time, those of the end of the file."""
@@ -69,7 +70,8 @@ class LogFile:
             with self.path.open("rb") as file:
                 size = file.seek(0, 2)
                 begin = max(0, size - TAIL) if self.offset < 0 else min(self.offset, size)
-                self.day = self.day or time.strftime("%Y-%m-%d", time.localtime(self.path.stat().st_mtime))
+                self.written = self.path.stat().st_mtime
+                self.day = self.day or time.strftime("%Y-%m-%d", time.localtime(self.written))
                 file.seek(begin)
                 data = self.rest + file.read(size - begin)
         except OSError:
@@ -160,8 +162,12 @@ def ranks_on(attempt: AttemptDir, launch: int, nodes: set[str]) -> set[int]:
 
 
 def merged(files: Iterable[LogFile], since: float = 0.0) -> list[LogLine]:
-    """Return new lines of all files, by time; lines without a time stay behind the line before them."""
-    lines = [one for file in files for one in file.more() if not since or one.at >= since]
+    """Return new lines of all files, by time; lines without a time stay behind the line before them.
+
+    Args:
+        since: Unix time. A file without times in its lines is as old as its last line.
+    """
+    lines = [one for file in files for one in file.more() if (one.at or file.written) >= since]
     return sorted(lines, key=lambda one: one.at)
 
 

@@ -327,6 +327,8 @@ def build_view(
     if step < 0:  # nothing yet: show how far the run had come
         step, since_start = state.progress.max_step, state.progress.since_start
     loss = next((r.loss for r in sorted(ranks, key=lambda r: r.rank) if r.loss is not None), None)
+    rules = state.policy.rules
+    loop = None if state.phase.over else crash_loop((*state.counting, state.incident), of_start, rules)
     open_ones = (state.incident,) if state.incident is not None else ()
     return RunView(
         run_id=run_id,
@@ -351,7 +353,9 @@ def build_view(
         operator=operator,
         verdict=" ".join(state.verdict.split()),  # Slurm's messages may have several lines
         exit_code=state.exit_code,
-        incidents=_incidents((*open_ones, *reversed(state.incidents)), state.isolation.exclusions),
+        incidents=_incidents(
+            (*open_ones, *reversed(state.incidents)), state.isolation.exclusions, looping=loop is not None
+        ),
         excluded_until=tuple((x.node, x.until) for x in state.isolation.exclusions),
         restarts_without_progress=state.budget.no_progress,
         max_without_progress=state.policy.max_without_progress,
@@ -360,21 +364,25 @@ def build_view(
         observed=state.policy.observe,
         withheld=state.withheld,
         requested_nodes=state.request.num_nodes,
-        crash_loop=None if state.phase.over else _loop(state, of_start),
+        crash_loop=loop,
     )
 
 
-def _loop(state: State, step: int) -> CrashLoop | None:
-    return crash_loop((*state.counting, state.incident), step, state.policy.rules)
+def _incidents(
+    incidents: tuple[Incident, ...], exclusions: tuple[Exclusion, ...], *, looping: bool
+) -> tuple[IncidentView, ...]:
+    """Summarise incidents, newest first. One is recovered only if the run got past the step at which it failed.
 
-
-def _incidents(incidents: tuple[Incident, ...], exclusions: tuple[Exclusion, ...]) -> tuple[IncidentView, ...]:
-    """Summarise incidents, newest first. One is recovered only if the run got past the step at which it failed."""
+    Args:
+        looping: The run has not got past the step of the newest one.
+    """
     found, later = [], None
     for one in incidents:
         view = incident_view(one, exclusions)
         if one.result == "recovered" and later is not None and not one.since_start and _same(one, later):
             view = replace(view, result="failed again")
+        elif one.result == "recovered" and later is None and looping:
+            view = replace(view, result="starting", duration=None)
         found.append(view)
         later = one
     return tuple(found)

@@ -20,6 +20,7 @@ from transom_cli.start import installed
 from transom_cli.submit.render import operator_options, operator_script, operator_tag
 from transom_cli.supervise.journal import Journal, fold
 from transom_cli.supervise.lease import RENEW, Lease, highest_epoch, operator_alive
+from transom_cli.supervise.requests import STOP
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
@@ -157,6 +158,8 @@ def continue_run(run: RunDir, who: str) -> None:
     lease = Lease.take(run)
     journal = Journal(run.journal, lease.epoch)
     try:
+        for request in run.requests.glob(f"{STOP}-*.json"):
+            request.unlink(missing_ok=True)  # else the next operator would carry it out again
         now = time.time()
         journal.append(ev.Started(now, lease.epoch))
         journal.append(ev.Resumed(now, who))

@@ -42,7 +42,18 @@ HELP = """\
 
  any key closes this page"""
 _WORST_FIRST = ("isolated", "suspect", "silent", "probing", "slow", "waiting", "ok")
-_LEAST_FIRST = ("saves", "goodput", "excluded", "next", "slurm", "updated", "noticed", "checkpoint", "nodes")
+_LEAST_FIRST = (
+    "requests",
+    "saves",
+    "goodput",
+    "excluded",
+    "next",
+    "slurm",
+    "updated",
+    "noticed",
+    "checkpoint",
+    "nodes",
+)
 
 
 @dataclass(frozen=True)
