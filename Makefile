@@ -6,8 +6,8 @@ PY := .venv/bin/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock frameworks test test-drains test-frameworks test-long test-neighbour test-slurm test-sites bench-contended bench-slurm check lint types docs docs-reference demo clean
-.PHONY: .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
+.PHONY: help setup lock frameworks test test-drains test-frameworks test-long test-neighbour test-slurm test-sites bench-callbacks bench-contended bench-slurm check lint types docs docs-reference demo clean
+.PHONY: bench-published .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ lock: ## rewrite requirements/login-node.txt: every package of a light installat
 # .ci/run reads from the results on which Slurm releases the contract was tested.
 test: setup ## all tests except the long ones
 	$(PY) -m pytest -m "not long and not sandbox" -n 3 --dist worksteal --junitxml=.test-results/without-slurm.xml
-	$(PY) -m pytest -m "not long and sandbox" -n 2 --dist worksteal --junitxml=.test-results/with-slurm.xml
+	$(PY) -m pytest -m "not long and sandbox" -n 3 --dist worksteal --junitxml=.test-results/with-slurm.xml
 
 test-long: setup ## the tests that take minutes each
 	$(PY) -m pytest -m long
@@ -34,6 +34,9 @@ frameworks: setup ## .frameworks/ with Hugging Face, Lightning, DeepSpeed, ... f
 test-frameworks: frameworks ## each example through a killed rank, a corrupted checkpoint, a time limit; as a table (15 min)
 	status=0; .frameworks/bin/python -m pytest tests/e2e/test_frameworks.py --junitxml=.test-results/frameworks.xml || status=$$?; \
 	$(PY) scripts/frameworks_table.py .test-results/frameworks.xml; exit $$status
+
+bench-callbacks: frameworks ## what do the framework callbacks cost per step? (a minute)
+	.frameworks/bin/python bench/callbacks.py
 
 # Creates users and groups, so it needs root; without it, tests that act as other users are skipped with that reason.
 test-neighbour: setup ## other users, hostile folders, planted files, kernel lines, clocks, load; also the long tests (15 min)
@@ -188,6 +191,10 @@ endurance: setup ## a rank killed every 25 s for 15 minutes: memory, descriptors
 
 bench-hangs: setup ## which rank is named in a hang: composed hangs of 8, 64 and 512 ranks (2 minutes)
 	$(PY) bench/hang_culprits.py --seeds 20
+bench-published: setup ## the simulator beside published figures, and how long a node stays excluded (20 minutes)
+	$(PY) bench/simulate_published.py
+	$(PY) bench/expiry.py
+
 bench-slowness: setup ## slowness and numerics: false alarms and delays on generated trainings (a few minutes)
 	$(PY) bench/slowness.py
 

@@ -248,7 +248,7 @@ class Pool:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self._count = directory, 0
-        env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TRANSOM_MEMORY_LINGER": "3"}
+        env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TRANSOM_MEMORY_LINGER": "60"}
         self._log = (directory / "log").open("w")
         self._workers = [
             subprocess.Popen(
@@ -299,7 +299,10 @@ def campaign(given: argparse.Namespace, layouts: list[str]) -> dict[str, Any]:
                     refusals.append(f"{number}: {last} -> {layout}: {answers}")
                     break
                 last = layout
+                if (number + 1) % 20 == 0:
+                    print(f"{number + 1} resumes", file=sys.stderr, flush=True)
             for kind in [*AFTER_LOAD, *AT_SAVE]:
+                print(f"{kind}: {table}", file=sys.stderr, flush=True)
                 for layout in layouts:
                     if kind == AT_SAVE[1] and not (LAYOUTS[layout] > 1):
                         continue

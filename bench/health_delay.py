@@ -20,7 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from transom_cli.sandbox.network import Network
+import from_tests  # noqa: F401
+from netns import Network
 
 _TUNSETIFF, _TAP = 0x400454CA, 0x0002 | 0x1000  # IFF_TAP, IFF_NO_PI
 _SIOCETHTOOL = 0x8946

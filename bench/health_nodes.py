@@ -27,6 +27,7 @@ import from_tests  # noqa: F401
 import nvml_stub
 from health_delay import Delay
 from health_rows import NODES, Fault, neighbour
+from netns import Network
 
 from transom_cli.core.codec import build
 from transom_cli.health.check import About, limits_of
@@ -39,7 +40,6 @@ from transom_cli.health.report import Report
 from transom_cli.health.run import HealthRequest, check_nodes
 from transom_cli.health.transport import LocalTransport
 from transom_cli.sandbox import fault_clock, network, processes
-from transom_cli.sandbox.network import Network
 
 ROOT = Path(__file__).resolve().parents[1]
 GPUS = 2

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from transom_cli.health.probe.messages import Gone, answer_to_json
 from transom_cli.health.protocol import Message
@@ -35,6 +36,7 @@ class LocalRanks:
         devices: int = 1,
         prefixes: Mapping[str, Sequence[str]] | None = None,
         environment: Mapping[str, Mapping[str, str]] | None = None,
+        popen: type[subprocess.Popen[Any]] = subprocess.Popen,
     ) -> None:
         self.nodes = tuple(nodes)
         self.processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
@@ -42,7 +44,7 @@ class LocalRanks:
         self._locks = {(node, index): threading.Lock() for node in nodes for index in range(devices)}
         for node, index in self._locks:
             rank = own("transom_cli.health.probe.rank", "--node", node, "--index", str(index))
-            self.processes[node, index] = subprocess.Popen(
+            self.processes[node, index] = popen(
                 [*(prefixes or {}).get(node, ()), *rank, "--of", str(devices), "--device", "cpu"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

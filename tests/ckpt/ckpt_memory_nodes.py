@@ -11,6 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from rank_server import Forked
+
 from transom_cli.ckpt.snapshot.client import LINGER, agents_path
 from transom_cli.rpc.local import connect
 
@@ -71,7 +73,7 @@ class Nodes:
         clean |= env
         clean |= {"TRANSOM_ATTEMPT": "7.0", "TRANSOM_LAUNCH": str(launch), "WORLD_SIZE": str(len(self.names))}
         self.ranks = [
-            subprocess.Popen(
+            Forked(
                 [sys.executable, str(WORKER), directories, self.protect, str(steps), *self.also],
                 env={
                     **clean, "RANK": str(rank), "TRANSOM_BEAT_DIR": self.beats(name), "SLURMD_NODENAME": name,

@@ -8,19 +8,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rank_server import Forked
+
 
 def two_ranks(worker: str, *words: str) -> list[tuple[str, str]]:
     """Run a program of this folder as ranks 0 and 1, which must end well. Returns stdout and stderr of each."""
     return several_ranks(2, worker, *words)
 
 
-def several_ranks(size: int, worker: str, *words: str, codes: tuple[int, ...] = (0,)) -> list[tuple[str, str]]:
-    """The same for `size` ranks, each of which must end with one of the exit codes."""
+def several_ranks(
+    size: int, worker: str, *words: str, codes: tuple[int, ...] = (0,), popen: type[subprocess.Popen[str]] = Forked
+) -> list[tuple[str, str]]:
+    """The same for `size` ranks, each of which must end with one of the exit codes. popen: how to start one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     ranks = [
-        subprocess.Popen(
+        popen(
             [sys.executable, str(Path(__file__).with_name(worker)), *words],
             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
                  "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"},

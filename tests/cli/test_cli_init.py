@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from cli_support import transom
 
+from transom_cli.cli.app import app
 from transom_cli.cli.init import _from_script, settings_text
 from transom_cli.config.load import load
 
@@ -53,3 +57,14 @@ def test_summaries_in_the_help_are_short_and_whole() -> None:
     summaries = [one.split(maxsplit=1) for one in commands.strip().splitlines()]
     assert len(summaries) > 25
     assert [one for one in summaries if len(one[1]) > 50 or one[1].endswith("...")] == []
+
+
+def test_summaries_of_subcommands_fit_fifty_characters() -> None:
+    def summaries(command: Any) -> Iterator[str]:
+        for one in getattr(command, "commands", {}).values():
+            if not one.hidden:
+                yield one.get_short_help_str(1000)
+                yield from summaries(one)
+
+    found = list(summaries(typer.main.get_command(app)))
+    assert len(found) > 50 and [text for text in found if len(text) > 50] == []

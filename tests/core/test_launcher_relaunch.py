@@ -6,8 +6,10 @@ import pytest
 from core_launcher import NODES, exits, feed, fresh, killed, lost, outcome, started, training, with_spare
 
 from transom_cli.core import launcher
+from transom_cli.core.diagnose import facts_of
 from transom_cli.core.events import RankExit, Stall
 from transom_cli.core.launcher import Phase, decide
+from transom_cli.core.launcher.judgement import run_facts
 
 
 def test_a_dead_rank_is_relaunched_on_the_same_nodes_once_nothing_is_left() -> None:
@@ -137,6 +139,18 @@ def test_silent_node_is_given_up_for_a_spare_if_no_rank_steps() -> None:
     state, actions = feed(training(), launcher.NodeUnreachable(40.0, "n2", 35.0))
     assert actions == [], "there is no spare: the operator probes the node"
     assert isinstance(feed(state, launcher.NodeUnreachable(50.0, "n2", 45.0))[1][-1], launcher.EndLaunch)
+
+
+@pytest.mark.parametrize(("stopped", "category"), [(True, "process_crash"), (False, "nccl_hang")])
+def test_a_rank_whose_process_is_stopped_is_no_hang_of_nccl_whatever_its_peers_print(
+    stopped: bool, category: str
+) -> None:
+    stall = Stall(4, 9.0, 8.0, (1,), ("n2",), stopped=stopped)
+    state, _ = feed(training(), launcher.Stalled(30.0, 0, stall), launcher.LaunchEnded(40.0, 0))
+    state, _ = feed(state, launcher.LogsRead(41.0, 0, "nccl_hang", "Watchdog caught collective operation timeout"))
+    incident = state.incident or state.history.incidents[-1]
+    assert incident.diagnosis is not None and incident.diagnosis.cause == "hang"
+    assert facts_of(incident.diagnosis, incident, run_facts(state)).category == category
 
 
 def test_steps_that_take_long_are_waited_for_as_long_as_they_usually_take() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.core.diagnose import CAUSES, RunFacts, diagnose, judged
-from transom_cli.core.events import Decided, NodeFault, OutcomeSeen, RankExit, Taken
+from transom_cli.core.events import Decided, NodeFault, OutcomeSeen, RankExit, Stall, Taken
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.policy import IGNORE, ISOLATE, RELAUNCH, STOP, SWAP, Facts, Rule, decide_by, in_words
 from transom_cli.diagnose.clue import Category
@@ -225,7 +225,11 @@ def test_less_than_the_evidence_allows_can_be_asked_and_more_not() -> None:
         (died(None, 9, log_category="network_fabric", log_line="Connection closed by peer"), "process_crash"),
         (died(None, 6, log_category="nccl_hang", log_line="Watchdog caught collective timeout"), "nccl_hang"),
         (incident(ended="TIMEOUT"), "slurm_time_limit"),
+        (died(None, 11, log_category="nccl_hang", log_line="Watchdog caught collective timeout"), "process_crash"),
+        (died(None, 7, log_category="data_loader", log_line="Bus error"), "data_loader"),
         (incident(stalled=True), "nccl_hang"),
+        (incident(stalled=True, stall=Stall(3, 9.0, 5.0)), "nccl_hang"),
+        (incident(stalled=True, stall=Stall(3, 9.0, 5.0, (1,), ("n2",), stopped=True)), "process_crash"),
         (died(1, faults=FAULT), "gpu_hardware"),
         (incident(outcome=OutcomeSeen(1.0, "7.0", "left", "w", cause="maintenance")), ""),
     ],

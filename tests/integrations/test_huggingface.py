@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rank_server import Forked
 
 from transom_cli.ckpt.seal import SEAL
 
@@ -26,7 +27,7 @@ def train(folder: Path, *words: object, ranks: int = 1) -> list[str]:
         world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
         command = [sys.executable, str(WORKER), str(folder), *map(str, words)]
         env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | (world if ranks > 1 else {})
-        started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        started.append(Forked(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     ends = [(*one.communicate(timeout=240), one.returncode) for one in started]
     assert [code for *_, code in ends] == [0] * ranks, "\n\n".join(err for _, err, code in ends if code)
     return [out.splitlines()[-1] for out, _, _ in ends]

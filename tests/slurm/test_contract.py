@@ -35,13 +35,15 @@ from transom_cli.slurm.runner import Runner
 from transom_cli.supervise.operator.drain import drain, is_ours, reason
 
 
-def end_with(world: World, code: int) -> Job:
-    """A job of one node whose script has ended with this exit code."""
-    job_id = world.slurm.submit(submission(world, nodes=1, text=f"#!/bin/bash\nexit {code}\n"))
-    if isinstance(world, FakeWorld):
-        wait_for(world, job_id, running)
-        world.slurm.finish(job_id, code)
-    return wait_for(world, job_id, lambda job: job.state.ended and not job.completing)
+def end_with(world: World, *codes: int) -> list[Job]:
+    """For each exit code a job of one node whose script has ended with it."""
+    numbers = []
+    for code in codes:
+        numbers.append(world.slurm.submit(submission(world, nodes=1, text=f"#!/bin/bash\nexit {code}\n")))
+        if isinstance(world, FakeWorld):
+            wait_for(world, numbers[-1], running)
+            world.slurm.finish(numbers[-1], code)
+    return [wait_for(world, number, lambda job: job.state.ended and not job.completing) for number in numbers]
 
 
 def restart(world: World, request):  # type: ignore[no-untyped-def]
@@ -67,12 +69,13 @@ def test_submitted_jobs_are_seen_in_one_call(world: World) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("code", [7, 93, 128, 137, 221])
-def test_exit_code_is_reported_unchanged(world: World, code: int) -> None:
+def test_exit_codes_are_reported_unchanged(world: World) -> None:
     """221 is no 93, the code with which a trainer asks not to be restarted."""
-    job = end_with(world, code)
-    assert (job.state, job.exit_code, job.exit_signal) == (JobState.FAILED, code, 0)
-    assert next(j for j in world.slurm.jobs() if j.job_id == job.job_id).exit_code == code
+    codes = (7, 93, 128, 137, 221)
+    jobs = end_with(world, *codes)
+    assert [(job.state, job.exit_code, job.exit_signal) for job in jobs] == [(JobState.FAILED, c, 0) for c in codes]
+    listed = {job.job_id: job.exit_code for job in world.slurm.jobs()}
+    assert [listed[job.job_id] for job in jobs] == list(codes)
 
 
 def test_requeue_by_hand_in_the_only_order_that_works(world: World) -> None:
@@ -175,7 +178,7 @@ def test_a_dead_batch_host_gets_a_successor(world: World) -> None:
 
 
 def test_a_job_that_has_failed_is_requeued_too(world: World) -> None:
-    failed = end_with(world, 7)
+    (failed,) = end_with(world, 7)
     result = restart(world, restart_request(world, failed, num_nodes=1))
     assert (result.job_id, result.restarts, result.how) == (failed.job_id, 1, "requeued")
 

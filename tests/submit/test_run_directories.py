@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli import files
+from transom_cli.cli.ckpt_places import run_of_words
 from transom_cli.config.load import load, thaw
 from transom_cli.config.model import Settings
 from transom_cli.errors import NoSuchRun, NotPermitted, TransomError, UsageError
@@ -193,3 +194,15 @@ def test_folders_that_cannot_be_synced_are_no_error(tmp_path: Path, monkeypatch:
     refuse(errno.EIO)
     with pytest.raises(OSError, match="no"):
         files.fsync_dir(tmp_path)
+
+
+def test_name_of_a_run_wins_over_a_folder_of_that_name(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, here = tmp_path / "runs", tmp_path / "here"
+    run = make(root, "gpt", 1, settings)
+    for name in ("gpt", run.run_id, "other"):
+        (here / name).mkdir(parents=True)
+    monkeypatch.chdir(here)
+    assert [run_of_words(word, root) for word in ("gpt", run.run_id)] == [run, run]
+    assert [run_of_words(word, root) for word in ("./gpt/", "other", str(here / "gpt"))] == [None, None, None]

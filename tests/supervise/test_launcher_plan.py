@@ -14,6 +14,7 @@ from transom_cli.health import reach, transport
 from transom_cli.layout import RunDir
 from transom_cli.supervise.launcher.allocation import require_commands
 from transom_cli.supervise.launcher.plan import (
+    EXPIRY,
     Allocation,
     Image,
     LaunchOptions,
@@ -86,6 +87,20 @@ def test_each_launch_has_its_own_rendezvous_whatever_the_environment_names() -> 
     theirs = {"MASTER_ADDR": "n9", "MASTER_PORT": "29500", "HOME": "/h"}
     made = training_env(theirs, "n1", 20000, RunDir(Path("run")))
     assert (made["MASTER_ADDR"], made["MASTER_PORT"], made["HOME"]) == ("n1", "20000", "/h")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "exported"),
+    (
+        ({"SLURM_JOB_END_TIME": "1795519451"}, "1795519451"),
+        ({"SLURM_JOB_END_TIME": "1795519451", EXPIRY: "5"}, "5"),
+        ({"SLURM_JOB_END_TIME": "0"}, None),
+        ({"SLURM_JOB_END_TIME": "Unknown"}, None),
+        ({}, None),
+    ),
+)
+def test_ranks_know_when_the_job_ends(theirs: dict[str, str], exported: str | None) -> None:
+    assert training_env(theirs, "n1", 20000, RunDir(Path("run"))).get(EXPIRY) == exported
 
 
 def test_a_launcher_without_slurms_commands_says_what_it_lacks() -> None:

@@ -63,7 +63,7 @@ def test_a_pipe_gets_the_screen_without_colours_and_uncut(made: Made) -> None:
     done = transom("status", made.run.path)
     assert done.returncode == 0 and ESCAPE not in done.stdout.encode(), done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith(f"{made.run.run_id}  TRAINING ")
+    assert lines[0].startswith(f"{made.run.run_id}  TRAINING, DEGRADED ")
     assert "noticed     a node is slow; rank 24 on gpu003 spends 0.71 s in forward, usual is 0.3 s" in lines
     assert "nodes       ...s.?.. ...." in lines
     assert "10 nodes ok, not listed (--all lists them)" in lines

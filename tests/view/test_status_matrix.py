@@ -25,6 +25,8 @@ STATES = {
     "healthy": ("training", 0, "to go"),
     "one_node_of_many": ("training", 20, "gpu017"),
     "examining": ("training", 20, "probing gpu002"),
+    "slow": ("training", 20, "0.71 s in forward"),
+    "hang": ("training", 20, "no step for 90.0 s"),
     "crash_looping": ("crash loop", 23, "KeyError: 'learning_rate', 2 times, never past step 7; stops after 1 more"),
     "starting_again": ("recovering", 20, "waiting for Slurm to start the job"),
     "leaving": ("leaving", 0, "the time limit is near: all ranks save at step 18430"),
@@ -53,6 +55,18 @@ def test_state_answers_in_the_first_line(name: str, tmp_path: Path) -> None:
     assert code_of(view) == code
     row = plain(list_lines([view], 120)[1])
     assert f" {word} " in row
+
+
+CONCERNS = {"healthy": "", "one_node_of_many": "degraded", "examining": "fault suspected", "slow": "slow"}
+CONCERNS |= {"hang": "fault suspected", "starting_again": "", "done": ""}
+
+
+@pytest.mark.parametrize("name", CONCERNS)
+def test_first_line_of_a_training_run_says_whether_it_is_all_right(name: str, tmp_path: Path) -> None:
+    view, concern = SCENES[name](tmp_path), CONCERNS[name]
+    assert view.concern == concern
+    word = f"{view.status}, {concern}" if concern else f"{view.status} "
+    assert f"  {word.upper()}" in plain(screen(view, 80)[0])
 
 
 def test_crash_loop_between_two_crashes_is_not_healthy(tmp_path: Path) -> None:

@@ -364,6 +364,19 @@ def hostile(folder: Path) -> RunView:
     return replace(view, excluded=(("gpu009", "drained", f"by {bad}"),), memory_protection=bad, save_schedule=bad)
 
 
+def slow(folder: Path) -> RunView:
+    made = Made(folder).began().stepped().saved()
+    made.report("slow_node", "a node is slow; rank 8 on gpu001 spends 0.71 s in forward, usual is 0.3 s", "gpu001")
+    return made.beats().operator().view()
+
+
+def hang(folder: Path) -> RunView:
+    """No rank steps, and nobody knows why yet."""
+    made = Made(folder).began().stepped().saved()
+    made.seen((20.0, ev.Stalled(0, f"{JOB}.0", ev.Stall(18430, 90.0, 45.0))))
+    return made.beats(age=90.0).operator().view()
+
+
 def _fails(made: Made, number: int, before: float) -> Made:
     exits = (ev.RankExit(3, "gpu000", 1, None, step=18431),)
     attempt = f"{JOB}.{number - 1}"
@@ -408,6 +421,6 @@ SCENES: dict[str, Callable[[Path], RunView]] = {
         restoring, ranks_restore, examining, backing_off, starting_again, recovered, held,
         held_by_its_launcher, unknown, unknown_and_slurm_too, without_an_operator, operator_waits, slurm_is_silent,
         own_script, not_a_number, a_rank_is_gone, finishing, done, failed, given_up, no_checkpoint_restores, stopping,
-        stopped, hostile,
+        stopped, slow, hang, hostile,
     )
 }  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from transom_cli import __version__
+from transom_cli.cli.advise import advise
 from transom_cli.cli.attempts import attempts
 from transom_cli.cli.bundle import bundle
 from transom_cli.cli.check import check
@@ -113,6 +114,7 @@ app.command(epilog=examples("diagnose"))(diagnose)
 app.add_typer(rules_app, name="rules")
 app.command(epilog=examples("policy"))(policy)
 app.command(epilog=examples("simulate"))(simulate)
+app.command(epilog=examples("advise"))(advise)
 app.add_typer(service_app, name="service")
 app.add_typer(notify_app, name="notify")
 app.add_typer(ckpt_app, name="ckpt")

@@ -49,7 +49,7 @@ ckpt_app.command("diff")(diff)
 
 @ckpt_app.command("ls")
 def ls(run: Run = None, root: Root = None, json_: Json = False) -> None:
-    """List the checkpoints and snapshots of a run, newest first.
+    """List checkpoints and snapshots, newest first.
 
     Checks sizes and manifests without reading the data.
     """
@@ -72,7 +72,7 @@ def keep(
     undo: Annotated[bool, typer.Option("--undo", help="Let it be deleted again.")] = False,
     root: Root = None,
 ) -> None:
-    """Mark a checkpoint so that neither a training nor `transom prune` deletes it.
+    """Protect a checkpoint from deletion.
 
     `transom prune --last-checkpoints`, which removes whole run directories, still does.
     """
@@ -91,7 +91,7 @@ def seal(
     checkpoint: Annotated[Path, typer.Argument(exists=True, help="A folder or a file.")],
     step: Annotated[int | None, typer.Option("--step", help="Its step [default: from the name].")] = None,
 ) -> None:
-    """Seal a checkpoint in a framework's own format, which you know to be whole, so that a run resumes from it."""
+    """Seal a framework's checkpoint. You know it to be whole; a run then resumes from it."""
     from transom_cli.ckpt.seal import seal as seal_one
     from transom_cli.ckpt.seal import step_of
     from transom_cli.errors import UsageError
@@ -115,7 +115,7 @@ def verify(
     deep: Annotated[bool, typer.Option("--deep", help="Compare every value with its digest; also plain DCP.")] = False,
     json_: Json = False,
 ) -> None:
-    """Read every byte of every checkpoint and compare checksums.
+    """Read every checkpoint and compare checksums.
 
     Exit code 15: none is good. Good means that the bytes are those that were saved. It does not mean that you can trust
     who saved them: the manifest carries no signature.
@@ -124,8 +124,7 @@ def verify(
     state that was saved, instead of the files with their checksums. A checkpoint without digests, such as one of
     torch's DCP, is read in full and reported as not proven.
 
-    Snapshots in memory are read on their nodes, if a node of the run can be reached from here. As a test, one share per
-    node is rebuilt from parity.
+    Snapshots in memory are read on their nodes, if a node of the run can be reached from here.
     """
     from transom_cli.ckpt.inventory import survey
     from transom_cli.ckpt.inventory import verify as verify_one

@@ -57,11 +57,11 @@ def export(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write one checkpoint as a torch or safetensors file.
+    """Write a checkpoint as torch or safetensors file.
 
-    A safetensors file holds tensors only. Verifies every byte first and refuses a damaged checkpoint. Also refuses a
-    value that needs code to load (an object of the trainer's own class, or a planted program): --only selects other
-    parts, --allow-code loads it. Sharded tensors are assembled one at a time, so that at most two are in memory.
+    A safetensors file holds tensors only, and is written tensor by tensor; a torch file takes memory for all that is
+    exported. Verifies every byte first and refuses a damaged checkpoint. Also refuses a value that needs code to load
+    (an object of the trainer's own class, or a planted program): --only selects other parts, --allow-code loads it.
     """
     from transom_cli.ckpt.convert.outfile import refuse_taken
     from transom_cli.view.terminal import waiting
@@ -119,7 +119,7 @@ def import_(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Convert one file, or a directory of torch.distributed.checkpoint, into a checkpoint that a Checkpointer restores.
+    """Convert a file or DCP folder to a checkpoint.
 
     Reads only data from FILE, and refuses a file that needs code to load. Random number state and data positions start
     fresh unless FILE has per-rank state (`export --all`). Name other entries that FILE lacks with --afresh.

@@ -180,7 +180,6 @@ def _result(result: Checked) -> str:
         return "given up for a newer step meanwhile"
     read = f"{result.shares} of {several(result.of, 'share')}"
     read += f", {several(result.rows, 'row')} of parity" if result.rows else ""
-    read += f", {several(result.made, 'share')} made from parity" if result.made else ""
     if result.state == LOST:
         return f"bad: {result.damage[-1]}"
     return f"damaged, but all of it can be had; good: {read}" if result.state == DAMAGED else f"good: {read}"

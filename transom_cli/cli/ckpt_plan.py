@@ -32,7 +32,7 @@ def plan(
     params: _Params, ranks: _Ranks, ranks_per_node: _PerNode = 8, bytes_per_param: _Bytes = 12.0,
     protect: _Protect = "none", persist: _Persist = 1, also: _Also = False, json_: Json = False,
 ) -> None:  # fmt: skip
-    """Show how much memory snapshots will take on each node.
+    """Show how much memory snapshots take per node.
 
     The trainer's own tensors come on top. The state of all ranks counts once, as it is written to disk.
     """

@@ -25,7 +25,7 @@ def diff(
     b: Annotated[Path, _Checkpoint],
     as_json: Json = False,
 ) -> None:
-    """Show which values differ between two checkpoints, and by how much.
+    """Show which values differ in two checkpoints.
 
     A PATH is a checkpoint, also one that torch's DCP has written, or a directory of checkpoints: its newest. The
     layouts may differ. Compares bit for bit. Exit code 1: they differ.

@@ -62,7 +62,7 @@ def diagnose(
 def list_(
     rules: Rules = None, json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 ) -> None:
-    """List all rules, with what each recognises and its action."""
+    """List all rules, what they recognise and do."""
 
     run_list(tuple(rules or ()), as_json=json_)
 

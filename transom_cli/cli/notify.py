@@ -27,7 +27,7 @@ def test(
     root: Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Send one test message to each target, and report the result.
+    """Send a test message to each target.
 
     Exit code 1: a target could not be reached. Examples: `transom notify test`,
     `transom notify test team --event held`, `transom notify test -f run.toml --dry-run`.

@@ -113,6 +113,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "transom simulate -N 1024 --params 405e9 --compare now.toml new.toml --json",
         "transom simulate -N 64 --keep ./simulated; transom explain --root ./simulated",
     ),
+    "advise": (
+        "transom advise -N 512",
+        "transom advise -N 128 --spares 1 --failures stepfun -f run.toml",
+    ),
     "ckpt": (
         "transom ckpt ls llama",
         "transom ckpt verify llama --step 18000",

@@ -93,7 +93,7 @@ def up(
     mirror: Annotated[str, typer.Option(help="Debian mirror to fetch a release from [default: apt's].")] = "",
     dir: Dir = None,
 ) -> None:
-    """Start the cluster and wait until all nodes are idle.
+    """Start the cluster and wait for idle nodes.
 
     With --release, apt fetches another Slurm release into a folder once; it runs beside this machine's own Slurm.
     """
@@ -113,7 +113,7 @@ def up(
 
 @sandbox_app.command()
 def sites() -> None:
-    """List the site profiles, and what this machine lacks for one."""
+    """List site profiles and what they need here."""
     from transom_cli.sandbox.sites import SITES
 
     width = max(map(len, SITES))
@@ -157,7 +157,7 @@ def exec_(
     user: Annotated[str, typer.Option(help="Run it as a user of the site profiles: alice, bob, carol, dave.")] = "",
     dir: Dir = None,
 ) -> None:
-    """Run a command that uses this cluster, and pass its exit code on."""
+    """Run a command that uses this cluster."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
     env |= _variables(dir, clock)
     if user:
@@ -180,7 +180,7 @@ def exec_(
 
 @sandbox_app.command()
 def env(clock: Clock = False, dir: Dir = None) -> None:
-    """Print shell code that makes a shell use this cluster."""
+    """Print shell code that selects this cluster."""
     for name, value in _variables(dir, clock).items():
         print(f"export {name}={shlex.quote(value)}")
 

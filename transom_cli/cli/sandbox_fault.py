@@ -90,9 +90,7 @@ def restore_node(
         print(f"it is still drained: `transom nodes --lift {node}` puts it back into service")
 
 
-_on_node(
-    "stop-node", "stopped {}: {} processes", "Stop a node: it hangs and its connections stay open. Undo: cont-node."
-)
+_on_node("stop-node", "stopped {}: {} processes", "Stop a node: it hangs with open connections. Undo: cont-node.")
 _on_node("cont-node", "continued {}: {} processes", "Undo stop-node.")
 _on_rank("kill-rank", "killed rank {} of job {}: pid {}", "Kill one rank (SIGKILL). Cannot be undone.")
 _on_rank("stop-rank", "stopped rank {} of job {}: pid {}", "Stop one rank (SIGSTOP). Undo: cont-rank.")
@@ -128,7 +126,7 @@ _on_controller("start-controller", "slurmctld answers", "Undo kill-controller.")
 _on_controller(
     "stop-controller",
     "stopped slurmctld: {} processes",
-    "Stop slurmctld: it accepts connections and does not answer. Undo: cont-controller.",
+    "Stop slurmctld: it accepts but never answers. Undo: cont-controller.",
 )
 _on_controller("cont-controller", "continued slurmctld: {} processes", "Undo stop-controller.")
 
@@ -139,7 +137,7 @@ def fill_disk(
     size: Annotated[int, typer.Option(help="Size of the small disk in MiB, if one is mounted.", min=1)] = 16,
     dir: Dir = None,
 ) -> None:
-    """Fill a small disk completely; mount one first if needed (as root). Undo: free-disk."""
+    """Fill a small disk. Mount one first if needed (as root). Undo: free-disk."""
     from transom_cli.sandbox import faults
 
     print(f"filled {folder}: {faults.fill_disk(running(dir), folder, size)} bytes")
@@ -161,7 +159,7 @@ def free_disk(
 _on_agent(
     "kill-agent",
     "killed the agent of job {} on {}: pid {}",
-    "Kill the agent of a node (SIGKILL); its ranks keep running. Cannot be undone.",
+    "Kill a node's agent; its ranks keep running. Cannot be undone.",
 )
 _on_agent(
     "stop-agent", "stopped the agent of job {} on {}: pid {}", "Stop the agent of a node (SIGSTOP). Undo: cont-agent."
@@ -173,13 +171,13 @@ _on_launcher(
 _on_launcher(
     "stop-launcher",
     "stopped the launcher of job {}: pid {}",
-    "Stop the launcher (SIGSTOP); its ranks keep running. Undo: cont-launcher.",
+    "Stop the launcher; its ranks keep running. Undo: cont-launcher.",
 )
 _on_launcher("cont-launcher", "continued the launcher of job {}: pid {}", "Undo stop-launcher.")
 _on_folder(
     "share-disk",
     "shared {}",
-    "Turn a folder into a file system of its own, for disk faults. Its content stays. Undo: unshare-disk.",
+    "Make a folder a file system of its own. Its content stays. Undo: unshare-disk.",
 )
 _on_shared("unshare-disk", "unshared {}", "Undo share-disk and all faults of that disk.")
 _on_folder("stall-disk", "stalled {}", "Stop a file system: every call on it waits. Undo: cont-disk.")
@@ -195,7 +193,7 @@ def late_files(
     nfs: Annotated[bool, typer.Option("--nfs", help="Behave like NFS with close-to-open consistency.")] = False,
     dir: Dir = None,
 ) -> None:
-    """Delay what nodes see of each other's changes in a folder (as root; no job may run). Undo: fresh-files."""
+    """Delay what nodes see of others' changes. As root; no job may run. Undo: fresh-files."""
     from transom_cli.sandbox import faults
 
     faults.late_files(running(dir), folder, seconds, nfs=nfs)
@@ -217,7 +215,7 @@ def jump_clock(
     host: Annotated[str, typer.Option("--host", help="A node, or login [default: all hosts].")] = "",
     dir: Dir = None,
 ) -> None:
-    """Make the wall clock jump for runs started with `transom sandbox exec --clock`. Undo: reset-clock."""
+    """Make the wall clock jump. For runs started with `transom sandbox exec --clock`. Undo: reset-clock."""
     from transom_cli.sandbox import faults
 
     faults.jump_clock(running(dir), seconds, host)
@@ -238,7 +236,7 @@ def reset_clock(
 
 @fault_app.command()
 def heal(dir: Dir = None) -> None:
-    """Undo every fault, cancel all jobs, resume all nodes."""
+    """Undo all faults, cancel jobs, resume nodes."""
     from transom_cli.sandbox import faults
 
     faults.heal(running(dir))
@@ -247,7 +245,7 @@ def heal(dir: Dir = None) -> None:
 
 @fault_app.command("list")
 def list_(dir: Dir = None) -> None:
-    """List the active faults, each with the command that undoes it."""
+    """List active faults and how to undo each."""
     from transom_cli.sandbox import faults
 
     found = faults.active(running(dir))

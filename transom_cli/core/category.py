@@ -63,9 +63,12 @@ _ASSERT = re.compile(r"device-side assert")
 _IMPORT = re.compile(r"^(?:ModuleNotFoundError|ImportError)\b")
 
 
-def category_of(cause: str, log_category: str, line: str, *, signalled: bool, checks: Collection[str] = ()) -> str:
+def category_of(
+    cause: str, log_category: str, line: str, *, signalled: bool, checks: Collection[str] = (), stopped: bool = False
+) -> str:
     """cause: as in `core.state.Diagnosis`. log_category, line: of the rank that died first, as in `events.Examined`;
     a name of `Category` there is taken as it is. checks: names of checks that found faults of nodes.
+    stopped: the process of a rank was stopped, for which the others waited.
 
     A process that was killed by a signal and printed nothing has crashed: nothing shows that it was out of memory.
     """
@@ -74,7 +77,7 @@ def category_of(cause: str, log_category: str, line: str, *, signalled: bool, ch
     if cause in ("node_fault", "preflight"):
         return _of_checks(checks).value
     if cause in _OF_CAUSE:
-        return _OF_CAUSE[cause].value
+        return (Category.PROCESS_CRASH if stopped and cause == "hang" else _OF_CAUSE[cause]).value
     if log_category in _NAMES:
         return log_category
     found = _of_line(log_category, line)

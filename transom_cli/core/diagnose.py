@@ -43,7 +43,8 @@ TOLD_BY_CODE = (
     "state_differs",
     "run_dir_unseen",
 )  # exit codes of ours, whichever rank has them
-SIGKILL = 9
+CRASHES = frozenset((4, 7, 8, 9, 11))
+"""Signals that no watchdog sends itself: ILL, BUS, FPE, KILL, SEGV. The peers' messages are consequences."""
 SOON = 300.0  # seconds after its start in which a script whose steps nobody sees counts as before its first one
 _BY_LINE = ("rank_failed", "rank_killed", "job_failed", "user_error")  # causes that the log of a rank explains
 TOLD = 3  # faults that a diagnosis names, of more
@@ -344,8 +345,8 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
     exits = incident.outcome.exits if incident.outcome else ()
     first = next(iter(_failed_first(incident)), None)
     signal = first.signal if first is not None else None
-    # The last line of a killed rank may not explain it. SIGKILL comes from outside, and causes what its peers print.
-    explains = signal is None or incident.log_category not in ("unknown", *(CRIES if signal == SIGKILL else ()))
+    # The last line of a killed rank may not explain it, and what its peers print, its end has caused.
+    explains = signal is None or incident.log_category not in ("unknown", *(CRIES if signal in CRASHES else ()))
     line = incident.log_line if explains else ""
     category = category_of(
         diagnosis.cause,
@@ -353,6 +354,7 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
         line,
         signalled=signal is not None,
         checks={f.check for f in diagnosis.faults},
+        stopped=incident.stall is not None and incident.stall.stopped,
     )
     codes = {first.code if first is not None else incident.exit_code}
     if diagnosis.cause in TOLD_BY_CODE:  # by any of the ranks

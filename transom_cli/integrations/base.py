@@ -61,7 +61,7 @@ class Rank:
         client.beat(step, loss=loss, grad_norm=grad_norm)
         if self._requests is not None:
             self.due = self._requests.due(step) or self.due
-        elif self._agreed():
+        elif not self.stop and self._agreed():
             self.due = self.stop = True
         return self.due
 

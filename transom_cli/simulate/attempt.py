@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import exp
 from typing import TYPE_CHECKING, Any
 
+from transom_cli.ckpt.snapshot.protection import groups, parse, survives
 from transom_cli.core import events as ev
 from transom_cli.core import launcher as la
 from transom_cli.core.codec import plain
@@ -259,8 +260,10 @@ class Attempt:
         if training is None or training.launch != action.launch:
             return
         unheard = tuple(n for n in training.nodes if not fleet.nodes[n].up)
-        if len(unheard) > self._costs.survives:
-            self._memory = -1
+        if unheard:
+            protection = parse(self._costs.protect)
+            if not survives(groups(training.nodes, protection), protection, unheard):
+                self._memory = -1
         others = (n for n in training.nodes if n not in unheard)
         cause = self._cause
         suspects: tuple[str, ...] = ()

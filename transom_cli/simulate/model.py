@@ -117,8 +117,9 @@ class Costs:
         copied: Time from a save until its snapshot is committed and protected in the nodes' memory.
         persist_every: One of how many saves becomes durable.
         persist: Time from the save until it is durable.
+        slows: Share of that time which it takes from the training.
         memory: Snapshots stay in the nodes' memory: a relaunch resumes from them.
-        survives: Lost nodes whose snapshots the others can rebuild.
+        protect: How snapshots are protected against lost nodes, as for the Checkpointer.
         start: From a launch to its first step, without reading the state.
         read_memory, read_disk: Reading the state.
         launcher: From the start of a job to its launcher.
@@ -138,8 +139,9 @@ class Costs:
     copied: float = 10.0
     persist_every: int = 10
     persist: float = 120.0
+    slows: float = 0.02
     memory: bool = True
-    survives: int = 1
+    protect: str = "xor:4"
     start: float = 90.0
     read_memory: float = 10.0
     read_disk: float = 60.0
@@ -181,8 +183,11 @@ class Costs:
 
     @property
     def pace(self) -> float:
-        """Seconds per step, with the stall of the saves."""
-        return self.step + (self.stall / self.save_every if self.save_every else 0.0)
+        """Seconds per step, with what saves and durable checkpoints take."""
+        if not self.save_every:
+            return self.step
+        write = self.slows * self.persist / self.persist_every if self.persist_every else 0.0
+        return self.step + (self.stall + write) / self.save_every
 
 
 @dataclass(frozen=True)

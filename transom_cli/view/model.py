@@ -275,6 +275,19 @@ class RunView:
         return self.starved if status == "starved" else ""
 
     @property
+    def concern(self) -> str:
+        """What keeps a run that trains or is done from being healthy, for the first line; "" if nothing does."""
+        if self.health != "degraded" or self.status not in ("training", "done"):
+            return ""
+        if self.saves_fail is not None:
+            return "saves fail"
+        newest = self.incidents[0] if self.incidents else None
+        if newest is not None and newest.duration is None:
+            return "fault suspected"
+        states = {one.state for one in self.node_views if one.role == "ranks"} - {"ok", "waiting"}
+        return "slow" if states == {"slow"} else "degraded"
+
+    @property
     def health(self) -> str:
         """done, failed, stopped, held, starved, crash loop, unknown, degraded (the run lives with a fault) or healthy.
 

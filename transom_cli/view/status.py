@@ -104,7 +104,9 @@ def step_breakdown_lines(view: RunView, width: int | None = 80) -> list[str]:
 
 def _headline(view: RunView) -> Line:
     status = view.status
-    head = [(view.run_id, "strong"), ("  ", ""), (status.upper(), _TONES.get(status, "note"))]
+    concern, tone = view.concern, "warn" if view.concern else _TONES.get(status, "note")
+    word = f"{status}, {concern}" if concern else status
+    head = [(view.run_id, "strong"), ("  ", ""), (word.upper(), tone)]
     start = f"job {view.job_id}" if view.job_id else "no job yet"
     start += f", restart {view.starts}" if view.starts else ""
     if status == "unknown":

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.convert.torch_file import write
+from transom_cli.ckpt.convert.safetensors_file import ExportRecord, write
 from transom_cli.cli.ckpt import ckpt_app
 from transom_cli.errors import TransomError
 
@@ -173,10 +173,10 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path: Path):
         alive.append(weakref.ref(tensor))
         return tensor
 
-    with (tmp_path / "x.pt").open("xb+") as file:
-        write(file, {"t": dict(placeholders)}, {id(t): key for key, t in placeholders.items()}, read)
+    with (tmp_path / "x.safetensors").open("xb+") as file:
+        write(file, placeholders, ExportRecord(1, {key: (key,) for key in placeholders}, ()), read)
     assert len(alive) == 20
-    for key, tensor in torch.load(tmp_path / "x.pt")["t"].items():
+    for key, tensor in load_file(tmp_path / "x.safetensors").items():
         assert bool((tensor == float(key)).all())
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from ckpt_made import names_in
 from processes import wait_for
+from rank_server import Forked
 
 from transom_cli.ckpt.inventory import candidates, verify
 from transom_cli.supervise.agent import final_checkpoint as agent
@@ -40,11 +41,10 @@ class World:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("TRANSOM_", "SLURM_"))}
         clean |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
         self.ranks = [
-            subprocess.Popen(
+            Forked(
                 [sys.executable, str(Path(__file__).parents[1] / "ckpt_flush_worker.py"), str(self.directory)],
                 env={**clean, "RANK": str(rank), "WORLD_SIZE": str(len(homes)), "TRANSOM_BEAT_DIR": home.beats},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                preexec_fn=_defaults,
             )
             for rank, home in enumerate(homes)
         ]  # fmt: skip
@@ -90,10 +90,6 @@ def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
     for rank in [rank for one in made for rank in one.ranks]:
         rank.kill()
         rank.communicate()
-
-
-def _defaults() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def test_request_makes_one_checkpoint_at_one_step(world: Callable[..., World]) -> None:

@@ -231,7 +231,7 @@ for step in range(1, 4):
 
 def test_a_kill_during_the_write_leaves_the_checkpoints_before(directory: Path) -> None:
     here = Path(__file__).parent
-    code = _KILLED.format(path=[str(here), str(here.parent)], directory=str(directory))
+    code = _KILLED.format(path=[str(here), str(here.parent), str(here.parents[1])], directory=str(directory))
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert any(name.startswith(".tmp-step-3-") for name in names_in(directory))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,11 +50,10 @@ def probe(ranks: LocalRanks, network: netns.Network, tier: Tier = Tier.QUICK) ->
 
 
 def probe_until(ranks: LocalRanks, network: netns.Network, shown: Callable[[ProbeResult], bool]) -> ProbeResult:
-    """Three times at most: on a machine that is busy with something else a probe's processes wait, and tell nothing."""
-    for _ in range(3):
-        result = probe(ranks, network)
-        if shown(result):
-            break
+    """Again and again: on a machine that is busy with something else a probe's processes wait, and show nothing."""
+    end = time.monotonic() + 150
+    while not shown(result := probe(ranks, network)) and time.monotonic() < end:
+        pass
     return result
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from probe_findings import bad
 from processes import wait_for
+from rank_server import Forked
 
 from transom_cli.health.check import About
 from transom_cli.health.finding import Remedy, Verdict
@@ -41,7 +42,7 @@ def probe(crew: Any) -> ProbeResult:
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[LocalRanks]:
     """Started once, and never broken; n3 computes its attention wrongly, and is taken along only where that matters."""
-    with LocalRanks(NODES, environment={"n3": {FLIP: "attention"}}) as crew:
+    with LocalRanks(NODES, environment={"n3": {FLIP: "attention"}}, popen=Forked) as crew:
         yield crew
 
 
@@ -56,7 +57,7 @@ def test_healthy_ranks_are_well_and_meet_two_others_each(ranks: LocalRanks) -> N
 
 
 def test_two_devices_a_node_meet_each_its_like() -> None:
-    with LocalRanks(NODES[:2], devices=2) as ranks:
+    with LocalRanks(NODES[:2], devices=2, popen=Forked) as ranks:
         result = probe(ranks)
     assert bad(result) == {}
     assert sorted((cell.src, cell.dst, cell.index) for cell in result.matrix) == [
@@ -119,7 +120,7 @@ def test_a_stopped_one_is_named_and_costs_one_deadline(ranks: LocalRanks, phase:
 
 
 def test_a_killed_one_is_named_at_once_with_its_signal() -> None:
-    with LocalRanks(NODES[:3]) as ranks:
+    with LocalRanks(NODES[:3], popen=Forked) as ranks:
         victim = ranks.processes["n2", 0]
         result = probe(Sabotage(ranks, "all", victim.kill))
         assert bad(result) == {"n2": ["link_answer"]}

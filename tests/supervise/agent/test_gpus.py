@@ -75,8 +75,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 def test_what_is_new_is_told_with_device_and_serial_and_what_was_there_is_not(node: Node) -> None:
     node.watch()
-    node.until(lambda: bool(node.children()))
-    time.sleep(1.0)
+    node.until(lambda: node.shown() is not None)
     assert [f for f in node.news if f.verdict.bad] == []
     nvml_stub.write(node.states, "node1", nvml_stub.with_fault(node.healthy, "row_remap_failed", gpu=1))
     node.until(lambda: any(f.verdict is Verdict.FAIL for f in node.news))
@@ -87,8 +86,7 @@ def test_what_is_new_is_told_with_device_and_serial_and_what_was_there_is_not(no
 
 def test_an_event_of_the_driver_is_told_at_once(node: Node) -> None:
     node.watch(replace(WHAT, every=60.0))
-    node.until(lambda: bool(node.children()))
-    time.sleep(1.5)  # until it listens
+    node.until(lambda: node.shown() is not None)  # it listens
     nvml_stub.write(node.states, "node1", nvml_stub.with_event(node.healthy, 0, 8, 79))
     node.until(lambda: any(f.check == "gpu_xid" for f in node.news))
     (found,) = [f for f in node.news if f.check == "gpu_xid"]

@@ -18,7 +18,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from transom_cli.ckpt.convert.outfile import write_at
-from transom_cli.ckpt.convert.torch_file import raw
 from transom_cli.ckpt.failures import BadFile
 from transom_cli.ckpt.tree import Path as TreePath
 from transom_cli.ckpt.tree import Paths
@@ -71,7 +70,7 @@ def write(
     file.flush()
     base = file.tell()
     for key in tensors:
-        write_at(file.fileno(), raw(read(key).untyped_storage()), base + header[key]["data_offsets"][0])
+        write_at(file.fileno(), _raw(read(key)), base + header[key]["data_offsets"][0])
     found = set(_opened(Path(file.name)).keys())
     if found != set(tensors):
         raise BadFile("The safetensors library does not find in the file what was written to it")
@@ -118,6 +117,12 @@ def _is_place(path: TreePath) -> bool:
     """Whether it is an entry's name, then keys and list indices, which are bounded: lists are made that long."""
     steps = all(type(step) is str or (type(step) is int and 0 <= step < 1 << 20) for step in path)
     return steps and bool(path) and type(path[0]) is str
+
+
+def _raw(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, without a copy."""
+    data: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(data)
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -46,11 +46,6 @@ class Peers:
     def nodes(self) -> tuple[str, ...]:
         return tuple(sorted({self.own, *self._places}))
 
-    def only(self, nodes: Iterable[str]) -> Peers:
-        """Return a view with only those nodes and this one."""
-        places = {node: self._places[node] for node in nodes if node in self._places}
-        return Peers(self._directory, self.own, places, self._key, self._answer)
-
     def call(self, node: str, verb: str, timeout: float, into: memoryview | None = None, **request: object) -> Answer:
         """Return the answer of that node's daemon; its bulk bytes fill `into` exactly. Raises RpcError."""
         if node == self.own:

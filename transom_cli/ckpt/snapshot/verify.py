@@ -1,13 +1,13 @@
 """All that the nodes hold of one step in memory is read again: what is good, what is damaged, what parity gives back.
 
-Each node reads what is its own (the record, its shares, its rows of parity), and makes one share of the next node of
-its group from parity, as a restore would after that node's loss. No memory is reserved for this, so that no save waits:
-what a newer step takes the place of meanwhile is no damage, and is said to be given up.
+Each node reads what is its own: the record, its shares, its rows of parity. A share that no node has as it should be is
+made from parity, as a restore would. No memory is reserved for this, so that no save waits: what a newer step takes the
+place of meanwhile is no damage, and is said to be given up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import xxhash
@@ -43,7 +43,6 @@ class Finding:
 class OfNode:
     files: tuple[Finding, ...]  # the record's own, and shares
     rows: tuple[Finding, ...]  # of parity
-    made: tuple[Finding, ...]  # from parity, on trial
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,6 @@ class Checked:
     of: int
     size: int  # bytes of those
     rows: int  # of parity, good
-    made: int  # shares that were made from parity, and are good
     damage: tuple[str, ...]
     untried: tuple[str, ...]
 
@@ -68,7 +66,7 @@ class Verifier:
     def everywhere(self, step: int) -> Checked:
         """Raises ValueError where the step's record is not here (any more)."""
         wanted = {entry.name: entry for entry in self._record(step).read.files}
-        good, size, rows, made = set[str](), 0, 0, 0
+        good, size, rows = set[str](), 0, 0
         damage, untried, damaged = list[str](), list[str](), set[str]()
         for node, answer in self._members.current.call_all("check", CHECK, step=step).items():
             if "error" in answer:
@@ -81,16 +79,14 @@ class Verifier:
                     size += found.size
                 elif found.state == DAMAGED:
                     damaged.add(found.what)
-            for found in (*checked.files, *checked.rows, *checked.made):
+            for found in (*checked.files, *checked.rows):
                 words = f"{node}: {found.what} is {found.state}" + (f" ({found.why})" if found.why else "")
                 if found.state != GOOD:
                     (damage if found.state == DAMAGED else untried).append(words)
             rows += sum(found.state == GOOD for found in checked.rows)
-            made += sum(found.state == GOOD for found in checked.made)
         lost = []
         for name in sorted(set(wanted) - good):
-            found = self._make(step, wanted[name], None)
-            made += found.state == GOOD
+            found = self._make(step, wanted[name])
             if found.state != GOOD:
                 lost.append(name)
             words = "parity gives it back" if found.state == GOOD else f"it cannot be had: {found.why}"
@@ -100,7 +96,7 @@ class Verifier:
             state, damage = GIVEN_UP, []
         shares = set(wanted) - {DCP_METADATA}
         told_by = tuple(damage), tuple(untried)
-        return Checked(step, state, len(shares & good), len(shares), size, rows, made, *told_by)
+        return Checked(step, state, len(shares & good), len(shares), size, rows, *told_by)
 
     def here(self, step: int) -> Answer:
         """This node's part: an `OfNode` as JSON."""
@@ -108,10 +104,10 @@ class Verifier:
         try:
             manifest = decode(record.manifest)
         except BadManifest as error:
-            found = OfNode((Finding(MANIFEST, len(record.manifest), DAMAGED, error.what),), (), ())
+            found = OfNode((Finding(MANIFEST, len(record.manifest), DAMAGED, error.what),), ())
         else:
             files = tuple(self._files(step, manifest, record))
-            found = OfNode(files, tuple(self._rows(step)), tuple(self._next(step, manifest)))
+            found = OfNode(files, tuple(self._rows(step)))
         report: Answer = plain(found)
         return report
 
@@ -142,25 +138,8 @@ class Verifier:
                 state = GIVEN_UP  # and its memory written over
             yield Finding(f"parity row {row.row} of stripe {row.stripe}", row.size, state)
 
-    def _next(self, step: int, manifest: Manifest) -> Iterator[Finding]:
-        """A share of the node that follows this one in its group. So every node's is tried by one other."""
-        rows, own = self._parity.rows(step), self._members.current.own
-        if not rows or own not in rows[0].group.nodes:
-            return
-        group = rows[0].group
-        at = group.nodes.index(own)
-        entries = {entry.name: entry for entry in manifest.files}
-        for node in group.nodes[at + 1 :] + group.nodes[:at]:
-            name = next((file for file, size in group.files[node] if size and file in entries), None)
-            if name is not None:
-                found = self._make(step, entries[name], group.nodes)
-                if found.state == DAMAGED and not any(row is rows[0] for row in self._parity.rows(step)):
-                    found = Finding(found.what, found.size, GIVEN_UP)
-                yield found
-                return
-
-    def _make(self, step: int, entry: FileEntry, nodes: Iterable[str] | None) -> Finding:
-        """From parity, into memory that is given back at once. `nodes`: who has to do with it, all where None."""
+    def _make(self, step: int, entry: FileEntry) -> Finding:
+        """From parity, into memory that is given back at once."""
         what = f"{entry.name} made from parity"
         try:
             if 4 * entry.size > free_memory():  # itself, and a chunk of a stripe, which may be as large
@@ -168,10 +147,8 @@ class Verifier:
             made = bytearray(entry.size)
         except MemoryError:
             return Finding(what, entry.size, UNTRIED, "there is not enough free memory on the node")
-        peers = self._members.current
-        some = peers if nodes is None else peers.only(nodes)
         try:
-            trouble = Rebuilder(Membership(some)).rebuild(step, entry, memoryview(made))
+            trouble = Rebuilder(self._members).rebuild(step, entry, memoryview(made))
         except NoCoder as error:
             return Finding(what, entry.size, UNTRIED, error.what)
         if not trouble and xxhash.xxh3_128_hexdigest(made) != entry.xxh3_128:

@@ -26,10 +26,11 @@ class Sign:
     stalled: bool = False
     suspects: tuple[str, ...] = ()
     faults: tuple[NodeFault, ...] = ()
+    stall: Stall | None = None
 
     @classmethod
     def of_stall(cls, stall: Stall, nodes: tuple[str, ...]) -> Sign:
-        return cls(stall.words, stalled=True, suspects=nodes)
+        return cls(stall.words, stalled=True, suspects=nodes, stall=stall)
 
     def incident(self, state: State, at: float, name: str = "") -> Incident:
         outcome = OutcomeSeen(at, state.attempt, "failed", self.words, self.exits) if self.exits is not None else None
@@ -41,6 +42,7 @@ class Sign:
             max(state.progress.step, state.progress.max_step),
             stalled=self.stalled,
             suspect_nodes=self.suspects,
+            stall=self.stall,
             outcome=outcome,
             faults=self.faults,
             marks=(Mark(at, "seen", self.words),),

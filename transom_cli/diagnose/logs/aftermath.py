@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from transom_cli.diagnose.clue import Category
+from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.matches import Hit
 from transom_cli.diagnose.logs.rulebook import Level
 
@@ -23,10 +24,12 @@ _BLOCK = 64 << 10
 _COMPRESSED_BLOCK = 1 << 20  # each read decompresses all that is before it
 _REMEMBERED = 128  # answers about blocks
 _LINE = 2000  # bytes of a line
+_LABELS = 64  # bytes that contain its labels
 _NUMBER = r"[-+]?\d"
 _PROGRESS = re.compile(
     rf"(?i)(?:\d ?(?:it|img|images|samples|tokens)/s|\ds/it|\d%\||\bglobal_step\b|\bloss\b\W{{0,6}}{_NUMBER}"
-    rf"|\b(?:step|iter|iteration|epoch|batch|episode|timestep|trial|round|generation)s?\b\W{{0,4}}{_NUMBER})".encode()
+    rf"|\b(?:step|iter|iteration|epoch|batch|episode|timestep|trial|round|generation)s?\b\W{{0,4}}{_NUMBER}"
+    rf"|\d/\d+\] +eta:)".encode()
 )
 _FINITE = re.compile(rf"(?i)\b\w*(?:loss|ppl|bpb|perplexity)\w*\b\W{{0,6}}{_NUMBER}".encode())
 _NOT_FINITE = re.compile(rb"(?i)\b(?:nan|inf)\b")
@@ -34,6 +37,7 @@ _DONE = (  # messages of libraries: a script may print its own after any outcome
     r"exits successfully|'train_runtime'|`Trainer.fit` stopped: `max_|Out of bounds values : 0 OK"
     r"|\[after training is done\]"
 )
+_SAYS_DONE = r"(?i)\btraining (?:is )?(?:complete|finished)|\bsaving (?:the )?final model"  # counts after progress only
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _BETWEEN = (Category.NETWORK_FABRIC, Category.RENDEZVOUS_PORT, Category.NCCL_HANG, Category.EXTERNAL_SERVICE)
 _LINES, _LOSSES = "lines", "losses"  # kinds of progress
@@ -62,14 +66,31 @@ class Aftermath:
                 return True
             kind = _LOSSES if hit.rule.category is Category.NUMERIC_DIVERGENCE else _LINES
             lines = set()
+            own = hit.record.rank
+            speaks = None if own is None else self._prints(path, kind, hit, own)
             for _, line in self._in(path, kind, at + 1, end):
+                if speaks and _rank_of(line) not in (None, own):
+                    continue  # another process: this rank printed its progress, and no longer does
                 lines.add(line)
                 if len(lines) >= ENOUGH:
                     return True
             closing = hit.level is Level.SIGN and hit.rule.category in _BETWEEN
-            return closing and next(self._in(path, _DONE, max(0, at - LOOKED_AT), at), None) is not None
+            return closing and self._done(path, at)
         except (OSError, EOFError):
             return False
+
+    def _done(self, path: Path, at: int) -> bool:
+        """Whether the training was complete before this offset."""
+        start = max(0, at - LOOKED_AT)
+        if next(self._in(path, _DONE, start, at), None) is not None:
+            return True
+        said = next(self._in(path, _SAYS_DONE, start, at), None)
+        return said is not None and len({line for _, line in self._in(path, _LINES, start, said[0])}) >= ENOUGH
+
+    def _prints(self, path: Path, kind: str, hit: Hit, rank: int) -> bool:
+        """Whether this rank printed progress of its own before the line."""
+        before = self._in(path, kind, max(0, hit.offset - LOOKED_AT), hit.offset)
+        return any(_rank_of(line) == rank for _, line in before)
 
     def _in(self, path: Path, what: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
         """Yield where the file shows it between two offsets, in order."""
@@ -105,6 +126,11 @@ class Aftermath:
                 places.append((start + at, short))
             begins, at = True, at + len(line) + 1
         return tuple(places)
+
+
+@lru_cache(maxsize=4096)
+def _rank_of(line: bytes) -> int | None:
+    return grammar.record(grammar.clean(line[:_LABELS])).rank
 
 
 @lru_cache(maxsize=4096)

@@ -18,10 +18,12 @@ from dataclasses import dataclass, replace
 
 from transom_cli.diagnose.clue import Action, Category, Culprit
 from transom_cli.diagnose.logs.matches import RAISED, Hit
-from transom_cli.diagnose.logs.rulebook import Blames, Level
+from transom_cli.diagnose.logs.rulebook import Blames, Level, Scope
 from transom_cli.plural import several
 
+DEVICES = (Category.GPU_HARDWARE, Category.NVLINK_FABRIC)
 CRIES = (Category.NETWORK_FABRIC, Category.NCCL_HANG)  # printed by victims
+MANY = 3  # waiting ranks whose numbers show that lower ones exist
 FEW = 0.25  # largest share of silent ranks that are still named as culprits
 BOX = "elastic-box"  # the rule for torchrun's failure box, which lists the rank that failed first last
 
@@ -45,8 +47,9 @@ def who_lags(hits: Sequence[Hit], ranks: frozenset[int] = frozenset()) -> Blamed
     if missing:
         return tuple(Culprit(rank=rank) for rank in sorted(missing)), ("the other ranks report that they wait for it",)
     crying = {hit.record.rank for hit in hits if hit.rule.category in CRIES and hit.record.rank is not None}
-    silent = sorted(ranks - crying)
-    if crying and 0 < len(silent) <= max(1, int(FEW * len(ranks))):
+    known = ranks | set(range(max(crying))) if len(crying) >= MANY else ranks
+    silent = sorted(known - crying)
+    if crying and 0 < len(silent) <= max(1, int(FEW * len(known))):
         said = f"{len(crying)} ranks wait in a collective or have lost their connections, this rank printed nothing"
         return tuple(Culprit(rank=rank) for rank in silent), (said,)
     if len(enqueued) > 1:
@@ -60,6 +63,9 @@ def with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> t
     known = [culprit for culprit in culprits if culprit != Culprit()]
     if not known and boxes and root.rule.blames is Blames.PRINTER:
         known = [Culprit(rank=int(boxes[-1].where["rank"]))]
+    if not known and root.rule.blames is Blames.PRINTER and root.rule.category not in CRIES:
+        ended = {h.culprit for h in hits if h.rule.name in _ENDS and h.culprit.rank is not None}
+        known = list(ended) if len(ended) == 1 else []
     nodes: dict[int, str] = {}
     for hit in hits:
         rank = hit.where.get("rank", "")
@@ -121,7 +127,10 @@ def incidents(
         left.sort(key=lambda hit: (_late(hit), died not in (None, hit.record.rank)))
     found: list[Incident] = []
     while left:
-        root = _root(left, once)
+        last = _of_last_launch(left)
+        root = _root(last, once)
+        if len(last) < len(left) and (root is None or root.rule.category is Category.UNKNOWN):
+            root = _root(left, once) or root
         if root is None:
             break
         place = next(n for n, h in enumerate(left) if h is root)
@@ -129,6 +138,14 @@ def incidents(
         found.append(_incident(root, tuple(h for h, yes in zip(left, explained, strict=True) if yes), ranks))
         left = [h for n, h in enumerate(left) if n != place and not explained[n] and h.level >= Level.CAUSE]
     return tuple(found)
+
+
+def _of_last_launch(hits: Sequence[Hit]) -> list[Hit]:
+    """Return the hits of each file's last launch. A restart replaces what failed before it."""
+    newest: dict[str, int] = {}
+    for hit in hits:
+        newest[hit.file] = max(newest.get(hit.file, 0), hit.launch)
+    return [hit for hit in hits if hit.launch == newest[hit.file]]
 
 
 def _often_enough(hits: Iterable[Hit]) -> list[Hit]:
@@ -210,12 +227,20 @@ def _first(fatal: Sequence[Hit]) -> Hit | None:
     causes = [h for h in fatal if h.level >= Level.ENDING]
     first = _unyielding(causes)
     if first is not None:
-        return first if first.level is Level.CAUSE else _ending(fatal, first)
+        return _nodes_own(causes, first) if first.level is Level.CAUSE else _ending(fatal, first)
     signs = [h for h in fatal if h.level is Level.SIGN]
     ended = {h.file: h.offset for h in reversed(tuple(after.values()))}
     signs = [h for h in signs if h.offset <= ended.get(h.file, h.offset)]
     signs = _not_swept(signs) or signs
-    return _without_a_word(signs) or max(signs, key=lambda h: h.rule.weight, default=None)
+    return _without_a_word(signs) or max(_spoken(signs), key=lambda h: h.rule.weight, default=None)
+
+
+def _nodes_own(causes: Sequence[Hit], first: Hit) -> Hit:
+    """Return the fault of a device if the first cause is only the job's (a busy port): it outlives the job."""
+    if first.rule.scope is not Scope.JOB:
+        return first
+    later = causes[causes.index(first) :]
+    return next((h for h in later if h.rule.action is Action.ISOLATE and h.rule.category in DEVICES), first)
 
 
 def _unyielding(causes: Sequence[Hit]) -> Hit | None:
@@ -226,6 +251,16 @@ def _unyielding(causes: Sequence[Hit]) -> Hit | None:
         if not hit.rule.yields or not any(at > n for kind, at in last.items() if kind is not hit.rule.category):
             return hit
     return None
+
+
+def _spoken(signs: Sequence[Hit]) -> list[Hit]:
+    """Return the signs without C++ aborts of an exception that says itself that the rank lost another one."""
+    cries = {(h.file, h.record.rank, h.lineno) for h in signs if h.rule.category in CRIES}
+
+    def said(h: Hit) -> bool:
+        return h.rule.name == "abort" and any((h.file, h.record.rank, h.lineno + n) in cries for n in (-1, 1))
+
+    return [h for h in signs if not said(h)]
 
 
 def _without_a_word(signs: Sequence[Hit]) -> Hit | None:
@@ -290,7 +325,9 @@ def _explains(root: Hit, other: Hit, later: bool) -> bool:
 def _incident(root: Hit, others: tuple[Hit, ...], ranks: frozenset[int]) -> Incident:
     culprits: tuple[Culprit, ...] = (root.culprit,)
     why: tuple[str, ...] = ()
-    if root.rule.category is Category.NCCL_HANG:
+    cries = root.rule.category is Category.NETWORK_FABRIC and root.level is Level.SIGN
+    named = root.rule.blames is Blames.NAMED and culprits[0] != Culprit()
+    if root.rule.category is Category.NCCL_HANG or (cries and not named):
         lagging = who_lags([root, *others], ranks)
         if lagging is not None:
             culprits, why = lagging

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from transom_cli.diagnose.clue import Root
+from transom_cli.diagnose.clue import Action, Root
 from transom_cli.diagnose.combine import DiagnosedFailure
 from transom_cli.diagnose.logs import grammar, reader
 from transom_cli.diagnose.logs.aftermath import Aftermath
@@ -43,7 +43,11 @@ def evidence(incident: Incident) -> tuple[str, ...]:
     same = {h.record.rank for h in incident.others if h.rule.name == root.rule.name and h.record.rank is not None}
     if same - {root.record.rank}:
         said.append(f"{len(same | {root.record.rank})} ranks print the same; this one was first")
-    if not incident.culprits:
+    if root.launch:
+        said.append(f"the log contains {root.launch + 1} launches; this one is the last that failed")
+    if root.rule.action is Action.ISOLATE and not any(one.node for one in incident.culprits):
+        said.append("these logs do not name the node: name the folder with the logs of all nodes")
+    elif not incident.culprits:
         said.append("these logs do not show which rank or node is to blame")
     if root.rule.note:
         said.append(root.rule.note)

@@ -3,7 +3,7 @@
     [rank3]: ...                                             torch, since 2.3, and torchrun's `--tee`
     [rank3]:[E709 17:05:38.16 ProcessGroupNCCL.cpp:632] [Rank 3] ...      torch's C++ (glog)
     E0213 12:07:20.08 8705 torch/distributed/elastic/multiprocessing/api.py:869] ...     torchelastic
-    [default3]: ... | [1,3]<stderr>: ... | 3: ...            torchrun, mpirun, srun --label
+    [default3]: ... | [1,3]<stderr>: ... | 3: ...            torchrun, mpirun (horovodrun: a time), srun --label
     node7:4711:4799 [2] transport/net_ib.cc:93 NCCL WARN ... NCCL: host, process, thread, device
     May 29 01:37:38 node7 kernel: [257087.81] ...            syslog, dmesg
     (Trainer pid=17, ip=10.0.0.7) ... | (raylet) [... E 17 17] (raylet) node_manager.cc:30: ...     Ray
@@ -37,7 +37,7 @@ _LABELS = tuple(
         r"\[[Rr]ank (?P<rank>\d{1,7})\]:?",
         r"[Rr]ank ?(?P<rank>\d{1,7}):(?=\s|\[)",
         r"\[PG (?:ID|GUID)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
-        r"\[\d{1,5},(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",
+        r"(?:\[\d{1,5},|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[)(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",
         r"\[(?:default|trainer|worker)\w{0,20}?(?P<local>\d{1,5})\]:",
         r"\[(?P<label>[EWIF])(?:\d{3,4} \d\d:\d\d:\d\d(?:\.\d{1,9})?)?(?: \d{1,9})? ?" + _SOURCE + r"\]",
         r"(?P<label>[EWIF])\d{4} \d\d:\d\d:\d{1,10}\.\d{1,9} +\d{1,9} " + _SOURCE + r"\]",
@@ -74,6 +74,8 @@ _FANNED = re.compile(
     r"(?!slurmstepd)(?P<node>(?:\d{1,3}\.){3}\d{1,3}|\w{0,30}-?(?:node|gpu|worker|host)[\w.-]{0,30}\d): (?=\S)"
 )  # pdsh
 _COMPOSE = re.compile(r"[a-z0-9][\w.-]{0,60}[-_]\d{1,4} {1,40}\| ")  # Compose's service and number
+# A progress bar after which another process prints without a line end.
+_BAR = re.compile(r"[^\[]{0,60}\d%\|[^\[]{0,300}(?:\[\d\d:\d\d[^\]]{0,40}\])?(?=\[rank\d|slurmstepd)")
 _WARNING = re.compile(r"(?:[\w.-]{1,40}: ){0,2}warning\b ?[:!\]]", re.IGNORECASE)
 _SLURMD = re.compile(r"slurmstepd-(?P<node>" + _HOST + r"): ")
 _SRUN = re.compile(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?P<rank>\d{1,7}): ")  # of one task alone
@@ -118,7 +120,7 @@ def record(line: str) -> Record:
     """Split a clean line into its labels and its text."""
     found: dict[str, str] = {}
     at, seen = 0, 0
-    task = _TASK.match(line) or _FANNED.match(line) or _COMPOSE.match(line)
+    task = _TASK.match(line) or _FANNED.match(line) or _COMPOSE.match(line) or ("%|" in line and _BAR.match(line))
     if task:
         found, at = task.groupdict(), task.end()
     while True:

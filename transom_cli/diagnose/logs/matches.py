@@ -21,6 +21,7 @@ from transom_cli.diagnose.logs.grammar import Record
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Rule
 
 RAISED = re.compile(r"[\w.]*(?:Error|Exception)\b")  # the beginning of an exception's line
+_KERNEL = re.compile(r"(?:^|\s)([A-Za-z0-9][\w.-]{0,62}) kernel: ")  # a kernel's line that a monitor relays
 _WARNS = re.compile(r"\.py:\d+: \w+Warning: ")  # Python's warnings module
 
 
@@ -42,6 +43,7 @@ class Hit:
         offset: of the line in its file, in bytes.
         more: how many equal lines were only counted.
         printed: an exception's line without a traceback above it.
+        launch: which launch of its file printed it, from 0.
         reread: reads the line in full; None if that has been done. Until then, `record` is that of a line like it.
     """
 
@@ -54,6 +56,7 @@ class Hit:
     more: int = 0
     printed: bool = False
     reread: Callable[[], Hit | None] | None = field(default=None, compare=False, repr=False)
+    launch: int = 0
 
     @property
     def level(self) -> Level:
@@ -76,6 +79,9 @@ class Hit:
         if self.rule.blames is Blames.NAMED:
             return Culprit(node, int(rank) if rank.isdigit() else None, encode.get("device", ""))
         device = encode.get("device", "") or record.device
+        if not node and not record.node:
+            kernel = _KERNEL.search(record.text)
+            node = kernel[1] if kernel else ""
         return Culprit(node or record.node, int(rank) if rank.isdigit() else record.rank, device)
 
 
@@ -85,6 +91,9 @@ TRACEBACK = "traceback"  # the rule for a traceback's head
 CHAINED = "chained"  # the rule for Python's text between two chained exceptions
 RAY = "ray-task"  # the rule for the exception of a Ray task, below which Ray prints what the task raised: a chain too
 BOX_HOST = "elastic-box-host"  # in torchrun's failure box, the line above the rank's
+LAUNCH = "new-launch"  # the rule for what the first process of a launch prints
+RESTARTS = "attempts left"  # torchrun announces a launch
+OVER = ("task-exited", "elastic-box", "step-ended", "mpi-abort")  # rules for a launcher that reports a failed launch
 DESTRUCTOR = "destructor"  # the rule for exceptions in destructors, which Python ignores
 INTERRUPT = "interrupted"  # the rule for KeyboardInterrupt: exceptions that it passed on its way up are no failures
 CODE = 4  # blanks before a line of code in a traceback
@@ -108,7 +117,8 @@ class Collector:
         self._name, self._start = name, start
         self._rank, self._node = grammar.of_file(name)
         self._kept: list[Hit] = []
-        self._counts: dict[tuple[str, int | None], list[int]] = {}
+        self._counts: dict[tuple[str, int | None, int], list[int]] = {}
+        self._launch, self._over = 0, False
         self._last: dict[int, tuple[Hit, int]] = {}  # by place: the last line that was only counted, how many were
         self._placed_last: tuple[Record | None, Record] = None, Record("", "")
         self._wrapper: Hit | None = None
@@ -149,16 +159,21 @@ class Collector:
                 self._placed_last = record, replace(record, rank=rank, node=record.node or self._node)
             record = self._placed_last[1]
         lineno, offset = lines + hit.lineno, self._start + hit.offset
-        return Hit(hit.rule, record, hit.where, self._name, lineno, offset, hit.more, hit.printed, hit.reread)
+        more, printed, reread = hit.more, hit.printed, hit.reread
+        return Hit(hit.rule, record, hit.where, self._name, lineno, offset, more, printed, reread, self._launch)
 
     def _beside(self, hit: Hit) -> Hit | None:
         """Apply the lines above the hit. Returns None if it only describes others, or if they make it harmless."""
         if hit.level is Level.BENIGN:
             self._ignored = hit
             return None
+        if hit.rule.name == LAUNCH:
+            self._begins(hit)
+            return None
         if hit.rule.name in (BOX_HOST, TRACEBACK, CHAINED):
             self._remember(hit)
             return None
+        self._over = self._over or hit.rule.name in OVER
         self._heads.pop(hit.record.rank, None)
         if hit.record.rank in self._inside:
             indent = hit.record.indent - self._inside[hit.record.rank]
@@ -179,6 +194,13 @@ class Collector:
         if traced and hit.record.level[:1] in RELAYED and RAISED.match(hit.record.text):
             hit = replace(hit, record=replace(hit.record, level=""))
         return hit
+
+    def _begins(self, hit: Hit) -> None:
+        """A launch begins where torchrun announces it, or after the report of one that failed."""
+        if self._over or RESTARTS in hit.record.text:
+            self._launch, self._over = self._launch + 1, False
+            self._wrapper = self._chain = self._host = self._ignored = None
+            self._heads, self._traced, self._inside = {}, {}, {}
 
     def _remember(self, hit: Hit) -> None:
         rank = hit.record.rank
@@ -212,7 +234,7 @@ class Collector:
         return False
 
     def _keep(self, hit: Hit) -> None:
-        known = self._counts.setdefault((hit.rule.name, hit.record.rank), [])
+        known = self._counts.setdefault((hit.rule.name, hit.record.rank, hit.launch), [])
         if len(known) < FIRST and len(self._kept) < MOST_PER_FILE:
             known.append(len(self._kept))
             hit = _in_full(hit)
@@ -288,7 +310,7 @@ def _encoded(hit: Hit) -> dict[str, Any]:
     said: dict[str, Any] = {"rule": hit.rule.name, "text": hit.record.text[:_LONGEST], "file": hit.file}
     said.update(lineno=hit.lineno, offset=hit.offset)
     said.update((name, value) for name in _OPTIONAL if (value := getattr(hit.record, name)) not in (None, ""))
-    said.update((name, value) for name in ("more", "printed", "where") if (value := getattr(hit, name)))
+    said.update((name, value) for name in ("more", "printed", "where", "launch") if (value := getattr(hit, name)))
     return said
 
 
@@ -311,11 +333,12 @@ def _decoded(said: Mapping[str, Any], rules: Mapping[str, Rule]) -> Hit | None:
             int(said.get("indent", 0)),
         )
         lineno, offset, more = int(said["lineno"]), int(said["offset"]), int(said.get("more", 0))
+        launch = int(said.get("launch", 0))
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
     groups = {_printable(name): _printable(value) for name, value in where.items()}
     file, printed = _printable(said.get("file", "")), said.get("printed") is True
-    return Hit(rule, record, groups, file, lineno, offset, more, printed)
+    return Hit(rule, record, groups, file, lineno, offset, more, printed, launch=launch)
 
 
 def _printable(value: object) -> str:

@@ -242,7 +242,9 @@ class Rulebook:
         self._blind = [not any(map(_DIGIT.search, (*rule.match, *rule.unless))) for rule in self.rules]
         self._exact = [tuple(map(_unanchored, filter(_exact, (*r.match, *r.unless)))) for r in self.rules]
         numbered = [text for text in texts if any(map(str.isdigit, text))]
-        self._numbered = [(text, text.lower().encode().translate(None, _NUMBERS)) for text in numbered]
+        self._numbered = numbered
+        without = [text.lower().encode().translate(None, _NUMBERS).decode() for text in numbered]
+        self._without_numbers = compile_texts(without).which
         self._dull: set[bytes] = set()
         self._silent: dict[bytes, bool] = {}
         self._match = [tuple(map(compile_expression, rule.match)) for rule in self.rules]
@@ -262,8 +264,7 @@ class Rulebook:
 
     def _with_numbers(self, words: bytes) -> list[str]:
         """Return the texts that lines with these words may contain, depending on their numbers."""
-        lower = words.lower()
-        return [text for text, without in self._numbered if without in lower]
+        return [self._numbered[n] for n in self._without_numbers(words)]
 
     def dull(self, raw: bytes) -> bool:
         """Whether no rule matched a line that differs from this one only in its numbers.

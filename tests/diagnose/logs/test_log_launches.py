@@ -1,0 +1,160 @@
+"""Several launches or processes in one log: the answer is about the last launch, and about the right process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from transom_cli.diagnose.clue import Action, Category, Culprit
+from transom_cli.diagnose.logs.diagnosis import Diagnosed, diagnose_logs, evidence
+from transom_cli.diagnose.logs.matches import decode, encode
+from transom_cli.diagnose.logs.reader import hits_in_file
+from transom_cli.diagnose.logs.rule_files import load
+from transom_cli.diagnose.logs.rulebook import Rulebook
+
+BOOK = Rulebook(load())
+TRACE = 'Traceback (most recent call last):\n  File "train.py", line 12, in main\n'
+OOM = f"{TRACE}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has 79.11 GiB\n"
+KEY = f"{TRACE}KeyError: 'lr'\n"
+EXITED = "srun: error: gpu3: task 1: Exited with exit code 1\n"
+OMP = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default\n"
+RESTART = "[default] Worker group FAILED. 2/3 attempts left; will restart worker group\n"
+NCCL = "gpu1:4711:4711 [0] NCCL version 2.21.5+cuda12.4\n"
+CHILD = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+RESET = (
+    "[rank{0}]: RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.5]:39271\n"
+)
+
+
+def steps(rank: str = "", first: int = 1) -> str:
+    return "".join(f"{rank}step {n} loss 2.{n:03d}\n" for n in range(first, first + 12))
+
+
+def of(tmp_path: Path, text: str) -> Diagnosed:
+    (tmp_path / "job.log").write_text(text)
+    return diagnose_logs([tmp_path], BOOK)
+
+
+@pytest.mark.parametrize("between", [RESTART, EXITED + OMP, CHILD + NCCL])
+def test_the_last_of_two_failed_launches_is_the_answer(tmp_path: Path, between: str) -> None:
+    first, *rest = of(tmp_path, OOM + between + KEY).incidents
+    assert (first.category, first.root.record.text) == (Category.USER_CODE, "KeyError: 'lr'")
+    assert [one.category for one in rest] == [Category.CUDA_OOM], "the earlier failure is reported too"
+    assert any("2 launches" in said for said in evidence(first))
+
+
+def test_a_launch_that_only_reports_an_exit_code_does_not_hide_the_cause(tmp_path: Path) -> None:
+    (first,) = of(tmp_path, OOM + RESTART + EXITED).incidents
+    assert first.category is Category.CUDA_OOM
+
+
+def test_a_banner_without_a_failed_launch_before_it_begins_no_launch(tmp_path: Path) -> None:
+    first, *_ = of(tmp_path, OOM + OMP + KEY).incidents
+    assert first.category is Category.CUDA_OOM, "another node of the same launch prints its banner later"
+
+
+def test_a_failed_launch_and_a_healthy_one_are_no_failure(tmp_path: Path) -> None:
+    assert of(tmp_path, OOM + EXITED + OMP + steps()).incidents == ()
+
+
+def test_a_launch_survives_the_way_from_agent_to_launcher(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(OOM + RESTART + KEY)
+    hits = hits_in_file(tmp_path / "job.log", BOOK)
+    assert [hit.launch for hit in hits] == [0, 1]
+    assert sorted(hit.launch for hit in decode(encode(hits), BOOK.by_name)) == [0, 1]
+
+
+def test_progress_of_another_process_does_not_absolve_a_rank_that_stopped_printing(tmp_path: Path) -> None:
+    failed = "".join(f"[rank0]: {line}\n" for line in KEY.splitlines())
+    (first,) = of(tmp_path, steps("[rank0]: ") + steps("[rank1]: ") + failed + steps("[rank1]: ", 50)).incidents
+    assert first.culprits == (Culprit(rank=0),)
+    quiet = "".join(f"[rank3]: {line}\n" for line in KEY.splitlines())
+    told = of(tmp_path, steps("[rank0]: ") + quiet + steps("[rank0]: ", 50))
+    assert told.incidents == (), "where rank 0 alone prints progress, it speaks for all"
+
+
+def test_repeated_labels_and_a_progress_bar_before_a_label_hide_no_rank(tmp_path: Path) -> None:
+    doubled = "".join(f"[rank2]:[rank2]: {line}\n" for line in KEY.splitlines())
+    (first,) = of(tmp_path, doubled).incidents
+    assert (first.category, first.culprits) == (Category.USER_CODE, (Culprit(rank=2),))
+    bar = " 92%|#########2| 1631/1773 [14:33:49<1:17:48, 32.88s/it]"
+    (first,) = of(
+        tmp_path,
+        f"{bar}[rank1]:[E ProcessGroupNCCL.cpp:523] [Rank 1] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=327, OpType=ALLGATHER, Timeout(ms)=1800000) ran for 1800341 ms\n",
+    ).incidents
+    assert first.root.record.rank == 1
+
+
+def test_the_rank_that_cries_over_no_lost_connection_is_the_culprit(tmp_path: Path) -> None:
+    for rank in range(4):
+        said = f"step 1\n{RESET.format(rank)}" if rank != 2 else "step 1\n"
+        (tmp_path / f"rank-{rank}.log").write_text(said)
+    (first,) = diagnose_logs([tmp_path], BOOK).incidents
+    assert (first.category, first.culprits) == (Category.NETWORK_FABRIC, (Culprit(rank=2),))
+
+
+def test_the_only_task_that_exited_is_the_culprit_of_an_exception_without_a_label(tmp_path: Path) -> None:
+    (first,) = of(tmp_path, KEY + EXITED).incidents
+    assert first.culprits == (Culprit("gpu3", 1),)
+    (first,) = of(tmp_path, KEY + EXITED + EXITED.replace("task 1", "task 2")).incidents
+    assert first.culprits == (), "two tasks exited, and nothing shows which one was first"
+
+
+def test_a_fault_of_the_device_outlives_a_busy_port(tmp_path: Path) -> None:
+    port = "RuntimeError: The server socket has failed to listen on any local network address. EADDRINUSE\n"
+    fabric = "RuntimeError: CUDA error: system not yet initialized (error 802)\n"
+    first, *_ = of(tmp_path, TRACE + port + TRACE + fabric).incidents
+    assert (first.category, first.root.rule.action) == (Category.NVLINK_FABRIC, Action.ISOLATE)
+    assert any("do not name the node" in said for said in evidence(first))
+
+
+def test_xid_45_is_judged_by_the_xid_before_it_and_a_relayed_kernel_line_names_the_node(tmp_path: Path) -> None:
+    line = "NVRM: Xid (PCI:0000:65:00): 45, pid=4711, name=python, Ch 00000008, caused by previous Xid {0}\n"
+    (first,) = of(
+        tmp_path, f"Xid errors on instance: gpu7, Error: May 29 01:37:38 gpu7 kernel: {line.format(79)}"
+    ).incidents
+    assert (first.category, first.root.rule.action) == (Category.GPU_HARDWARE, Action.ISOLATE)
+    assert first.culprits == (Culprit("gpu7", None, "0000:65:00"),)
+    (first,) = of(tmp_path, line.format(31)).incidents
+    assert first.category is Category.CUDA_KERNEL_FAULT
+
+
+def test_what_breaks_after_the_training_has_completed_is_no_failure(tmp_path: Path) -> None:
+    noise = "[W socket.cpp:601] [c10d] recvValue failed: Connection reset by peer\n" + RESET.format(0)
+    assert of(tmp_path, steps() + "Training completed in 3:02:11\n" + noise).incidents == ()
+    assert of(tmp_path, steps() + noise).incidents != ()
+
+
+def test_lines_of_a_metric_logger_show_that_the_training_continued(tmp_path: Path) -> None:
+    lines = "".join(f"Train  [{n}/600]  eta: 0:0{n}:11  lr: 0.0001\n" for n in range(1, 8))
+    assert of(tmp_path, KEY + lines).incidents == ()
+
+
+def test_what_ray_says_might_have_happened_to_an_actor_is_no_segfault(tmp_path: Path) -> None:
+    died = "The actor is dead because its worker process has died. There are some potential root causes. "
+    died += "(3) The worker is crashed unexpectedly due to SIGSEGV or other unexpected errors.\n"
+    (first,) = of(tmp_path, died).incidents
+    assert first.root.rule.name == "actor-died"
+    (first,) = of(tmp_path, died + "mlx5: gpu1: got completion with error:\n").incidents
+    assert first.category is Category.NETWORK_FABRIC
+
+
+def test_a_cpp_abort_is_judged_by_the_exception_that_it_reports(tmp_path: Path) -> None:
+    label = "Thu Aug 29 16:41:02 2019[3]<stderr>:"
+    lines = f"{label}terminate called after throwing an instance of 'gloo::IoException'\n{label}  what():  "
+    lines += "[/gloo/transport/tcp/pair.cc:572] Connection closed by peer [10.0.0.5]:3927\n"
+    (first,) = of(tmp_path, lines).incidents
+    assert (first.category, first.root.record.rank) == (Category.NETWORK_FABRIC, 3)
+
+
+def test_a_rank_below_those_that_wait_is_the_culprit_if_it_prints_nothing(tmp_path: Path) -> None:
+    waits = "[rank{0}]:[E ProcessGroupNCCL.cpp:523] [Rank {0}] Watchdog caught collective operation timeout: "
+    waits += (
+        "WorkNCCL(SeqNum=327, OpType=ALLGATHER, Timeout(ms)=600000) ran for 600043 milliseconds before timing out.\n"
+    )
+    (first,) = of(tmp_path, "".join(waits.format(rank) for rank in (1, 2, 3, 4))).incidents
+    assert first.culprits == (Culprit(rank=0),)
+    (first,) = of(tmp_path, "".join(waits.format(rank) for rank in (4, 5, 6, 7))).incidents
+    assert first.culprits == (), "this may be the log of one node of two"
