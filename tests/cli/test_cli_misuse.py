@@ -49,8 +49,8 @@ def test_mistyped_command_never_suggests_one_that_ends_or_removes_something(word
     ("words", "what", "says"),
     [
         (("run", "--gpus", "2", "--", "true"), "No such option: --gpus", "did you mean `--gpus-per-node`?"),
-        (("run", "-N", "two", "--", "true"), "`--nodes` needs a whole number, not `two`", ""),
-        (("run", "--nodes=2.5", "--", "true"), "`--nodes` needs a whole number, not `2.5`", ""),
+        (("run", "--spares", "two", "--", "true"), "`--spares` needs a whole number, not `two`", ""),
+        (("run", "--spares=2.5", "--", "true"), "`--spares` needs a whole number, not `2.5`", ""),
         (("run", "train.py"), "`train.py` is a Python script, not a command", "transom run -- python train.py"),
         (("run", "--", "pyhton", "train.py"), "`pyhton` was not found on this host", "did you mean `python`?"),
         (("run", "--", "python", "no-such.py"), "`no-such.py` was not found on this host", "add `--force`"),
