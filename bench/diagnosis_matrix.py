@@ -63,7 +63,7 @@ KINDS = {
     "killed": Kind(("host_oom",)),
     "segfault": Kind(("process_crash",)),
     "abort": Kind(("process_crash",)),
-    "stopped": Kind(("nccl_hang",)),
+    "stopped": Kind(("process_crash", "nccl_hang")),  # with a supervisor, and from the logs alone
     "skips_collective": Kind(("nccl_hang",)),
     "disk_full": Kind(("storage_full",)),
     "open_files": Kind(("resource_limits",)),
