@@ -21,8 +21,6 @@ STANDARD = set(sys.stdlib_module_names)
 PURE = (
     "core",
     "core.*",
-    "ckpt.schedule",
-    "ckpt.schedule.*",
     "diagnose",
     "diagnose.*",
     "health.gpu.*",
@@ -55,8 +53,6 @@ PURE = (
 )
 # Below these folders, the modules that read files; everything beside them is pure.
 READERS = (
-    "ckpt.schedule.failure_rate",
-    "ckpt.schedule.schedule",
     "diagnose.files",
     "diagnose.*.reader",
     "diagnose.logs.aftermath",
