@@ -21,6 +21,7 @@ STANDARD = set(sys.stdlib_module_names)
 PURE = (
     "core",
     "core.*",
+    "ckpt.schedule",
     "diagnose",
     "diagnose.*",
     "health.gpu.*",

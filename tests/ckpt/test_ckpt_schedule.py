@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_invalid_interval_is_refused(every, tmp_path: Path):
 
 def test_number_of_saves_until_one_is_durable():
     now = [0.0]
-    tenth, minutes = PersistRule(10), PersistRule("10m", lambda: now[0])
+    tenth, minutes = PersistRule(10, time.monotonic), PersistRule("10m", lambda: now[0])
     assert (tenth.left(), minutes.left()) == ((10, 0.0), (None, 600.0))
     assert (tenth.words, minutes.words) == ("one of 10 is made durable", "the first after 10 min is made durable")
     for rule in (tenth, minutes):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
@@ -64,7 +65,7 @@ def parse_options(
             )
     if not isinstance(every, Integral) or every < 1:
         raise UsageError(f"every={every!r} must be a number of steps, at least 1")
-    rule, protection = PersistRule(persist), parse(protect)
+    rule, protection = PersistRule(persist, time.monotonic), parse(protect)
     for name, value in (("protect_rate", rate), ("upload_rate", upload_rate)):
         if value is not None and value < LEAST_RATE:
             raise UsageError(f"{name}={value!r} must be bytes a second, at least {LEAST_RATE:g}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -20,7 +19,7 @@ class PersistRule:
     Rank 0 decides for all ranks.
     """
 
-    def __init__(self, persist: int | str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, persist: int | str, clock: Callable[[], float]) -> None:
         """Raises UsageError."""
         self.every: int | None = None  # one of how many saves becomes durable; None if the clock decides
         self._seconds = 0.0
