@@ -63,13 +63,13 @@ class RunSettings:
     steps: int | None = None
     limit: int | None = None
     warned: bool = True
-    preflight: bool = True
     node_silent: float = SILENT
     first_step: float = FIRST_STEP
     cluster: str = ""
     launcher: bool = True
     requirements: str = ""
     gpus: int = 0
+    preflight: bool = True
 
 
 def read_run_settings(run: RunDir) -> RunSettings:
