@@ -70,7 +70,7 @@ class Story:
             self.played.set()
             self.leave()
 
-    def remember(self, submissions: object) -> None:
+    def remember(self, submissions: object, past: object = ()) -> None:
         pass
 
     def do(self, action: Action) -> None: ...

@@ -57,7 +57,7 @@ class Story:
         else:
             self.leave()
 
-    def remember(self, submissions: object) -> None:
+    def remember(self, submissions: object, past: object = ()) -> None:
         pass
 
     def do(self, action: Action) -> None: ...

@@ -56,7 +56,7 @@ class Orders:
         self.restarting_for -= 1
         return self.restarting_for >= 0
 
-    def remember(self, submissions: object) -> None:
+    def remember(self, submissions: object, past: object = ()) -> None:
         pass
 
     def do(self, action: Action) -> None:

@@ -152,7 +152,14 @@ _LATER = (
     *(f"supervise.{name}" for name in ("answering", "follow", "handoff_record", "journal", "lease")),
     *(f"supervise.operator.{name}" for name in ("executor", "loop", "node_history", "process", "request_socket")),
     *(f"supervise.operator.{name}" for name in ("run_dir_watch", "slurm_poller")),
-    *("bootstrap.notifications", "config.load", "config.sources", "core.operator.cadence", "diagnose.logs.rule_files"),
+    *(
+        "bootstrap.notifications",
+        "ckpt.seal",
+        "config.load",
+        "config.sources",
+        "core.operator.cadence",
+        "diagnose.logs.rule_files",
+    ),
 )
 """Modules that an operator needs only for some runs or faults; none needs an extra."""
 

@@ -106,9 +106,10 @@ def _continue(run: RunDir, state: State, changes: dict[str, str], *, force: bool
     from transom_cli.bootstrap.slurm import require_own_cluster, run_slurm
     from transom_cli.cli.common import require_own_run
     from transom_cli.cli.run import operate_or_watch
-    from transom_cli.slurm.port import NoSuchJob
+    from transom_cli.slurm.port import NoSuchJob, cluster_command
     from transom_cli.supervise.operator.job import continue_run
     from transom_cli.supervise.requests import this_user
+    from transom_cli.view.read import read_run_settings
     from transom_cli.view.terminal import waiting
 
     require_own_run(run)
@@ -123,8 +124,9 @@ def _continue(run: RunDir, state: State, changes: dict[str, str], *, force: bool
         _require_stopped(run, state)  # of a job that may still run, this is the more important message
         raise
     if not ended:
+        scancel = cluster_command(f"scancel {state.job.id}", read_run_settings(run).cluster)
         raise Unknown(f"Job {state.job.id} of run `{run.run_id}` has not ended", "two jobs of a run must not train",
-                      f"scancel {state.job.id}, then repeat this command")  # fmt: skip
+                      f"{scancel}, then repeat this command")  # fmt: skip
     _change_options(run, changes)
     continue_run(run, this_user())
     newest = f"from checkpoint {state.progress.durable:,}" if state.progress.durable >= 0 else "from the beginning"
