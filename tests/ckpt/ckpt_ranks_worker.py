@@ -106,7 +106,7 @@ class _Unreadable:
     """A snapshot whose data is gone."""
 
     def __init__(self, snapshot) -> None:
-        self.layout, self.objects, self.copying = snapshot.layout, snapshot.objects, snapshot.copying
+        self.layout, self.objects = snapshot.layout, snapshot.objects
 
     @property
     def buffer(self):
