@@ -90,7 +90,7 @@ def test_unreadable_age_counts_as_recent() -> None:
 
 
 def excluded_in(nodes: int, **policy: Any) -> tuple[float, str]:
-    """For how many seconds a job of so many nodes excludes a suspect, and the detail."""
+    """For how many seconds a job excludes a suspect, by its number of nodes, and the detail."""
     names = tuple(f"n{i}" for i in range(1, nodes + 1))
     state = State(Policy(**policy), Request(nodes))
     suspect = replace(SUSPECT, nodes=names)

@@ -9,7 +9,7 @@ from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.submit.submission import SubmissionRecord
 
 pytestmark = pytest.mark.sandbox
-STEPS = "300"  # so many that a stop comes before the end
+STEPS = "300"  # enough for a stop before the end
 
 
 def test_stopped_run_continues_as_the_same_run(person: Person, sandbox: Sandbox) -> None:

@@ -12,7 +12,7 @@ from transom_cli.cli.show import LEASE_PATIENCE
 from transom_cli.cli.status import Root, Run
 from transom_cli.errors import UsageError
 
-EVERY, SHARE = 30.0, 20.0  # seconds between two reports; at least so many times what one takes
+EVERY, SHARE = 30.0, 20.0  # seconds between two reports, and at least 20 times what one takes
 
 
 def report(

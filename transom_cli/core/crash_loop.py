@@ -40,7 +40,7 @@ def _reached(step: int, exits: Iterable[RankExit]) -> int:
 
 
 def repeats(fingerprint: str, incident: Incident, earlier: Sequence[Incident]) -> int:
-    """Count this failure and those before it with the same fingerprint, none of which got past the same step.
+    """Count this failure and the ones before it with the same fingerprint, as long as none got past the same step.
 
     Returns 1 if steps are not seen, or count from the start of the processes: then they show no progress.
 
