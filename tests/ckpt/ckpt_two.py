@@ -19,7 +19,7 @@ def two_ranks(worker: str, *words: str) -> list[tuple[str, str]]:
 def several_ranks(
     size: int, worker: str, *words: str, codes: tuple[int, ...] = (0,), popen: type[subprocess.Popen[str]] = Forked
 ) -> list[tuple[str, str]]:
-    """The same for `size` ranks, each of which must end with one of the exit codes. popen: how to start one."""
+    """The same for `size` ranks, which must all end with one of the exit codes. popen: how to start a rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

@@ -58,3 +58,32 @@ def test_a_job_that_got_fewer_nodes_trains_on_them() -> None:
 def test_the_number_of_nodes_is_the_largest_that_fits(count: int, number: int) -> None:
     assert launcher.Nodes((), 4, fewest=2, unit=2).number_for(count) == number
     assert launcher.Nodes((), 4).number_for(count) == (4 if count >= 4 else 0)
+
+
+def killed(state: launcher.State, at: float) -> launcher.State:
+    """Rank 1 dies, wherever it runs, and all agents answer."""
+    launch, nodes = state.launch.number, state.nodes.training
+    codes = [-9 if rank == 1 else None for rank in range(len(nodes))]
+    state, _ = feed(
+        state,
+        launcher.RanksExited(at, launch, exits(*codes, node_of=nodes)),
+        launcher.Tick(at + 2),
+        launcher.LaunchEnded(at + 3, launch),
+        launcher.LogsRead(at + 4, launch, "unknown", ""),
+    )
+    return state
+
+
+def test_a_failure_that_follows_the_ranks_costs_one_node_and_not_all_of_them() -> None:
+    state, sizes, at = elastic(fewest=1), [], 9.0
+    while state.phase is not launcher.Phase.OVER and at < 900.0:
+        state = killed(state, at)  # always at the same step
+        sizes.append(len(state.nodes.training))
+        at += 20.0
+    assert state.phase is launcher.Phase.OVER, "the operator counts attempts without progress"
+    assert min(sizes) == 3, sizes
+
+
+def test_a_node_that_dies_is_left_out_also_without_progress() -> None:
+    _, actions = lost(lost(elastic(), 9.0, "n2")[0], 25.0, "n4")
+    assert started(actions) == [("n1", "n3")]

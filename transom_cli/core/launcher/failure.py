@@ -165,7 +165,8 @@ def _swap_if_possible(state: State, at: float, diagnosis: Diagnosis, suspects: t
     usable = state.nodes.usable
     if len(usable) >= len(suspects):
         return swap(state, at, suspects, usable[: len(suspects)], diagnosis.cause)
-    if smaller := without(state, suspects):
+    smaller = without(state, suspects) if _may_shrink(state, suspects) else ()
+    if smaller:
         return resize(state, at, suspects, smaller, diagnosis.cause)
     lack = "no spare is ready" if not usable else f"{len(suspects)} spares are needed, and {len(usable)} ready"
     had_spares = len(state.nodes.allocated) > state.nodes.wanted
@@ -200,6 +201,19 @@ def swap(state: State, at: float, out: tuple[str, ...], into: tuple[str, ...], c
         if given_up
     ]  # fmt: skip
     return after(tuple(entries), relaunch(state, at, cause, training))
+
+
+def _may_shrink(state: State, out: tuple[str, ...]) -> bool:
+    """Whether to continue without these nodes.
+
+    Without progress, a suspicion is a reason only once: a failure of the program would follow the ranks to the next
+    node, and cost the run one node after the other.
+    """
+    nodes, ended = state.nodes, state.launch.ended
+    away = (*ended.left_behind, *ended.unheard) if ended is not None else ()
+    proven = [fault.node for fault in state.health.of(out) if fault.proven]
+    certain = all(n in away or n in nodes.draining or n in proven for n in out)
+    return certain or len(nodes.training) == nodes.wanted or state.progress.further()
 
 
 def without(state: State, out: tuple[str, ...]) -> tuple[str, ...]:
