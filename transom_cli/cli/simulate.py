@@ -43,7 +43,7 @@ def simulate(
     nodes: Nodes,
     days: Days = 30.0,
     spares: Annotated[str, typer.Option("--spares", help="Spare nodes; several numbers give a row each.")] = "0",
-    save_every: Annotated[str, typer.Option("--save-every", help="Steps between saves; or several numbers.")] = "30",
+    save_every: Annotated[str, typer.Option("--save-every", help="Steps between saves (0: none); or several.")] = "30",
     persist: Annotated[str, typer.Option("--persist", help="One of how many saves is durable; or several.")] = "10",
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Snapshots stay in the nodes' memory.")] = True,
     failures: Failures = f"{RATE:g}",
