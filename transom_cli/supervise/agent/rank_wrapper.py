@@ -50,6 +50,8 @@ class Options:
     def __init__(self, argv: list[str]) -> None:
         self.attempt_dir, self.launch, self.beats_dir = "", 0, ""
         self.torchrun = self.auto_beat = False
+        self.hosts: list[str] = []
+        self.tasks_per_node = 1
         words = iter(argv)
         for word in words:
             if word == "--":
@@ -64,12 +66,18 @@ class Options:
                 self.launch = int(next(words, ""))
             elif word == "--node-beats-dir":
                 self.beats_dir = next(words, "")
+            elif word == "--hosts":  # all nodes of a launch that has a step in each of two jobs
+                self.hosts = next(words, "").split(",")
+            elif word == "--tasks-per-node":
+                self.tasks_per_node = int(next(words, ""))
             else:
                 raise ValueError(f"unknown argument {word}")
         self.command = list(words)
         if not self.attempt_dir or not self.command:
             raise ValueError("--attempt-dir and a command after -- are needed")
         self.node = paths.node_name()
+        if self.hosts and self.node not in self.hosts:
+            raise ValueError(f"{self.node} is not in --hosts")
         self.attempt = os.path.basename(self.attempt_dir)
 
 
@@ -81,7 +89,9 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         return _complain(f"rank wrapper: {error}", USAGE)
     if not os.access(options.attempt_dir, os.R_OK | os.W_OK | os.X_OK):
         return _complain(f"run directory {options.attempt_dir} is not visible on node {options.node}", NOT_VISIBLE)
-    env = rank_environment(dict(os.environ), options)
+    env = rank_environment(across_jobs(dict(os.environ), options), options)
+    if options.hosts:
+        _open_log(options, env)
     try:
         beats, held = _beats(options, env)
     except Replaced:
@@ -118,6 +128,41 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         _die_by(killed_by)
         return 128 + killed_by
     return code or 0
+
+
+def across_jobs(env: dict[str, str], options: Options) -> dict[str, str]:
+    """Number the tasks of a launch in two jobs as if it were one step: trainers read Slurm's variables too."""
+    if not options.hosts:
+        return env
+    nodes, each = len(options.hosts), options.tasks_per_node
+    node = options.hosts.index(options.node)
+    env["SLURM_PROCID"] = str(node * each + int(env.get("SLURM_LOCALID", "0")))
+    env["SLURM_NODEID"] = str(node)
+    env["SLURM_JOB_ID"], env["SLURM_RESTART_COUNT"] = options.attempt.split(".")  # ranks name what they share by it
+    env["SLURM_JOBID"] = env["SLURM_JOB_ID"]
+    for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"):
+        env[name] = str(nodes * each)
+    for name in ("SLURM_NNODES", "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES"):
+        env[name] = str(nodes)
+    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        env[name] = f"{each}(x{nodes})"
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        env[name] = ",".join(options.hosts)
+    return env
+
+
+def _open_log(options: Options, env: dict[str, str]) -> None:
+    """Write into the rank's own log: srun would name it by the task's number in its job."""
+    name = f"node-{_node_rank(env)}.log" if options.torchrun else f"rank-{env['RANK']}.log"
+    path = os.path.join(options.attempt_dir, "logs", str(options.launch), name)
+    try:
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        _complain(f"{name} cannot be opened, see the log of its job there: {error.strerror}", 0)
+        return
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
 
 
 def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transom_cli.core.events import RankExit
@@ -20,19 +20,65 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 LISTENING = 2.0  # seconds to read srun's last output after it has ended
 
 
-class TrainingStep:
+@dataclass(frozen=True)
+class StepPlan:
     """One srun. `tasks` are placed on `nodes` in blocks of equal size, as with `--ntasks-per-node`.
+
+    ranks: of these tasks in the launch; (): the same numbers.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    nodes: tuple[str, ...]
+    tasks: int
+    ranks: tuple[int, ...] = ()
+
+
+class TrainingSteps:
+    """The steps of a launch whose nodes are in two jobs, with the interface of one step."""
+
+    def __init__(self, plans: list[StepPlan], exits: Path) -> None:
+        self._steps = [TrainingStep(plan, exits) for plan in plans]
+
+    def exits(self) -> tuple[RankExit, ...]:
+        known = {x.rank: x for step in self._steps for x in step.exits()}
+        return tuple(known[n] for n in sorted(known))
+
+    @property
+    def waits(self) -> str:
+        return next((step.waits for step in self._steps if step.waits), "")
+
+    @property
+    def code(self) -> int | None:
+        """That of the first step that has failed; 0 if all have ended well."""
+        codes = [step.code for step in self._steps]
+        return next((code for code in codes if code), None if None in codes else 0)
+
+    def signal(self, number: int) -> None:
+        for step in self._steps:
+            step.signal(number)
+
+    def wait(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        ended = [step.wait(max(0.0, until - time.monotonic())) for step in self._steps]
+        return all(ended)
+
+    def kill(self) -> None:
+        for step in self._steps:
+            step.kill()
+
+
+class TrainingStep:
+    """One srun.
 
     If srun cannot request the step since slurmctld does not answer, it is restarted until it can: the launch has not
     failed, since nothing of it has begun.
     """
 
-    def __init__(self, argv: list[str], env: dict[str, str], exits: Path, nodes: tuple[str, ...], tasks: int) -> None:
+    def __init__(self, plan: StepPlan, exits: Path) -> None:
         self._exits = ExitRecords(exits)
-        self._nodes = nodes
-        self._tasks = tasks
+        self._plan = plan
         self._said: dict[int, RankExit] = {}
-        self._argv, self._env = argv, env
         self._changing = threading.Lock()
         self._no_more = threading.Event()  # start no further srun
         self._listened = threading.Event()  # all output of the last srun was read
@@ -42,7 +88,8 @@ class TrainingStep:
         threading.Thread(target=self._follow, name="srun-words", daemon=True).start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=self._env)
+        plan = self._plan
+        return subprocess.Popen(plan.argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=plan.env)
 
     def _follow(self) -> None:
         tries = 0
@@ -73,8 +120,10 @@ class TrainingStep:
             words = line.decode(errors="replace")
             away = away or slurm_is_away(words)
             for end in task_exits(words, time.time()):
-                where = end.node or self._nodes[end.rank * len(self._nodes) // self._tasks]
-                self._said.setdefault(end.rank, replace(end, node=where, error=0.0))
+                plan = self._plan
+                where = end.node or plan.nodes[end.rank * len(plan.nodes) // plan.tasks]
+                rank = plan.ranks[end.rank] if plan.ranks else end.rank
+                self._said.setdefault(rank, replace(end, rank=rank, node=where, error=0.0))
         return "" if self._said else away
 
     def exits(self) -> tuple[RankExit, ...]:
