@@ -22,7 +22,9 @@ def shrunk(**policy: object) -> State:
     state = elastic()
     state = replace(state, policy=replace(state.policy, **policy))  # type: ignore[arg-type]
     state, _ = lost(state, 9.0, "n2")
-    return feed(state, launcher.Stepped(20.0, 1, 6), launcher.CheckpointDurable(21.0, 6))[0]
+    return feed(state, launcher.TasksSeen(15.0, 1), launcher.Stepped(20.0, 1, 6), launcher.CheckpointDurable(21.0, 6))[
+        0
+    ]
 
 
 T = TypeVar("T")
@@ -104,7 +106,7 @@ def test_a_top_up_job_that_dies_is_a_lost_node_and_blames_nobody() -> None:
     state, actions = lost(state, 51.0, "m1")
     assert started(actions) == [("n1", "n3", "n4")]
     assert "m1" not in (*state.nodes.allocated, *state.nodes.given_up)
-    state, actions = feed(state, launcher.Stepped(60.0, 3, 14), launcher.Tick(61.0))
+    state, actions = feed(state, launcher.TasksSeen(59.0, 3), launcher.Stepped(60.0, 3, 14), launcher.Tick(61.0))
     assert not of_type(actions, launcher.SubmitTopUp), "another one follows later"
     due = launcher.next_deadline(state)
     assert due is not None and due >= 50.0 + 300.0
@@ -131,7 +133,7 @@ def test_the_top_up_job_is_cancelled_when_the_attempt_ends(how: str) -> None:
     if how == "stop":
         received = [launcher.StopRequested(40.0, "TERM"), launcher.GracePeriodOver(60.0)]
     elif how == "done":
-        received = [launcher.RanksExited(40.0, launch, exits(0, 0, 0, 0), over=True, srun_code=0), launcher.Tick(50.0)]
+        received = [launcher.RanksExited(40.0, launch, exits(0, 0, 0, node_of=state.nodes.training))]
     else:
         received = [launcher.StartFailed(40.0, launch, "srun is not here")]
     state, actions = feed(state, *received)
@@ -181,7 +183,7 @@ def test_a_requeue_is_chosen_only_if_it_is_clearly_cheaper_and_after_progress() 
     assert costs.requeue_is_better(soon)
     assert not costs.requeue_is_better(replace(soon, queued=None)), "the wait is not known"
     assert not costs.requeue_is_better(replace(soon, top_up=True)), "the nodes come back anyway"
-    assert not costs.requeue_is_better(replace(soon, left=600.0)), "little time remains"
+    assert not costs.requeue_is_better(replace(soon, left=300.0)), "little time remains"
     state = elastic()
     state = replace(state, begun=replace(state.before, queued=5.0, ends_at=360000.0))
     state, actions = lost(state, 9.0, "n2")

@@ -347,7 +347,7 @@ class State:
 
     @property
     def tasks(self) -> int:
-        return self.nodes.wanted * self.tasks_on_node
+        return (len(self.nodes.training) or self.nodes.wanted) * self.tasks_on_node
 
     @property
     def before(self) -> AttemptStarted:
