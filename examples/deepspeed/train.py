@@ -11,7 +11,7 @@ from pathlib import Path
 import deepspeed
 import torch
 
-from transom_cli.integrations.deepspeed import attach, latest  # transom
+from transom_cli.integrations.deepspeed import attach, resume  # transom
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", help="folder of the checkpoints")
@@ -37,8 +37,7 @@ engine, *_ = deepspeed.initialize(
     },
 )
 run = attach(engine)  # transom
-if path := latest(args.out):  # transom
-    engine.load_checkpoint(args.out, tag=Path(path).name)
+resume(engine, args.out)  # transom: also with another number of ranks
 
 while engine.global_steps < args.steps and not run.stop:
     time.sleep(args.step_delay)
