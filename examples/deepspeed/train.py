@@ -48,6 +48,7 @@ while engine.global_steps < args.steps and not run.stop:
     if engine.global_steps % args.every == 0 or run.due:  # transom: a final checkpoint is due
         engine.save_checkpoint(args.out)
 
+run.close()  # transom: the last checkpoint is sealed
 if args.final and torch.distributed.get_rank() == 0:
     parameters = b"".join(p.detach().float().numpy().tobytes() for p in engine.module.parameters())
     args.final.write_text(hashlib.sha256(parameters).hexdigest())

@@ -143,6 +143,10 @@ class Attached:
         self.step = step
         self.rank.step(step, loss)
 
+    def close(self) -> None:
+        """Wait until the last checkpoint is sealed. Call it at the end of the training."""
+        self.rank.close()
+
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}
 

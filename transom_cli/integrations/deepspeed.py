@@ -40,6 +40,13 @@ def saved_ranks(tag: Path) -> tuple[int, int]:
     return len({match[1] for match in found}), len({match[2] for match in found})
 
 
+def _remove_parts(tag: Path, ranks: int) -> None:
+    """Remove what more ranks left in this tag before: it would be loaded as a part of it."""
+    for path in tag.iterdir():
+        if (match := _PART.fullmatch(path.name)) and int(match[1]) >= ranks:
+            path.unlink()
+
+
 def resume(engine: Any, save_dir: str | Path) -> int:
     """Load the newest checkpoint that verifies, on all ranks. Returns the number of finished steps, or 0.
 
@@ -115,6 +122,8 @@ def attach(engine: Any) -> Attached:
     def save_and_seal(save_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
         tag = f"global_step{engine.global_steps}" if tag is None else tag
         done = save(save_dir, tag, *args, **kwargs)
+        if first():
+            _remove_parts(Path(save_dir) / str(tag), int(engine.dp_world_size))
         run.rank.saved(Path(save_dir) / str(tag), engine.global_steps)
         return done
 
