@@ -27,6 +27,7 @@ import torch.distributed.checkpoint as dcp
 from ckpt_fuzz_build import make_state
 from ckpt_fuzz_case import FAMILIES, Case, Layout
 from ckpt_fuzz_rank import OTHER, Trainer, join
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from transom_cli.ckpt import Checkpointer
@@ -91,8 +92,8 @@ def result(args: argparse.Namespace, rank: int, way: str, case: Case, folder: Pa
     trainer.fill(OTHER)
     try:
         load(trainer, way, folder)
-    except Exception as error:
-        return "refused", f"{type(error).__name__}: {str(error)[:200]}"
+    except (Exception, CheckpointException) as error:
+        return "refused", f"{type(error).__name__}: {str(error).splitlines()[-1:]}"
     missing = [n for g in trainer.optimizer.param_groups for n in g["params"] if not trainer.optimizer.state.get(n)]
     if missing:
         return "wrong", f"no optimizer state of {len(missing)} parameters"
@@ -113,7 +114,7 @@ def rank_main(rank: int, world: int, args: argparse.Namespace, root: Path, meeti
                 make_state(trainer.optimizer)
                 try:
                     save(trainer, way, root / way / layout.text)
-                except Exception as error:  # on every rank
+                except (Exception, CheckpointException) as error:  # on every rank
                     (root / f"{way} {layout.text}").write_text(f"not saved: {str(error).splitlines()[-1][:150]}")
         return
     for restore in mine:
