@@ -2,10 +2,10 @@
 
     python bench/elastic_peers.py [--rounds 1] [--ways transom,requeue,torchrun]
 
-The same model, data and number of steps (bench/elastic_trainer.py). transom and the requeue run in a Slurm sandbox with a
-fifth node; torchrun's four agents are processes here, of which one is killed with its rank, and started again as soon as
-the others have stepped. Prints, from what the ranks recorded: seconds from the fault to the first new step, to the first
-step on four nodes, and without a new step in all; samples that were used twice or left out; the final loss.
+The same model, data and number of steps (bench/elastic_trainer.py). transom and the requeue run in a Slurm sandbox with
+a fifth node. torchrun's four agents are processes here: one is killed with its rank, and another one is started when the
+others have stepped. Prints, from what the ranks recorded: seconds from the fault to the first new step, to the first step
+on four nodes, and without a new step in all; samples used twice or left out; the final loss.
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from harness import Bench, BenchError, LiveRun, progress, run_bench, wait_for
 
+from transom_cli.elastic import GlobalBatches
 from transom_cli.layout import RunDir
 from transom_cli.rpc.sockets import free_port
 from transom_cli.sandbox import faults
 
 TRAINER = Path(__file__).with_name("elastic_trainer.py")
 FAULT, STEPS, PATIENCE = 25, 160, 600.0
+SIZE, BATCH = 12_000, 48  # as in the trainer
+TOGETHER = 5.0  # seconds between the ranks of one launch in one step, at most; a new launch takes longer to come
 
 
 def trace(folder: Path) -> list[dict[str, Any]]:
@@ -106,25 +111,24 @@ def judged(way: str, folder: Path, at: float) -> dict[str, Any]:
     for one in lines:
         last[one["step"]] = one["at"]
         firsts.setdefault(one["step"], one["at"])
-    kept = [
-        one for one in lines if abs(one["at"] - last[one["step"]]) < 5.0 and one["world"] == _world(lines, one["step"])
-    ]
-    used = Counter(sample for one in kept for sample in one["samples"])
+    used = Counter(sample for one in lines if last[one["step"]] - one["at"] < TOGETHER for sample in one["samples"])
     times = sorted(firsts.values())
-    gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(times)]
     usual = sorted(gaps)[len(gaps) // 2]
     return {
         "way": way, "first_step": round(new - at, 1), "four_nodes": None if back is None else round(back - at, 1),
         "lost": round(sum(gap - usual for gap in gaps if gap > 4 * usual), 1),
         "twice": sum(count - 1 for count in used.values() if count > 1),
-        "left_out": max(0, STEPS * 48 - used.total()) + sum(count - 1 for count in used.values() if count > 1),
+        "left_out": len(set(expected(way)) - set(used)),
         "samples": used.total(), "loss": float((folder / "loss").read_text()),
     }  # fmt: skip
 
 
-def _world(lines: list[dict[str, Any]], step: int) -> int:
-    """The number of ranks that made a step last."""
-    return int(max((one for one in lines if one["step"] == step), key=lambda one: one["at"])["world"])
+def expected(way: str) -> list[int]:
+    """The samples that an undisturbed training uses."""
+    if way != "torchrun":
+        return GlobalBatches(SIZE, BATCH, 12).samples(0, STEPS * BATCH)
+    return torch.randperm(SIZE, generator=torch.Generator().manual_seed(0)).tolist()[: STEPS * BATCH]
 
 
 def main() -> int:
@@ -143,15 +147,12 @@ def main() -> int:
                 found.append(judged(way, folder, at))
                 progress(json.dumps(found[-1]))
                 bench.heal()
-    print(
-        f"{'way':<10} {'first step':>11} {'on 4 nodes':>11} {'time lost':>10} {'twice':>7} {'left out':>9} {'loss':>9}"
-    )
+    names = ("first step", "on 4 nodes", "time lost", "twice", "left out", "loss")
+    print(f"{'way':<10} " + " ".join(f"{name:>11}" for name in names))
     for one in found:
         back = "never" if one["four_nodes"] is None else f"{one['four_nodes']} s"
-        print(
-            f"{one['way']:<10} {one['first_step']:>9} s {back:>11} {one['lost']:>8} s {one['twice']:>7} "
-            f"{one['left_out']:>9} {one['loss']:>9.4f}"
-        )
+        cells = (f"{one['first_step']} s", back, f"{one['lost']} s", one["twice"], one["left_out"], one["loss"])
+        print(f"{one['way']:<10} " + " ".join(f"{cell:>11}" for cell in cells))
     return 0
 
 

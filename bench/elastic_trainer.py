@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from pathlib import Path
 
@@ -88,10 +87,9 @@ else:
         note(step, mine)
         beat(step + 1)
         if rank == 0 and (step + 1) % EVERY == 0:
-            torch.save(
-                {"model": model.state_dict(), "optim": optimizer.state_dict(), "step": step + 1}, f"{snapshot}.tmp"
-            )
-            os.replace(f"{snapshot}.tmp", snapshot)
+            state = {"model": model.state_dict(), "optim": optimizer.state_dict(), "step": step + 1}
+            torch.save(state, snapshot.with_suffix(".tmp"))
+            snapshot.with_suffix(".tmp").replace(snapshot)
 if rank == 0:
     with torch.no_grad():
         (args.folder / "loss").write_text(f"{loss_of(model, list(range(SIZE))).item():.6f}")
