@@ -3,9 +3,9 @@
     python bench/elastic_peers.py [--rounds 1] [--ways transom,requeue,torchrun]
 
 The same model, data and number of steps (bench/elastic_trainer.py). transom and the requeue run in a Slurm sandbox with
-a fifth node. torchrun's four agents are processes here: one is killed with its rank, and another one is started when the
-others have stepped. Prints, from what the ranks recorded: seconds from the fault to the first new step, to the first step
-on four nodes, and without a new step in all; samples used twice or left out; the final loss.
+a fifth node. torchrun's four agents are processes: one is killed with its rank, and another is started when the others
+have stepped. Prints, from what the ranks recorded: seconds from the fault to the first new step, to the first step on
+four nodes, and without a new step in all; samples used twice or left out; the final loss.
 """
 
 from __future__ import annotations
