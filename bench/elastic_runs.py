@@ -88,7 +88,7 @@ def injure(bench: Bench, run: LiveRun, kind: str, rng: random.Random, dead: list
                 bench.slurm.cancel(job.job_id)
                 return str(job.job_id)
     if kind == "requeue" and main is not None and not dead:
-        bench.transom("requeue", run.name)
+        bench.transom("requeue", "--root", str(bench.runs), run.name)
         return str(main.job_id)
     return ""
 

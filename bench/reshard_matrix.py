@@ -97,7 +97,10 @@ def result(args: argparse.Namespace, rank: int, way: str, case: Case, folder: Pa
     missing = [n for g in trainer.optimizer.param_groups for n in g["params"] if not trainer.optimizer.state.get(n)]
     if missing:
         return "wrong", f"no optimizer state of {len(missing)} parameters"
-    wrong = trainer.differences(1, per_rank=False)
+    try:
+        wrong = trainer.differences(1, per_rank=False)
+    except (KeyError, RuntimeError) as error:
+        wrong = [f"the optimizer lacks {error}"]
     return ("wrong", ", ".join(wrong[:3])) if wrong else ("right", "")
 
 
