@@ -53,11 +53,13 @@ def test_a_run_that_shrinks_and_grows_ends_with_the_bits_of_one_that_did_not(
     alone = subprocess.run(
         command, env={**env, "TRANSOM_CHECKPOINT_DIR": str(tmp_path)}, capture_output=True, text=True, check=True
     )
-    run = person.start("-N", "2-4", "--set", "job.top_up=false", "--", *command, "--delay", "0.3")
+    run = person.start(
+        "-N", "2-4", "--set", "job.top_up=false", "--set", "isolate.drain=false", "--", *command, "--delay", "0.3"
+    )
     job_id = person.wait(run, at_step(10), 180)["job_id"]
     faults.kill_node(sandbox, "node3")
     person.wait(run, lambda view: len(launches(run, job_id)) == 2 and at_step(20)(view), 180)
-    faults.restore_node(sandbox, "node3", undrain=True)
+    faults.restore_node(sandbox, "node3")
     person.wait(run, lambda view: len(launches(run, job_id)) == 3, 240)
     view = person.wait(run, over, 400)
     assert (view["phase"], view["step"], view["starts"]) == ("done", 400, 0)
