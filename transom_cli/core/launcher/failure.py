@@ -275,7 +275,7 @@ def enlarge(state: State, e: LaunchEnded) -> Decision:
     nodes = state.nodes
     out = nodes.of_launch((*e.left_behind, *state.growth.lost))
     good = (*(n for n in nodes.training if n not in out), *nodes.usable)
-    training = good[: nodes.number_for(len(good))]
+    training = nodes.in_order(good[: nodes.number_for(len(good))])
     if not training or any(n not in out for n in e.left_behind):
         return finish(state, e.at, "left", f"too few nodes answer; {saved_words(state)}", cause="grow")
     if out:
