@@ -119,6 +119,10 @@ class Attempt:
         training, now = self.training, self._time.now
         step = self.step()
         durable = self._cluster.durable()
+        if training is not None and self.state.progress.durable < durable == self.durable():
+            when = min(now, training.time_of(durable) + self._costs.persist)
+            self.hear(la.Stepped(when, training.launch, training.step(when)))
+            self.hear(la.CheckpointDurable(when, durable))
         if training is not None and step >= 0:
             self.hear(la.Stepped(now, training.launch, step))
             self._sample()

@@ -34,7 +34,7 @@ class Policy:
     preflight: check nodes before the first launch. deep: check suspects after a failure.
     checking, checking_deep: time limits for these checks, which also have deadlines of their own.
     flushing: time for ranks to write the final checkpoint after a stop request. Then the nodes persist their memory.
-    keeping: time limit for that, once nothing else remains to be done.
+    keeping: time for that once nothing else remains to be done, unless checkpoints are known to take longer.
     rules: the policy table, shared with the operator.
     """
 
@@ -148,6 +148,7 @@ class Launch:
     over_since: float | None = None  # when its srun was seen to have ended
     srun_code: int | None = None
     stepped_at: float = 0.0  # when its newest step was seen
+    first: tuple[float, int] | None = None  # when its first step was seen, and which one
     startup: float = 0.0  # seconds until the tasks of the attempt's first launch were seen
     anomalies: tuple[AnomalyReported, ...] = ()  # present ones
     response: Response | None = None  # what is being done about one of them
@@ -276,6 +277,8 @@ class State:
     history: History = History()
     memory: Memory = Memory.NONE
     persisted: str = ""  # the result of persisting the memory, for a person
+    pace: float = 0.0  # seconds per step, on average over the newest launch that made two
+    durable_after: float = 0.0  # seconds from the newest durable step until it was durable; 0: unknown
     parting: Parting | None = None
 
     @property

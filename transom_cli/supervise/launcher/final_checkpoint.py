@@ -73,7 +73,6 @@ def _number(answer: Mapping[str, object], name: str) -> int:
     return found if isinstance(found, int) else -1
 
 
-SECONDS = 14.0  # in total
 SURVEY = 3.0  # seconds for the agents to report what their nodes hold
 
 Answer = Mapping[str, object]
@@ -81,7 +80,7 @@ AskMemory = Callable[[tuple[str, ...], float, dict[str, object]], Mapping[str, A
 
 
 def persist_memory(
-    ask: AskMemory, nodes: tuple[str, ...], checkpoints: Path, launch: int, seconds: float = SECONDS
+    ask: AskMemory, nodes: tuple[str, ...], checkpoints: Path, launch: int, seconds: float
 ) -> str:
     """Have the nodes write the newest step in their memory to disk.
 
