@@ -75,7 +75,11 @@ class Attempt:
         self.name, self.nodes = attempt_name(job_id, restart), nodes
         wanted = min(cluster.scenario.nodes, len(nodes))
         self.state = la.State(
-            job_id, restart, la.Nodes(nodes, wanted, batch_host=nodes[0]), 1, cluster.scenario.launcher
+            job_id,
+            restart,
+            la.Nodes(nodes, wanted, cluster.scenario.fewest, cluster.scenario.unit, batch_host=nodes[0]),
+            1,
+            cluster.scenario.launcher,
         )
         self.records: list[dict[str, Any]] = []
         self.progress: list[dict[str, Any]] = []
@@ -106,6 +110,11 @@ class Attempt:
 
     def step(self) -> int:
         return self.training.step(self._time.now) if self.training is not None else -1
+
+    @property
+    def furthest(self) -> int:
+        """The newest step of all launches."""
+        return max(self.step(), *(line["step"] for line in self.progress), -1)
 
     def durable(self) -> int:
         """Return the newest durable step of the present launch."""
@@ -202,9 +211,11 @@ class Attempt:
         self._report(ev.LaunchSeen(now, self.name, action.launch, action.nodes, len(nodes), idle, faults=action.faults))
         base, in_memory = max((self._memory, True), (cluster.durable(), False))
         read = costs.read_memory if in_memory else costs.read_disk if base >= 0 else 0.0
-        first = now + self._some(costs.start + read)
+        same = self.training is not None and self.training.nodes == action.nodes
+        first = now + self._some((costs.in_process if same and costs.in_process else costs.start) + read)
         self._memory, self._cause = base, None
-        self.training = Training(action.launch, action.nodes, base, first, costs)
+        step = costs.step * cluster.scenario.nodes / len(nodes)
+        self.training = Training(action.launch, action.nodes, base, first, replace(costs, step=step))
         self._answer(1.0, la.TasksSeen(now, action.launch))
         self._time.at(first, self._first_step, action.launch)
         for node in nodes:

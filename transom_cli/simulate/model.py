@@ -122,6 +122,7 @@ class Costs:
         protect: How snapshots are protected against lost nodes, as for the Checkpointer.
         start: From a launch to its first step, without reading the state.
         read_memory, read_disk: Reading the state.
+        in_process: Start of a relaunch on the same nodes by processes that stay alive; 0: all processes start again.
         launcher: From the start of a job to its launcher.
         preflight, deep: A round of checks.
         end, evidence, logs: Ending a launch; collecting stacks after a hang; reading logs.
@@ -145,6 +146,7 @@ class Costs:
     start: float = 90.0
     read_memory: float = 10.0
     read_disk: float = 60.0
+    in_process: float = 0.0
     launcher: float = 5.0
     preflight: float = 15.0
     deep: float = 120.0
@@ -196,6 +198,8 @@ class Scenario:
 
     Attributes:
         nodes, spares: With and without ranks.
+        fewest: Nodes that may train while others are lost, at a speed in proportion; 0: always all.
+        unit: They are a multiple of it.
         pool: Nodes of the cluster that the job may use; 0: as many as the job requests, and 4% more.
         trace: Recorded outages, in place of `hazard`.
         steps: Length of the training; 0: it ends with the time.
@@ -208,6 +212,8 @@ class Scenario:
     nodes: int
     days: float = 30.0
     spares: int = 0
+    fewest: int = 0
+    unit: int = 1
     pool: int = 0
     hazard: Hazard = field(default_factory=Hazard)
     trace: Trace | None = None
