@@ -17,6 +17,7 @@ from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.goodput import NS, Kind
 from transom_cli.core.operator import actions as act
 from transom_cli.core.operator.decide import decide, next_deadline
+from transom_cli.core.operator.isolation import on_probation
 from transom_cli.core.operator.state import Request, State
 from transom_cli.simulate.attempt import Attempt
 from transom_cli.simulate.fleet import Fleet, Node
@@ -274,6 +275,7 @@ class Cluster:
             taken=tuple(replace(t, at=t.at - (now - o.at)) for o in known for t in o.taken),
             lacked=bool(before) and before[-1] is not None and before[-1].cause in ("isolated_nodes", PREFLIGHT),
             memory=self.scenario.costs.memory,
+            probation=on_probation(self.state, now) if self.scenario.probation else (),
         )
 
     def _running(self, attempt: Attempt) -> None:

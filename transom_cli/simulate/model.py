@@ -206,6 +206,7 @@ class Scenario:
         limit, warn: Time limit of an attempt, and Slurm's warning before it; 0: none.
         limits: Of the stall detector.
         lifts: Administrators lift a drained node's exclusion when they return it.
+        probation: Nodes that returned are spares before they carry a rank, as in a real run.
         operator, launcher: The settings of the deciders.
     """
 
@@ -223,6 +224,7 @@ class Scenario:
     warn: float = 120.0
     limits: StallLimits = field(default_factory=StallLimits)
     lifts: bool = True
+    probation: bool = True
     operator: Policy = field(default_factory=Policy)
     launcher: LauncherPolicy = field(default_factory=lambda: LauncherPolicy(preflight=True, deep=True))
 

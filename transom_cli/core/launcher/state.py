@@ -98,12 +98,14 @@ class Nodes:
     given_up: tuple[str, ...] = ()  # carry no rank any more in this attempt
     inherited: tuple[str, ...] = ()  # given up because an earlier attempt blamed them
     draining: tuple[str, ...] = ()  # drained by somebody else
+    probation: tuple[str, ...] = ()  # were excluded in this run: spares before they carry a rank
     batch_host: str = ""  # stays in the job until the job ends
 
     @property
     def usable(self) -> tuple[str, ...]:
-        """Ready spares that nobody drains."""
-        return tuple(n for n in self.ready if n not in self.draining)
+        """Ready spares that nobody drains; those on probation last."""
+        good = (n for n in self.ready if n not in self.draining)
+        return tuple(sorted(good, key=lambda n: n in self.probation))
 
     def number_for(self, count: int) -> int:
         """Return how many of `count` good nodes can carry ranks; 0: they are too few."""
