@@ -336,12 +336,16 @@ class Attempt:
         if fault.effect == LOST:
             self._stop_for(node, fault)
             self._lose(node)
+            if self._costs.reset:
+                exits = self._exits((n for n in training.nodes if n != node.name), 1)
+                self._answer(self._costs.reset, la.RanksExited(0.0, training.launch, exits))
         elif fault.effect == CRASH:
             self._stop_for(node, fault)
             self._answer(SEEN, la.RanksExited(0.0, training.launch, self._exits((node.name,), 1)))
             self._maybe_found(node, fault)
         elif fault.effect == HANG:
-            step, limit = self._stop_for(node, fault), self._cluster.scenario.patient
+            scenario = self._cluster.scenario
+            step, limit = self._stop_for(node, fault), scenario.tight if fault.stopped else scenario.patient
             stall = ev.Stall(step, limit, limit, (training.nodes.index(node.name),), (node.name,))
             self._answer(limit, la.Stalled(0.0, training.launch, stall))
         elif fault.effect == SLOW:

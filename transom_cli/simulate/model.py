@@ -32,6 +32,7 @@ class Fault:
         again: Mean time until a broken node fails again.
         repair: Median time out of service, once the node is drained or lost.
         factor: Of the step time, if the effect is slow.
+        stopped: The process that hangs is seen to be stopped: the tight limit applies.
         hardware: A hardware fault, as the trace says.
     """
 
@@ -47,6 +48,7 @@ class Fault:
     again: float = 900.0
     repair: float = 20.4 * HOUR
     factor: float = 1.0
+    stopped: bool = False
     hardware: bool = False
 
 
@@ -129,6 +131,7 @@ class Costs:
         probe, isolate, requeue: The operator's actions.
         queue: Mean wait of a requeued job, exponential, once its nodes are free.
         slurm_down: Silence after which Slurm calls a node down.
+        reset: Until the ranks on other nodes fail when a node vanishes; 0: they wait for it.
         look: Until the operator sees what the launcher wrote.
         slow_after: Until a slow node is reported.
         noise: Sigma of the log-normal durations.
@@ -158,6 +161,7 @@ class Costs:
     requeue: float = 3.0
     queue: float = 0.0
     slurm_down: float = 300.0
+    reset: float = 0.0
     look: float = 0.3
     slow_after: float = 120.0
     noise: float = 0.2

@@ -79,9 +79,7 @@ Answer = Mapping[str, object]
 AskMemory = Callable[[tuple[str, ...], float, dict[str, object]], Mapping[str, Answer]]  # nodes, seconds, arguments
 
 
-def persist_memory(
-    ask: AskMemory, nodes: tuple[str, ...], checkpoints: Path, launch: int, seconds: float
-) -> str:
+def persist_memory(ask: AskMemory, nodes: tuple[str, ...], checkpoints: Path, launch: int, seconds: float) -> str:
     """Have the nodes write the newest step in their memory to disk.
 
     Returns:
