@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -71,8 +71,8 @@ def imports(row: Row) -> float:
 def scenario(row: Row, known: Delays) -> Scenario:
     pace = imports(row)
     costs = Costs(
-        noise=0.0, step=row["median_step"], save_every=10, stall=0.0, copied=0.5, persist_every=1, persist=0.1, slows=0.0,
-        start=known.srun + sum(row["start_up"].values()), read_memory=0.0, read_disk=0.0,
+        noise=0.0, step=row["median_step"], save_every=10, stall=0.0, copied=0.5, persist_every=1, persist=0.1,
+        slows=0.0, start=known.srun + sum(row["start_up"].values()), read_memory=0.0, read_disk=0.0,
         launcher=known.slurm * pace, preflight=row["preflight"], end=known.end * pace, evidence=known.evidence * pace,
         logs=0.0, probe=0.1, isolate=0.05, requeue=known.requeue, reset=known.seen * pace, look=0.3,
     )  # fmt: skip
