@@ -142,7 +142,7 @@ class Training:
         return view
 
 
-def rank_pid(run: RunDir, rank: int) -> int:
+def rank_pid(run: RunDir, rank: int, script: str = "train.py") -> int:
     """The newest process of a rank, by its environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
@@ -152,7 +152,7 @@ def rank_pid(run: RunDir, rank: int) -> int:
             continue
         names = (paths.RUN_DIR, paths.ROLE, "RANK")
         mine = tuple(map(env.get, names)) == (str(run.path), "rank", str(rank))
-        if mine and "train.py" in (path.parent / "cmdline").read_text(errors="replace"):
+        if mine and script in (path.parent / "cmdline").read_text(errors="replace"):
             found.append(int(path.parent.name))
     return min(found)  # its loader workers are younger
 
@@ -185,6 +185,19 @@ def test_hang_is_seen_without_a_changed_line(person: Person, framework: str) -> 
     view = training.wait(over)
     assert (view["phase"], view["excluded"]) == ("done", []), training.logs()[-6000:]
     assert any("step" in one["message"] for one in view["incidents"]), view["incidents"]
+
+
+def test_trainer_that_reports_to_nvrx_is_watched(person: Person) -> None:
+    if importlib.util.find_spec("nvidia_resiliency_ext") is None:
+        pytest.skip("nvidia-resiliency-ext is not installed; `make test-frameworks` has it")
+    script = Path(__file__).with_name("nvrx_trainer.py")
+    run = person.start("-N", str(RANKS), "--", sys.executable, str(script), str(STEPS))
+    person.wait(run, lambda view: over(view) or (view["step"] >= EVERY and view["steps_since_start"]), PATIENCE)
+    os.kill(rank_pid(run, 1, script.name), signal.SIGSTOP)
+    hung = person.wait(run, lambda view: over(view) or bool(view["incidents"]), PATIENCE)
+    assert "step" in hung["incidents"][0]["message"], hung["incidents"]
+    view = person.wait(run, over, PATIENCE)
+    assert (view["phase"], view["excluded"], view["step"]) == ("done", [], STEPS)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
