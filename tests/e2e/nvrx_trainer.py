@@ -1,4 +1,4 @@
-"""A trainer that only NVIDIA's client reports for, with the sections of Megatron's `--enable-ft-package`; no torch steps."""
+"""A trainer that only NVIDIA's client reports for, by the sections of Megatron's `--enable-ft-package`."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ client = RankMonitorClient()
 client.init_workload_monitoring()
 client.start_section("setup")
 client.end_section("setup")
-for step in range(int(sys.argv[1])):
+for _ in range(int(sys.argv[1])):
     client.start_section("step")
     time.sleep(0.2)
     client.end_section("step")
