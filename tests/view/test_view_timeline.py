@@ -103,7 +103,7 @@ class Alone:
         self.write("launch", 5.0, 0, nodes=["n1", "n2"], idle=["n3"], world_size=2)
         self.step(10.0, 0, 1)
         self.step(100.0, 0, 91)
-        self.fault("l1", 110.0, "rank 1 on n2 ended with signal 9")
+        self.fault("l1", 110.0, "rank 1 on n2 killed by SIGKILL")
         self.write("launch", 120.0, 1, nodes=["n1", "n2"], idle=["n3"], world_size=2)
         self.step(125.0, 1, 81)
         self.heal("l1", "recovered", 125.0, "step 81 done in launch 1")
@@ -160,7 +160,7 @@ def test_one_that_was_handed_up_says_so(alone: Alone) -> None:
 def test_an_operator_that_comes_back_tells_the_launchers_times(alone: Alone) -> None:
     journal = Journal(alone.run.journal, 2)
     journal.append(ev.Started(5000.0, 2))
-    for name, what in (("l1", "rank 1 on n2 ended with signal 9"), ("l2", "rank 0 on n1 ended with exit code 1")):
+    for name, what in (("l1", "rank 1 on n2 killed by SIGKILL"), ("l2", "rank 0 on n1 ended with exit code 1")):
         journal.append(ev.RecoverySeen(5001.0, "7.0", name, "seen", what))
     journal.close()
     found = incidents(alone.book(now=5002.0))

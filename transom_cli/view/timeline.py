@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from typing import Any
 
 from transom_cli.core.events import UNDECIDED, Decided
+from transom_cli.core.fault import Fault, fault_of, outcome
 from transom_cli.core.goodput import NS, Cause, Kind, Sums, cost
 from transom_cli.core.incident import Incident
 from transom_cli.core.operator.state import SavesFail
@@ -22,6 +22,7 @@ from transom_cli.view.goodput import lost_by_kind
 from transom_cli.view.outlook import release_commands
 from transom_cli.view.text import NEVER_CUT, clock_time, count, fit, span, utc, wrapped
 
+EVIDENCE = 200  # characters, where an incident is shown in brief
 _LABEL = 10
 SHORT = 0.05  # seconds: shorter intervals are not shown
 _PARTS = {
@@ -69,13 +70,6 @@ class Entry:
     message: str
 
 
-def repeated(timelines: Sequence[Timeline]) -> dict[str, str]:
-    """Return, by ID, which later incident repeats one: the same failure directly after it, at no later step."""
-    same = ((a, b) for a, b in pairwise(timelines) if a.decided.fingerprint == b.decided.fingerprint)
-    alike = ((a, b) for a, b in same if a.decided.fingerprint and a.nodes == b.nodes and b.step <= a.step)
-    return {a.id: b.id for a, b in alike if a.duration is not None}
-
-
 @dataclass(frozen=True)
 class Timeline:
     """An incident with everything that is known of it.
@@ -94,6 +88,7 @@ class Timeline:
     began: float
     category: str
     title: str
+    fault: Fault
     result: str
     duration: float | None
     step: int
@@ -123,6 +118,7 @@ def build_timeline(incident: Incident, book: RunRecord, *, full: bool = False) -
         began=incident.began,
         category=diagnosis.decided.category or diagnosis.cause if diagnosis else "",
         title=diagnosis.words if diagnosis else incident.marks[0].words if incident.marks else "",
+        fault=fault_of(incident, book.state.isolation.exclusions),
         result=incident.result or f"open, {incident.stage.value}",
         duration=None if incident.ended_at is None else incident.ended_at - incident.began,
         step=incident.step if incident.since_start else max(incident.step, cause.step),
@@ -147,21 +143,32 @@ def _gpu_hours(sums: Sums, book: RunRecord) -> float | None:
 
 
 def headline(timeline: Timeline) -> str:
-    """Return `i2  gpu_hardware on n3  recovered in 4m 12s`."""
-    where = f" on {', '.join(timeline.nodes[:3])}" if timeline.nodes else ""
-    after = f" in {span(timeline.duration)}" if timeline.duration is not None else ""
-    return f"{timeline.id}  {timeline.category or 'not diagnosed'}{where}  {timeline.result}{after}"
+    """Return `i2  gpu017 lost  drained, back in 4m 12s`."""
+    fault, result = timeline.fault, timeline.result.removeprefix("open, ")
+    after = f" {span(timeline.duration)}" if timeline.duration is not None else ""
+    done = f"{fault.done}, " if fault.done else ""
+    return f"{timeline.id}  {fault.line}  {done}{outcome(result)}{after}"
+
+
+def brief_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
+    """Return what broke, where, the evidence, what was done and what it cost."""
+    found = wrapped("", headline(timeline), width)
+    category = f", {timeline.category}" if timeline.category else ""
+    rows = [("when", f"{when(timeline.began)}, attempt {timeline.attempt}{category}")]
+    rows += [("evidence", timeline.fault.evidence[:EVIDENCE])] if timeline.fault.evidence else []
+    for label, text in (*rows, *ending(timeline)):
+        found += wrapped(f"  {label:<{_LABEL}}", text, width)
+    return [fit(line, width) for line in found]
 
 
 def timeline_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
-    found = wrapped("", headline(timeline), width)
-    found += wrapped("    ", f"{when(timeline.began)}, attempt {timeline.attempt}: {timeline.title}", width)
+    """Return the incident in brief, then each entry."""
+    found = brief_lines(timeline, width)
     last, shown = timeline.began, list(distinct_entries(timeline))
     for time, (entry, message) in zip(clock([entry.at for entry, _ in shown]), shown, strict=True):
         took = f"+{span(entry.at - last)}" if entry.at - last >= SHORT else ""
         found += wrapped(f"  {time} {took:>9}  {entry.part:<9}", message, width)
         last = entry.at
-    found += [line for label, text in ending(timeline) for line in wrapped(f"  {label:<{_LABEL}}", text, width)]
     return [fit(line, width) for line in found]
 
 
