@@ -36,9 +36,7 @@ def test_rank_that_died_first_may_report_last() -> None:
     state, actions = feed(state, launcher.LaunchEnded(11.0, 0, (*exits(1, -15, None), late)))
     assert actions == [launcher.ReadLogs(0, 2)]
     _, actions = feed(state, launcher.LogsRead(12.0, 0, "unknown", ""))
-    assert actions[0] == launcher.Journal(
-        "l1", "diagnosed", "rank 2 on n3 killed by SIGSEGV", "rank_killed", ("n3",)
-    )
+    assert actions[0] == launcher.Journal("l1", "diagnosed", "rank 2 on n3 killed by SIGSEGV", "rank_killed", ("n3",))
 
 
 def test_when_all_have_ended_nothing_is_waited_for() -> None:

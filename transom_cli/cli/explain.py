@@ -38,7 +38,9 @@ def explain(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show the timeline of every incident, as for a single one.")
     ] = False,
-    full: Annotated[bool, typer.Option("--full", help="Also show repeated incidents, and all evidence of long ones.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also show repeated incidents, and all evidence of long ones.")
+    ] = False,
 ) -> None:
     """Explain incidents: cause, action and loss.
 

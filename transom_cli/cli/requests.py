@@ -183,7 +183,9 @@ def _change_options(run: RunDir, state: State, changes: dict[str, str], *, force
         fewest = given.get("job.min_nodes", min(state.request.fewest, count))
         if count != before and not (state.request.fewest or before) <= count <= before and not force:
             why = f"with {count} nodes in place of {before}, it has another number of ranks"
-            raise UsageError("`--nodes` changes the training", why, "if its batch and its checkpoints allow that, `--force`")
+            raise UsageError(
+                "`--nodes` changes the training", why, "if its batch and its checkpoints allow that, `--force`"
+            )
         update |= {"nodes": count, "min_nodes": fewest}
         count += state.request.spares
         changes = {**changes, "nodes": str(count)}

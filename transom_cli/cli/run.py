@@ -182,9 +182,7 @@ def _require_nodes(prepared: Prepared) -> None:
         raise UsageError("The cluster does not have enough nodes", why, "use a smaller `--nodes`, or `--force`")
 
 
-def operate_or_watch(
-    made: RunDir, *, detach: bool, foreground: bool, new: bool = False, as_lines: bool = False
-) -> int:
+def operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool = False, as_lines: bool = False) -> int:
     """Make sure that the run has an operator, then watch the run. Returns the exit code."""
     try:
         return _operate_or_watch(made, detach=detach, foreground=foreground, new=new, as_lines=as_lines)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from transom_cli.core.crash_loop import reached
 from transom_cli.core.incident import Incident
@@ -28,13 +29,14 @@ _OUTCOMES = {
     "done": "run ended after",
 }
 _EVIDENCE = ("found", "probed", "evidence")  # kinds of marks, the best first
-_RANK = re.compile(r"(rank \d+) on (\S+) (ended with exit code \d+|killed by (?:SIG\w+|signal \d+))(?:: (.*))?", re.DOTALL)
+_HOW = r"ended with exit code \d+|killed by (?:SIG\w+|signal \d+)"
+_RANK = re.compile(rf"(rank \d+) on (\S+) ({_HOW})(?:: (.*))?", re.DOTALL)
 _NODE = re.compile(r"([^:]* (?:lost|silent)): (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """title: what broke. nodes: at fault. evidence: one line, "" if the title says it. done: isolations, or a repair."""
+    """title: what broke. nodes: at fault. evidence: one line, or "" if it is in the title. done: isolation or repair."""
 
     title: str
     nodes: tuple[str, ...] = ()
@@ -46,6 +48,9 @@ class Fault:
         """What broke, and where."""
         names = ", ".join(self.nodes[:3]) + (f" and {len(self.nodes) - 3} more" if len(self.nodes) > 3 else "")
         return self.title if not names or all(n in self.title for n in self.nodes[:3]) else f"{self.title} on {names}"
+
+
+NOTHING = Fault("")
 
 
 def fault_of(incident: Incident, exclusions: Iterable[Exclusion] = ()) -> Fault:
@@ -86,8 +91,7 @@ def failed_again(incidents: Sequence[Incident]) -> set[str]:
     Args:
         incidents: Oldest first.
     """
-    pairs = zip(incidents, incidents[1:], strict=False)
-    return {one.id for one, later in pairs if one.result == "recovered" and _same(one, later)}
+    return {one.id for one, later in pairwise(incidents) if one.result == "recovered" and _same(one, later)}
 
 
 def _same(one: Incident, later: Incident) -> bool:

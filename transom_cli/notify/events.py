@@ -149,7 +149,7 @@ def _holding(state: State, at: float) -> bool:
 
 def _incident(state: State, incident: Incident, at: float) -> Notification:
     fault = fault_of(incident, state.isolation.exclusions)
-    details = _lines(fault.evidence, _progress(state), _next(state, incident))
+    details = _lines(fault.evidence and f"evidence: {fault.evidence}", _progress(state), _next(state, incident))
     head, kind = f"{incident.id}: {fault.line}", _kind(incident, "incident")
     return Notification(f"{incident.id}/incident", kind, at, head, details, _of(state, incident))
 

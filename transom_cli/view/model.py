@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from transom_cli.core.crash_loop import CrashLoop, crash_loop
 from transom_cli.core.events import UNDECIDED
-from transom_cli.core.fault import Fault, failed_again, fault_of, outcome
+from transom_cli.core.fault import NOTHING, Fault, failed_again, fault_of, outcome
 from transom_cli.core.incident import Incident
 from transom_cli.core.operator.state import Exclusion, Phase, SavesFail, State, UserRequest, WouldHave
 from transom_cli.core.progress import newest_step
@@ -123,7 +123,7 @@ class IncidentView:
     fingerprint: str = ""
     nodes: tuple[str, ...] = ()
     isolated: tuple[tuple[str, str], ...] = ()
-    fault: Fault = Fault("")
+    fault: Fault = NOTHING
 
     def outcome(self, now: float) -> str:
         """Return what was done, and how it ended: `relaunched, back in 6.2 s`."""
@@ -349,7 +349,8 @@ def build_view(
     replaced = {x.node for x in state.idle.probes}
     step, since_start = newest_step((state.progress.step, state.progress.since_start), table.reached(ranks))
     of_start = step
-    if step < 0 or (state.phase is Phase.RECOVERING and step < state.progress.max_step):  # show how far the run had come
+    again = state.phase is Phase.RECOVERING and step < state.progress.max_step
+    if step < 0 or again:  # show how far the run had come
         step, since_start = state.progress.max_step, state.progress.since_start
     loss = next((r.loss for r in sorted(ranks, key=lambda r: r.rank) if r.loss is not None), None)
     rules = state.policy.rules

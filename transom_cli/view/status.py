@@ -307,7 +307,9 @@ def incident_rows(view: RunView, width: int | None, *, everything: bool) -> list
         return []
     found = folded(view.incidents)
     shown = found if everything else found[:INCIDENTS]
-    names = [(_ids(group), day_time(group[0].began, view.now), _nodes(group[0]), group[0].fault.title) for group in shown]
+    names = [
+        (_ids(group), day_time(group[0].began, view.now), _nodes(group[0]), group[0].fault.title) for group in shown
+    ]
     outcomes = [(group[0].outcome(view.now), outcome_tone(group[0])) for group in shown]
     lines = table(("",) * 5, [(*one, outcome) for one, outcome in zip(names, outcomes, strict=True)], frozenset())[1:]
     if width is not None and max(cells(plain(one)) for one in lines) > width:

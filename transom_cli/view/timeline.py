@@ -152,10 +152,10 @@ def headline(timeline: Timeline) -> str:
 
 def brief_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
     """Return what broke, where, the evidence, what was done and what it cost."""
-    found = wrapped("", headline(timeline), width)
     category = f", {timeline.category}" if timeline.category else ""
     rows = [("when", f"{when(timeline.began)}, attempt {timeline.attempt}{category}")]
     rows += [("evidence", timeline.fault.evidence[:EVIDENCE])] if timeline.fault.evidence else []
+    found = wrapped("", headline(timeline), width)
     for label, text in (*rows, *ending(timeline)):
         found += wrapped(f"  {label:<{_LABEL}}", text, width)
     return [fit(line, width) for line in found]
@@ -163,7 +163,11 @@ def brief_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
 
 def timeline_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
     """Return the incident in brief, then each entry."""
-    found = brief_lines(timeline, width)
+    return [*brief_lines(timeline, width), *entry_lines(timeline, width)]
+
+
+def entry_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
+    found: list[str] = []
     last, shown = timeline.began, list(distinct_entries(timeline))
     for time, (entry, message) in zip(clock([entry.at for entry, _ in shown]), shown, strict=True):
         took = f"+{span(entry.at - last)}" if entry.at - last >= SHORT else ""

@@ -213,7 +213,8 @@ class WatchApp(App[RunView | None]):
         if found is None:
             return []
         does = [line(("do          ", "dim"), (found.command, "note"))] if found.command else []
-        return [found.line, *found.details, *does]
+        head = [] if self._tab == panels.INCIDENTS else [found.line]
+        return [*head, *found.details, *does]
 
     # --- keys ---
 

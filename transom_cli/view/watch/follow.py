@@ -72,7 +72,7 @@ class Follow:
         )
 
     def timeline(self, incident: str, width: int) -> tuple[str, ...]:
-        """Return what `transom explain` prints for an incident, without its first line; () if it cannot be read."""
+        """Return what `transom explain` prints for an incident; () if it cannot be read."""
         from transom_cli.supervise.record_reader import read_run_record
         from transom_cli.supervise.run_record import incidents
         from transom_cli.view.timeline import build_timeline, timeline_lines
@@ -82,7 +82,7 @@ class Follow:
         except (OSError, TransomError):
             return ()
         found = next((one for one in incidents(book) if one.id == incident), None)
-        return tuple(timeline_lines(build_timeline(found, book), width)[1:]) if found is not None else ()
+        return tuple(timeline_lines(build_timeline(found, book), width)) if found is not None else ()
 
     def time_series(self) -> TimeSeries | None:
         """Return new time series; None if the last ones are recent enough, or the run cannot be read."""

@@ -1,10 +1,11 @@
-"""Plots of loss, step time and goodput as text, by plotext, and sparklines. Pure, except for plotext's global figure."""
+"""Plots of loss, step time and goodput, and sparklines, as text. Pure, except for plotext's global figure."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from transom_cli.core.goodput.account import Point
 from transom_cli.view.read_history import TimeSeries
@@ -72,8 +73,8 @@ def trend(plots: LivePlots, width: int) -> Line:
 def sparkline(values: Sequence[float], width: int) -> str:
     """Return a block character per value; of more values than `width`, per mean of neighbours."""
     size = max(1.0, len(values) / width)
-    groups = [values[int(n * size) : max(int(n * size) + 1, int((n + 1) * size))] for n in range(int(len(values) / size))]
-    means = [sum(group) / len(group) for group in groups]
+    edges = [int(n * size) for n in range(int(len(values) / size) + 1)]
+    means = [sum(values[begin:end]) / (end - begin) for begin, end in pairwise(edges)]
     low, high = min(means), max(means)
     return "".join(_BLOCKS[round(7 * (mean - low) / (high - low)) if high > low else 3] for mean in means)
 
