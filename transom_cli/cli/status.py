@@ -39,7 +39,7 @@ def status(
     ] = False,
     no_color: NoColor = False,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show the live screen; in a pipe, one line per change.")
+        bool, typer.Option("--watch", help="Show the live screen; in a pipe, one line per change.")
     ] = False,
     as_lines: Plain = False,
 ) -> None:

@@ -36,7 +36,7 @@ _NODE = re.compile(r"([^:]* (?:lost|silent)): (.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Fault:
-    """title: what broke. nodes: at fault. evidence: one line, or "" if it is in the title. done: isolation or repair."""
+    """title: what broke. nodes: at fault. evidence: one line, or "" if the title has it. done: isolation or repair."""
 
     title: str
     nodes: tuple[str, ...] = ()

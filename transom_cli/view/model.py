@@ -349,9 +349,11 @@ def build_view(
     replaced = {x.node for x in state.idle.probes}
     step, since_start = newest_step((state.progress.step, state.progress.since_start), table.reached(ranks))
     of_start = step
-    again = state.phase is Phase.RECOVERING and step < state.progress.max_step
-    if step < 0 or again:  # show how far the run had come
-        step, since_start = state.progress.max_step, state.progress.since_start
+    known = state.progress.max_step
+    if state.incident is not None and not state.incident.since_start:
+        known = max(known, state.incident.step)
+    if step < 0 or (state.phase is Phase.RECOVERING and step < known):  # show how far the run had come
+        step, since_start = known, state.progress.since_start
     loss = next((r.loss for r in sorted(ranks, key=lambda r: r.rank) if r.loss is not None), None)
     rules = state.policy.rules
     loop = None if state.phase.over else crash_loop((*state.counting, state.incident), of_start, rules)

@@ -50,7 +50,7 @@ _REPEATED = {
     "handed_up": "escalated because of this",
 }
 """What replaces a message that was shown before; other repeated entries are left out."""
-_WITHOUT_NODES = (Kind.QUEUE, Kind.HOLD, Kind.IDLE)
+WITHOUT_NODES = (Kind.QUEUE, Kind.HOLD, Kind.IDLE)
 
 
 @dataclass(frozen=True)
@@ -130,16 +130,16 @@ def build_timeline(incident: Incident, book: RunRecord, *, full: bool = False) -
         ),
         lost=-1 if incident.since_start else cause.lost,
         cost=sums,
-        gpu_hours=None if sums is None else _gpu_hours(sums, book),
+        gpu_hours=None if sums is None else gpu_hours(sums.without(*WITHOUT_NODES), book),
         since_start=incident.since_start,
     )
 
 
-def _gpu_hours(sums: Sums, book: RunRecord) -> float | None:
-    """Count the run's own nodes while they did no new steps, without time in the queue."""
+def gpu_hours(ns: int, book: RunRecord) -> float | None:
+    """Return the GPU-hours of the run's own nodes in this time, without spares; None if unknown."""
     state = book.state
     nodes = max(state.request.num_nodes - state.request.spares, 0) or len(state.job.nodes)
-    return sums.without(*_WITHOUT_NODES) / NS / 3600 * nodes * book.gpus if book.gpus and nodes else None
+    return ns / NS / 3600 * nodes * book.gpus if book.gpus and nodes else None
 
 
 def headline(timeline: Timeline) -> str:
@@ -209,7 +209,7 @@ def ending(timeline: Timeline) -> Iterator[tuple[str, str]]:
     """Yield (label, text): cost and steps."""
     if timeline.cost is not None:
         kinds = ", ".join(f"{kind} {time}" for kind, time in lost_by_kind(timeline.cost))
-        hours = f"; {_gpu_time(timeline.gpu_hours)}" if timeline.gpu_hours is not None else ""
+        hours = f"; {gpu_time(timeline.gpu_hours)}" if timeline.gpu_hours is not None else ""
         yield "cost", f"{span(timeline.cost.wall / NS)}: {kinds}{hours}"
     if timeline.since_start and timeline.step >= 0:
         yield "steps", f"last step before it: {count(timeline.step)} since its start"
@@ -218,7 +218,7 @@ def ending(timeline: Timeline) -> Iterator[tuple[str, str]]:
         yield "steps", f"last step before it: {count(timeline.step)}; {again}"
 
 
-def _gpu_time(hours: float) -> str:
+def gpu_time(hours: float) -> str:
     return f"{hours:,.1f} GPU-hours" if hours >= 1 else f"{hours * 60:.1f} GPU-minutes"
 
 
