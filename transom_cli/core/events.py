@@ -5,6 +5,7 @@ Events are the core's only input, so an event holds everything that the core nee
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 
@@ -23,6 +24,14 @@ class Decided:
 
 
 UNDECIDED = Decided()
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGKILL`, or `signal 77` for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @dataclass(frozen=True)
@@ -58,8 +67,8 @@ class RankExit:
 
     @property
     def words(self) -> str:
-        how = f"signal {self.signal}" if self.signal is not None else f"exit code {self.code}"
-        return f"rank {self.rank} on {self.node} ended with {how}"
+        how = f"ended with exit code {self.code}" if self.signal is None else f"killed by {signal_name(self.signal)}"
+        return f"rank {self.rank} on {self.node} {how}"
 
 
 @dataclass(frozen=True)
@@ -452,9 +461,14 @@ class ResumeRequested(Event):
 
 @dataclass(frozen=True)
 class Resumed(Event):
-    """A person continues a run that is over, in a new job."""
+    """A person continues a run that is over, in a new job.
+
+    num_nodes: of the job, with spares; 0: as before. fewest: as in `Request`.
+    """
 
     who: str
+    num_nodes: int = 0
+    fewest: int = 0
 
 
 @dataclass(frozen=True)
