@@ -100,8 +100,7 @@ def latest(where: Trainer | str | Path) -> str | None:
     for callback in where.callback_handler.callbacks:
         if isinstance(callback, TransomCallback):
             callback.attach(where)
-    assert where.args.output_dir is not None, "a Trainer has one"
-    return latest_sealed(where.args.output_dir)
+    return latest_sealed(str(where.args.output_dir))
 
 
 last_checkpoint = latest  # its name before there were seals
