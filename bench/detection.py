@@ -2,8 +2,9 @@
 
     python bench/detection.py [--nodes 1024] [--samples 20000]
 
-1. stall limit: lengths of steps of healthy trainings (slow_series.py) against hangs, as rare as in Llama 3. The limit is in medians of a step. A false alarm costs a restart, each hang costs the limit.
-2. slow node: the smallest rise that is reported (changepoint.Limits.least). A false alarm costs a swap, a slow node
+1. stall limit: lengths of steps of healthy trainings (slow_series.py) against hangs, as rare as in Llama 3. The limit
+   is in medians of a step. A false alarm costs a restart, each hang costs the limit.
+2. slow node: the smallest rise that is reported (changepoint.Limits.least). A false alarm costs a swap. A slow node
    that is not found costs its slowness for a day.
 3. silent node: the limit for the silence of a node, after which it is probed. A probe costs the training nothing, so
    the loss is that of the wait alone.

@@ -90,7 +90,7 @@ def test_node_on_probation_is_a_spare_first_and_the_last_one_to_be_used() -> Non
 
 
 def test_node_on_probation_carries_a_rank_where_no_other_is_left() -> None:
-    state, actions = feed(fresh(), launcher.AttemptStarted(0.0, probation=("n1",)))
+    _, actions = feed(fresh(), launcher.AttemptStarted(0.0, probation=("n1",)))
     assert started(actions) == [NODES]
     assert not any(isinstance(a, launcher.Journal) for a in actions), "nothing has changed"
     _, actions = feed(fresh((*NODES, SPARE)), launcher.AttemptStarted(0.0, probation=("n1",)))
