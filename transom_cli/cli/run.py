@@ -224,6 +224,7 @@ def _await_submission(made: RunDir) -> int:
     """Wait until Slurm has accepted or refused the job. Returns 0, or the exit code of the refused run."""
     import time
 
+    from transom_cli.bootstrap.slurm import partitions
     from transom_cli.supervise.journal import fold
 
     if not _submits_here(made):
@@ -232,7 +233,8 @@ def _await_submission(made: RunDir) -> int:
     while time.monotonic() < deadline:
         state = fold(made.journal).state
         if state.phase.over and not state.job.id:
-            hint = f"See `transom explain {made.run_id}`; `sinfo -s` lists the partitions."
+            known = ", ".join(partitions()) if "partition" in state.verdict.lower() else ""
+            hint = f"the partitions are: {known}" if known else f"transom explain {made.run_id}"
             print(
                 f"error: {TransomError(f'Run `{made.run_id}` was not submitted', state.verdict, hint)}", file=sys.stderr
             )

@@ -5,7 +5,6 @@ Events are the core's only input, so an event holds everything that the core nee
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 
 
@@ -26,12 +25,15 @@ class Decided:
 UNDECIDED = Decided()
 
 
+_SIGNALS = {
+    1: "HUP", 2: "INT", 3: "QUIT", 4: "ILL", 6: "ABRT", 7: "BUS", 8: "FPE", 9: "KILL", 11: "SEGV", 13: "PIPE",
+    15: "TERM",
+}  # fmt: skip
+
+
 def signal_name(number: int) -> str:
-    """Return `SIGKILL`, or `signal 77` for a number without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    """Return `SIGKILL`, or `signal 77` for a number that rarely ends a process."""
+    return f"SIG{_SIGNALS[number]}" if number in _SIGNALS else f"signal {number}"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from transom_cli.core.goodput.partition import START
 from transom_cli.plural import several
 from transom_cli.supervise.run_record import RunRecord
 from transom_cli.supervise.run_record import incidents as incidents_of
+from transom_cli.view.explain import newest_step
 from transom_cli.view.goodput import duration, percent
 from transom_cli.view.model import RunView
 from transom_cli.view.report.charts import losses, scale_of, step_time_plot, steps
@@ -132,16 +133,16 @@ def _without_bar(parts: Line) -> Line:
 def _hero(data: ReportData, incidents: int) -> str:
     """Return the run in a sentence: steps, time, nodes, goodput, and what incidents cost."""
     book, view, whole = data.book, data.view, data.book.account.whole
-    step = max(view.step, book.state.progress.max_step)
+    step = newest_step(book)
     of = f" of {count(view.steps)}" if view.steps else ""
     did = f"{count(step)}{of} steps" if step >= 0 else "No step was seen"
     nodes = f" on {several(len(view.nodes), 'node')}" if view.nodes else ""
     share = f"; {percent(whole.goodput)} of it went into new steps" if book.account.steps_seen else ""
-    lost = sum(sums.wall for cause, sums in book.account.by_cause if cause.key != START)
-    hours = gpu_hours(lost, book)
+    faults = [sums for cause, sums in book.account.by_cause if cause.key != START]
+    lost, hours = sum(one.wall for one in faults), gpu_hours(sum(one.without(*WITHOUT_NODES) for one in faults), book)
     price = f", {_cost(hours, data.settings)}" if hours else ""
-    faults = f"; {several(incidents, 'incident')} cost {duration(lost)}{price}" if incidents and lost else ""
-    return f"{did} in {duration(whole.wall)}{nodes}{share}{faults}."
+    cost = f"; {several(incidents, 'incident')} cost {duration(lost)}{price}" if incidents and lost else ""
+    return f"{did} in {duration(whole.wall)}{nodes}{share}{cost}."
 
 
 def _cost(hours: float, settings: Mapping[str, Any] | str) -> str:
@@ -160,7 +161,7 @@ def _figures(data: ReportData, incidents: int) -> tuple[tuple[str, str, str], ..
     account, saved = book.account, view.durable >= 0
     of = f"of {count(view.steps)}" if view.steps else ""
     progress = book.state.progress
-    step = view.step if progress.since_start else max(view.step, progress.max_step)  # a new attempt has none yet
+    step = view.step if progress.since_start else max(view.step, newest_step(book))  # a new attempt has none yet
     return (
         ("goodput", percent(account.whole.goodput), f"of {duration(account.whole.wall)}"),
         ("newest step", count(step) if step >= 0 else "-", "since this start" if progress.since_start else of),
