@@ -202,8 +202,6 @@ def test_pci_addresses_are_written_like_those_of_the_system(tmp_path: Path, addr
 
 
 def test_a_log_that_ends_in_a_kernels_assertions_is_a_failure(tmp_path: Path) -> None:
-    line = (
-        "../aten/src/ATen/native/cuda/Indexing.cu:1141: f: block: [6,0,0], thread: [1,0,0] Assertion `i < n` failed.\n"
-    )
+    line = "../aten/src/ATen/Indexing.cu:1141: f: block: [6,0,0], thread: [1,0,0] Assertion `i < n` failed.\n"
     (first,) = of(tmp_path, line * 3).incidents
     assert (first.category, first.root.rule.action) == (Category.USER_CODE, Action.STOP)
