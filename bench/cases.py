@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness import Bench, BenchError, LiveRun, Training, progress, wait_for
-from injury import injure, launcher_records, random_step, recovery, seen_after
+from injury import injure, launcher_records, preflight, random_step, recovery, seen_after
 
 BEYOND = 5.0  # s to the first new step, besides the trainer's own start-up
 SWAP = 5.0  # s more where a spare takes a lost node's place
@@ -89,7 +89,7 @@ def one_run(bench: Bench, case: Case, number: int, training: Training, seed: int
         fault = injure(run, case.kind, rng, step, case.batch_host)
         row |= vars(fault)
         result = run.wait_result() if case.spares else run.wait_done()
-        row |= {**recovery(run, fault).as_json(), "bit_identical": result.sha256 == wanted}
+        row |= {**recovery(run, fault).as_json(), "preflight": preflight(run), "bit_identical": result.sha256 == wanted}
         if case.kind == "rank-stop":
             seen = seen_after(launcher_records(run), fault.at)
             row["seen"] = row["detect"] if seen is None else seen  # the operator's sign where the launcher gave none

@@ -17,6 +17,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("out", help="folder of the checkpoints")
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
+parser.add_argument("--snapshot-every", type=int, help="steps between two snapshots in memory")
 parser.add_argument("--step-delay", type=float, default=0.0, help="seconds; a real step takes longer than this one")
 parser.add_argument("--final", type=Path, help="file for a hash of the final parameters")
 parser.add_argument("--local_rank", type=int, default=-1)
@@ -36,7 +37,7 @@ engine, *_ = deepspeed.initialize(
         "zero_optimization": {"stage": 1},
     },
 )
-run = attach(engine)  # transom
+run = attach(engine, snapshot_every=args.snapshot_every)  # transom
 resume(engine, args.out)  # transom: also with another number of ranks
 
 while engine.global_steps < args.steps and not run.stop:

@@ -57,6 +57,7 @@ class Checkpointer:
             CUDA, numpy, Python) are always included.
         directory: the checkpoints directory. Default: TRANSOM_CHECKPOINT_DIR, which the launcher sets.
         every: steps between saves.
+        steps: steps of the whole training. `transom status` then shows the progress and the time to go.
         keep: number of newest good checkpoints to keep, at least 1.
         keep_every: also keep checkpoints at multiples of this many steps.
         keep_best: also keep this many of the best checkpoints, by the metric `monitor` that save() is given. The best
@@ -96,7 +97,7 @@ class Checkpointer:
 
     def __init__(
         self, state: dict[str, Any], directory: str | os.PathLike[str] | None = None, *,
-        every: int, keep: int = 2, keep_every: int | None = None,
+        every: int, steps: int | None = None, keep: int = 2, keep_every: int | None = None,
         keep_best: int | None = None, monitor: str = "loss", mode: Literal["min", "max"] = "min",
         also: Also | None = None, reshard: bool | Sequence[str] = (),
         persist: int | str = 1, protect: str = "none", protect_rate: float | None = None,
@@ -108,7 +109,7 @@ class Checkpointer:
         keeping = check_keep(keep, keep_every, keep_best, monitor, mode)
         fresh = Declared("reshard", reshard if not isinstance(reshard, bool) else ["*"] * reshard)
         options = parse_options(
-            directory, every, keeping, also, persist, protect, protect_rate, upload_rate, full_every
+            directory, every, keeping, also, persist, protect, protect_rate, upload_rate, full_every, steps
         )
         if not patience > 0:
             raise UsageError(f"patience={patience!r} must be a number of seconds above 0")

@@ -357,6 +357,13 @@ class Metrics(Section):
         return self.textfile is not None or self.port is not None
 
 
+class Report(Section):
+    """The cost of a run in `transom report` (docs/report.md)."""
+
+    gpu_hour: float = Field(default=0.0, ge=0, description="price of a GPU-hour; 0: the cost is not shown in money")
+    currency: Line = Field(default="USD", min_length=1, max_length=8, description="currency of that price")
+
+
 OBSERVE = "observe"
 
 
@@ -415,6 +422,7 @@ class Settings(Section):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     notify: Notify = Field(default_factory=Notify)
     metrics: Metrics = Field(default_factory=Metrics)
+    report: Report = Field(default_factory=Report)
     security: Security = Field(default_factory=Security)
     run: RunSection = Field(default_factory=RunSection)
 

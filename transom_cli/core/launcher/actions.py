@@ -53,9 +53,10 @@ class RequestCheckpoint:
 
 @dataclass(frozen=True)
 class PersistMemory:
-    """Have the nodes write the newest step in their memory to disk, without the ranks."""
+    """Have the nodes write the newest step in their memory to disk, without the ranks, within `seconds`."""
 
     launch: int
+    seconds: float
 
 
 @dataclass(frozen=True)

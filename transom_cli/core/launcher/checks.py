@@ -107,6 +107,7 @@ def _first_launch(state: State, at: float) -> Decision:
         bad = _accused(state, proven=True)
     isolated = tuple(n for n in nodes.allocated if n in begun.isolated and n not in bad)
     good = tuple(n for n in nodes.allocated if n not in (*bad, *isolated))
+    good = tuple(sorted(good, key=lambda n: n in begun.probation))
     candidates = good if begun.insist else (*good, *isolated)
     number = nodes.number_for(len(candidates))
     if not number and (bad or begun.insist or state.first):  # an earlier job step gave some up
@@ -121,7 +122,7 @@ def _first_launch(state: State, at: float) -> Decision:
         )
     carrying = nodes.in_order((*good, *isolated)[: number or nodes.wanted])
     inherited = tuple(n for n in isolated if n not in carrying)
-    spares = tuple(n for n in good if n not in carrying)
+    spares = nodes.in_order(n for n in good if n not in carrying)
     state = replace(
         state,
         nodes=replace(
@@ -131,12 +132,18 @@ def _first_launch(state: State, at: float) -> Decision:
             ready=tuple(n for n in nodes.ready if n in spares),
             given_up=nodes.in_order((*inherited, *bad)),
             inherited=inherited,
+            probation=begun.probation,
         ),
         launch=state.launch.next(),
         memory=Memory.HELD if begun.memory else Memory.NONE,
     ).enter(Phase.TRAINING, at)
     faults = tuple(f for f in state.health.faults if f.node not in carrying)
-    return state, (StartLaunch(state.launch.number, carrying, faults),)
+    start = StartLaunch(state.launch.number, carrying, faults)
+    waiting = tuple(n for n in spares if n in begun.probation)
+    if not waiting:
+        return state, (start,)
+    words = f"{', '.join(waiting)} failed before: a spare first, and a rank only if no other spare is ready"
+    return state, (start, Journal("", "probation", words, "", waiting))
 
 
 def _accused(state: State, *, proven: bool) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ from transom_cli.core.launcher.events import (
 )
 from transom_cli.core.launcher.failure import fail
 from transom_cli.core.launcher.judgement import Sign, ignore
-from transom_cli.core.launcher.outcome import close, finish, stop
+from transom_cli.core.launcher.outcome import close, finish, persist_limit, stop
 from transom_cli.core.launcher.state import Decision, Phase, Reason, State, after
 
 _AFTER_AWAY = 3  # times the limit for a step to start after slurmctld was away: it learns late of the last step's end
@@ -105,7 +105,7 @@ def _phase_deadline(state: State) -> float | None:
         if launch.number <= state.first or launch.started:
             return None
         return state.since + max(policy.come_up, 3 * launch.startup) * (_AFTER_AWAY if launch.slurm_away else 1)
-    limits = {Phase.PERSISTING: policy.keeping, Phase.ENDING: policy.ending, Phase.READING: policy.reading}
+    limits = {Phase.PERSISTING: persist_limit(state), Phase.ENDING: policy.ending, Phase.READING: policy.reading}
     return state.since + limits[state.phase]
 
 
@@ -217,7 +217,11 @@ def _stepped(state: State, e: Stepped) -> Decision:
     if not state.trains(e.launch) or not before.newer(e.step, e.since_start):
         return state, ()
     progress = before.stepped(e.step, e.since_start, e.step)
-    state = growth.stepped(replace(state, launch=launch.stepped(e.at, state.since, e.step), progress=progress))
+    first = launch.first or (e.at, e.step)
+    pace = (e.at - first[0]) / (e.step - first[1]) if e.step > first[1] else state.pace
+    to_step = launch.to_step if launch.first else e.at - state.since
+    launch = replace(launch, stepped_at=e.at, first=first, to_step=to_step)
+    state = growth.stepped(replace(state, launch=launch, progress=progress, pace=pace))
     entries: tuple[Action, ...] = ()
     if state.incident is not None and not (state.withheld and state.incident.lost_rank):
         words = f"step {e.step} done in launch {launch.number}"

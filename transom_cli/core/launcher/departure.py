@@ -24,7 +24,7 @@ from transom_cli.core.launcher.events import (
     TimeLimitNear,
 )
 from transom_cli.core.launcher.failure import enlarge, resize, swap, without
-from transom_cli.core.launcher.outcome import finish, saved_words, stop
+from transom_cli.core.launcher.outcome import finish, persist_limit, saved_words, stop
 from transom_cli.core.launcher.state import Decision, Departure, Memory, Phase, Reason, State, after
 
 TOO_LATE = "what the nodes held in memory did not become durable in time"
@@ -94,8 +94,11 @@ def checkpoint_planned(state: State, e: CheckpointPlanned) -> Decision:
 
 
 def checkpoint_durable(state: State, e: CheckpointDurable) -> Decision:
-    durable = max(e.step, state.progress.durable)
-    state = replace(state, progress=replace(state.progress, durable=durable))
+    launch, progress = state.launch, state.progress
+    durable, after_step = max(e.step, progress.durable), state.durable_after
+    if launch.first is not None and max(progress.durable, launch.first[1]) < e.step <= progress.step:
+        after_step = e.at - launch.stepped_at + (progress.step - e.step) * state.pace
+    state = replace(state, progress=replace(progress, durable=durable), durable_after=after_step)
     departure = state.departure
     if state.phase is not Phase.TRAINING or departure.reason is Reason.NONE or departure.save_step is None:
         return state, ()
@@ -161,7 +164,7 @@ def persist(state: State, at: float) -> Decision:
     due = persist_at(state)
     if due is None or at < due:
         return state, ()
-    return replace(state, memory=Memory.REQUESTED), (PersistMemory(state.launch.number),)
+    return replace(state, memory=Memory.REQUESTED), (PersistMemory(state.launch.number, persist_limit(state)),)
 
 
 def ask_again_at(state: State) -> float | None:

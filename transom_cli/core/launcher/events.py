@@ -24,6 +24,7 @@ class AttemptStarted(Event):
     made: steps of the last attempt that made any, if steps count from the start of the processes; else -1.
     isolated: nodes that should carry no rank. insist: nobody else keeps them out, so they carry none even if there are
     too few others. lacked: the attempt before this one ended for this reason.
+    probation: nodes that are no longer excluded, and carry no rank while others do.
     memory: agents run, so that the nodes may hold snapshots.
     taken: decisions of the attempts before; their times are relative to this one, below zero.
     ends_at: when the job's time is up; None: unknown. queued: seconds for which the job waited for its nodes.
@@ -40,6 +41,7 @@ class AttemptStarted(Event):
     made: int = -1
     ends_at: float | None = None
     queued: float | None = None
+    probation: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

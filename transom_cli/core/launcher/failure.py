@@ -186,7 +186,7 @@ def _situation(state: State, at: float, smaller: tuple[str, ...]) -> costs.Situa
         state.nodes.wanted,
         len(smaller),
         launch.to_step or launch.startup,
-        min(steps * launch.step_time, at - state.begun.at if state.begun else at),
+        min(steps * state.pace, at - state.before.at),
         before.queued,
         None if before.ends_at is None else max(0.0, before.ends_at - at),
         state.policy.top_up,

@@ -34,7 +34,7 @@ class Policy:
     preflight: check nodes before the first launch. deep: check suspects after a failure.
     checking, checking_deep: time limits for these checks, which also have deadlines of their own.
     flushing: time for ranks to write the final checkpoint after a stop request. Then the nodes persist their memory.
-    keeping: time limit for that, once nothing else remains to be done.
+    keeping: time for that once nothing else remains to be done, unless checkpoints are known to take longer.
     grow: use nodes that return. top_up: also submit a job for those that the run lacks.
     rules: the policy table, shared with the operator.
     """
@@ -103,12 +103,14 @@ class Nodes:
     silent: tuple[str, ...] = ()  # given up only because they did not answer
     inherited: tuple[str, ...] = ()  # given up because an earlier attempt blamed them
     draining: tuple[str, ...] = ()  # drained by somebody else
+    probation: tuple[str, ...] = ()  # were excluded in this run: spares before they carry a rank
     batch_host: str = ""  # stays in the job until the job ends
 
     @property
     def usable(self) -> tuple[str, ...]:
-        """Ready spares that nobody drains."""
-        return tuple(n for n in self.ready if n not in self.draining)
+        """Ready spares that nobody drains; those on probation last."""
+        good = (n for n in self.ready if n not in self.draining)
+        return tuple(sorted(good, key=lambda n: n in self.probation))
 
     @property
     def lacking(self) -> int:
@@ -181,10 +183,9 @@ class Launch:
     over_since: float | None = None  # when its srun was seen to have ended
     srun_code: int | None = None
     stepped_at: float = 0.0  # when its newest step was seen
+    first: tuple[float, int] | None = None  # when its first step was seen, and which one
     startup: float = 0.0  # seconds until the tasks of the attempt's first launch were seen
     to_step: float = 0.0  # seconds from the order to start a launch to its first step, when last measured
-    began: tuple[float, int] | None = None  # its first step: when, and which
-    newest: int = -1  # step
     anomalies: tuple[AnomalyReported, ...] = ()  # present ones
     response: Response | None = None  # what is being done about one of them
     ended: LaunchEnded | None = None  # how its processes were removed
@@ -196,18 +197,6 @@ class Launch:
 
     def next(self) -> Launch:
         return Launch(self.number + 1, startup=self.startup, to_step=self.to_step)
-
-    def stepped(self, at: float, since: float, step: int) -> Launch:
-        """Note a step. since: when the launch was ordered."""
-        if self.began is None:
-            return replace(self, stepped_at=at, began=(at, step), to_step=at - since)
-        return replace(self, stepped_at=at, newest=step)
-
-    @property
-    def step_time(self) -> float:
-        """Seconds per step; 0.0 if unknown."""
-        at, step = self.began or (0.0, 0)
-        return (self.stepped_at - at) / (self.newest - step) if self.newest > step else 0.0
 
     def without_anomaly(self, key: str) -> Launch:
         return replace(self, anomalies=tuple(a for a in self.anomalies if a.key != key))
@@ -338,6 +327,8 @@ class State:
     history: History = History()
     memory: Memory = Memory.NONE
     persisted: str = ""  # the result of persisting the memory, for a person
+    pace: float = 0.0  # seconds per step, on average over the newest launch that made two
+    durable_after: float = 0.0  # seconds from the newest durable step until it was durable; 0: unknown
     parting: Parting | None = None
     growth: Growth = Growth()
 

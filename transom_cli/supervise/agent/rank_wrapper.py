@@ -231,6 +231,7 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
             path, held = paths.enter_beats(options.attempt_dir, options.node)
         env[paths.BEAT_DIR], env[paths.BEAT_PLACE] = path, paths.place(path)
         env.setdefault(paths.MEMORY, paths.AGENTS)  # Slurm ends what ranks start with their step
+        env.setdefault(paths.RANK_MONITOR, paths.rank_monitor(path))
         if not any(env.get(name) for name in paths.FLIGHT):  # its default is one place for all jobs of a user
             env[paths.FLIGHT[0]] = paths.flight_prefix(path, options.launch)
         if options.torchrun:

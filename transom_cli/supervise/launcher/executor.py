@@ -185,7 +185,8 @@ class Executor:
         launch, checkpoints = action.launch, self._options.checkpoints
 
         def work() -> Event:
-            words = persist_memory(self._agents.memory, self._allocation.every_node, checkpoints, launch)
+            nodes = self._allocation.every_node
+            words = persist_memory(self._agents.memory, nodes, checkpoints, launch, action.seconds - 1.0)
             return MemoryPersisted(0.0, launch, newest_checkpoint(checkpoints), words)
 
         def failed(error: Exception) -> Event:

@@ -103,7 +103,7 @@ class TopUps:
         script = self._attempt.path / "top-up.sh"
         publish_text(script, _SCRIPT.format(attempt=sh(str(self._attempt.path))), private=True)
         ours = slurm.job(self._allocation.job_id).nodes  # Slurm may give what they have left to a second job
-        excluded = sorted({*ours, *self._options.exclude, *action.without, *excluded_nodes(self._options.run)})
+        excluded = sorted({*ours, *self._options.exclude, *action.without, *excluded_nodes(self._options.run)[0]})
         options = [*self._options.top_up, f"--comment={self._comment}", f"--nodes={action.least}-{action.most}"]
         options += [f"--exclude={','.join(excluded)}"] if excluded else []
         if action.seconds is not None:
