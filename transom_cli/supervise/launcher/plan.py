@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import transom_cli
 from transom_cli.core.launcher import Policy
 from transom_cli.core.policy import Rule
 from transom_cli.core.stall import StallLimits
@@ -23,6 +24,7 @@ from transom_cli.health.check import HealthOptions
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.start import own
 
+WRAPPER = Path(transom_cli.__file__).resolve().parent / "supervise" / "agent" / "rank_wrapper.py"
 PATIENCE = 30.0  # seconds beyond its budget for a health check
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 EXPIRY = "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
@@ -72,6 +74,7 @@ class LaunchOptions:
     foreign: str = ""  # pattern of the checkpoints that the trainer makes by itself
     within: tuple[str, ...] = ()  # the command prefix that puts a rank into a container
     observe: bool = False  # report what the launcher would do, and leave the ranks alone
+    standby: bool = False  # keep the ranks of the next launch ready
     agent_cpus: str = ""  # CPUs of agents and snapshot daemons, such as 0-1,64; "": not bound
     job_step: str = ""  # its name in the user's own script; "": the batch script is transom's
 
@@ -79,6 +82,12 @@ class LaunchOptions:
     def tasks_on_node(self) -> int:
         """Tasks of the training step on each node: its ranks, or one torchrun."""
         return 1 if self.kind == "torchrun" else self.tasks_per_node
+
+    @property
+    def keeps_standby(self) -> bool:
+        """Whether a rank is a process that can wait: it is started by the wrapper, and reads PYTHONPATH."""
+        plain = self.kind == "srun" and self.auto_beat and not (self.within or self.foreign or self.observe)
+        return self.standby and plain
 
     @property
     def policy(self) -> Policy:
@@ -176,13 +185,15 @@ def training_argv(
     launch: int,
     nodes: tuple[str, ...],
     *,
-    wrapper: Path,
     master: str,
+    standby: bool = False,
 ) -> list[str]:
     """The training step: one wrapper per task, which starts the user's command and records how it ended.
 
     If some of the allocation's nodes carry no rank, an earlier launch may keep its resources until Slurm removes a dead
     node from it: `--overlap` does not wait for that, and `--mem=0` does not count that launch's memory as used.
+
+    With `standby`, the tasks wait beside a launch that trains.
 
     Ranks are placed on `nodes` in this order. If it is not Slurm's, srun reads the file `hosts(launch)` (`hosts_file`).
     """
@@ -198,20 +209,23 @@ def training_argv(
         f"--ntasks={count * tasks}",
         f"--ntasks-per-node={tasks}",
         "--job-name=training",
-        f"--output={pattern(attempt.logs(launch))}/{name}",
+        f"--output={pattern(attempt.standby_log)}" if standby else f"--output={pattern(attempt.logs(launch))}/{name}",
         "--open-mode=append",
     ]
     if nodes != allocation.nodes or allocation.left_out:
         listed = hosts_file(allocation, options, nodes)
         argv += [f"--nodelist={attempt.hosts(launch) if listed else ','.join(nodes)}"]
-        argv += ["--overlap", "--mem=0"] if launch else []
+    if standby or (launch and (nodes != allocation.nodes or allocation.left_out)):
+        argv += ["--overlap", "--mem=0"]
     if allocation.cpus_per_task:
         argv.append(f"--cpus-per-task={allocation.cpus_per_task}")  # srun no longer inherits it from sbatch
     argv += options.srun_args
     argv += ["--distribution=arbitrary"] if hosts_file(allocation, options, nodes) else []
-    argv += [options.python[0], "-I", "-S", str(wrapper), "--attempt-dir", str(attempt.path), "--launch", str(launch)]
+    argv += [options.python[0], "-I", "-S", str(WRAPPER), "--attempt-dir", str(attempt.path), "--launch", str(launch)]
     argv += ["--torchrun"] if options.kind == "torchrun" else []
     argv += ["--auto-beat"] if options.auto_beat else []
+    if options.keeps_standby:
+        argv += ["--standby" if standby else "--learn", str(attempt.modules)]
     argv += ["--", *command(nodes, options, master, f"{attempt.name}.{launch}")]
     return argv
 

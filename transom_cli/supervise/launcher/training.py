@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,16 +27,24 @@ class TrainingStep:
 
     If srun cannot request the step since slurmctld does not answer, it is restarted until it can: the launch has not
     failed, since nothing of it has begun.
+
+    waits: its tasks wait until `go`.
     """
 
-    def __init__(self, argv: list[str], env: dict[str, str], exits: Path, nodes: tuple[str, ...], tasks: int) -> None:
+    def __init__(
+        self, argv: list[str], env: dict[str, str], exits: Path, nodes: tuple[str, ...], tasks: int, *,
+        waits: bool = False,
+    ) -> None:  # fmt: skip
         self._exits = ExitRecords(exits)
         self._nodes = nodes
         self._tasks = tasks
         self._said: dict[int, RankExit] = {}
-        self._argv, self._env = argv, env
+        self.argv, self._env = argv, env
+        self._input = subprocess.PIPE if waits else subprocess.DEVNULL
         self._changing = threading.Lock()
         self._no_more = threading.Event()  # start no further srun
+        if waits:
+            self._no_more.set()
         self._listened = threading.Event()  # all output of the last srun was read
         self._ended_at: float | None = None  # when the present srun was first seen to have ended
         self._srun = self._start()
@@ -42,7 +52,7 @@ class TrainingStep:
         threading.Thread(target=self._follow, name="srun-words", daemon=True).start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=self._env)
+        return subprocess.Popen(self.argv, stdin=self._input, stderr=subprocess.PIPE, env=self._env)
 
     def _follow(self) -> None:
         tries = 0
@@ -76,6 +86,22 @@ class TrainingStep:
                 where = end.node or self._nodes[end.rank * len(self._nodes) // self._tasks]
                 self._said.setdefault(end.rank, replace(end, node=where, error=0.0))
         return "" if self._said else away
+
+    def go(self, variables: Mapping[str, str]) -> bool:
+        """Let the tasks begin, with these variables. False if srun has ended."""
+        assert self._srun.stdin is not None
+        try:
+            self._srun.stdin.write(json.dumps(variables).encode() + b"\n")
+            self._srun.stdin.close()
+        except OSError:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """End the tasks that wait."""
+        if self._srun.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._srun.stdin.close()
 
     def exits(self) -> tuple[RankExit, ...]:
         """Exits by rank (under torchrun: by node). A wrapper's own record takes precedence over srun's message."""
