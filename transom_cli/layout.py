@@ -101,6 +101,10 @@ class AttemptDir:
         """Steps and their times, one JSON object per line, from the launcher (supervise.progress)."""
         return self.path / "progress.jsonl"
 
+    def samples(self, launch: int) -> Path:
+        """Which samples its steps use, one JSON object per line, from rank 0 (ckpt.samples)."""
+        return self.path / "samples" / f"{launch}.jsonl"
+
     @property
     def agents_log(self) -> Path:
         """The output of the agents' step, from srun."""

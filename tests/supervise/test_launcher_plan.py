@@ -32,7 +32,10 @@ NODES = ("n1", "n2", "n3", "n4")
 def words_before_the_wrapper(launch: int, nodes: tuple[str, ...]) -> list[str]:
     run = RunDir(Path("run"))
     options = LaunchOptions(run, "srun", ("true",), (sys.executable,))
-    argv = training_argv(Allocation(7, 0, NODES), options, run.attempt(7, 0), launch, nodes, master="n1")
+    wrapper = Path("rank.py")
+    argv = training_argv(
+        Allocation(7, 0, NODES), options, run.attempt(7, 0), launch, nodes, wrapper=wrapper, master="n1"
+    )
     return argv[: argv.index(sys.executable)]
 
 
@@ -59,8 +62,8 @@ def test_a_launch_that_nothing_stands_before_keeps_its_memory_to_itself(launch: 
 def torchrun_words(launch: int, *args: str) -> list[str]:
     run = RunDir(Path("run"))
     options = LaunchOptions(run, "torchrun", ("train.py",), (sys.executable,), torchrun_args=args)
-    attempt = run.attempt(7, 2)
-    argv = training_argv(Allocation(7, 2, NODES), options, attempt, launch, NODES, master="n1")
+    wrapper, attempt = Path("rank.py"), run.attempt(7, 2)
+    argv = training_argv(Allocation(7, 2, NODES), options, attempt, launch, NODES, wrapper=wrapper, master="n1")
     return argv[argv.index("--") :]
 
 
@@ -133,7 +136,7 @@ def test_the_container_stands_before_the_command_and_behind_the_wrapper() -> Non
         ("torchrun", torchrun),
     ):
         options = LaunchOptions(run, kind, ("train.py",), (sys.executable,), within=("apptainer", "exec", "i.sif"))
-        argv = training_argv(allocation, options, run.attempt(7, 0), 0, NODES, master="n1")
+        argv = training_argv(allocation, options, run.attempt(7, 0), 0, NODES, wrapper=Path("/w.py"), master="n1")
         words = argv[argv.index("--") + 1 :]
         assert words[: 3 + len(inside)] == ["apptainer", "exec", "i.sif", *inside]
 
@@ -150,7 +153,7 @@ def test_which_program() -> None:
 def test_a_trainer_that_runs_inside_torchrun_keeps_its_interpreter(flag: str) -> None:
     run, allocation = RunDir(Path("/runs/r1")), Allocation(7, 0, NODES)
     options = LaunchOptions(run, "torchrun", ("train.py",), (sys.executable,), torchrun_args=(flag,))
-    argv = training_argv(allocation, options, run.attempt(7, 0), 0, NODES, master="n1")
+    argv = training_argv(allocation, options, run.attempt(7, 0), 0, NODES, wrapper=Path("/w.py"), master="n1")
     words = argv[argv.index("--") + 1 :]
     assert words[:3] == [sys.executable, "-m", "torch.distributed.run"] and flag in words
 

@@ -155,12 +155,14 @@ def _sockets() -> int:
 
 
 def _redirect(log: str) -> None:
-    """Write to the rank's own log from now on; empty: the output stays as it is."""
-    if log:
-        file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        os.close(file)
+    """Write to the rank's own log from now on, as its wrapper does."""
+    try:
+        file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:  # the wrapper has said so
+        return
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
 
 
 def _default_signals() -> None:

@@ -59,6 +59,8 @@ class Options:
         self.attempt_dir, self.launch, self.beats_dir = "", 0, ""
         self.torchrun = self.auto_beat = False
         self.standby = self.learn = ""
+        self.hosts: list[str] = []
+        self.tasks_per_node = 1
         words = iter(argv)
         for word in words:
             if word == "--":
@@ -77,12 +79,18 @@ class Options:
                 self.learn = next(words, "")
             elif word == "--node-beats-dir":
                 self.beats_dir = next(words, "")
+            elif word == "--hosts":  # all nodes of a launch that has a step in each of two jobs
+                self.hosts = next(words, "").split(",")
+            elif word == "--tasks-per-node":
+                self.tasks_per_node = int(next(words, ""))
             else:
                 raise ValueError(f"unknown argument {word}")
         self.command = list(words)
         if not self.attempt_dir or not self.command:
             raise ValueError("--attempt-dir and a command after -- are needed")
         self.node = paths.node_name()
+        if self.hosts and self.node not in self.hosts:
+            raise ValueError(f"{self.node} is not in --hosts")
         self.attempt = os.path.basename(self.attempt_dir)
 
 
@@ -95,8 +103,8 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
     wrapper = os.getpid()
     if not os.access(options.attempt_dir, os.R_OK | os.W_OK | os.X_OK):
         return _complain(f"run directory {options.attempt_dir} is not visible on node {options.node}", NOT_VISIBLE)
-    env = rank_environment(dict(os.environ), options)
-    waiting, log = None, ""
+    env = rank_environment(across_jobs(dict(os.environ), options), options)
+    waiting = None
     if options.standby:
         from transom_cli.supervise.agent.standby import Standby
 
@@ -107,9 +115,9 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         begun = waiting.wait()
         if begun is None:
             return 0
-        log = os.path.join(begun.pop("log"), f"rank-{env['RANK']}.log")
-        _redirect(log)
         env.update(begun)
+    if options.hosts or waiting is not None:
+        _open_log(_log_path(options, env))
     try:
         beats, held = _beats(options, env)
     except Replaced:
@@ -119,7 +127,7 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         what = f"{rank} of launch {options.launch} is not started on {options.node}"
         return _complain(f"{what}: launch {options.launch + 1} or a later one has taken its place", REPLACED)
     started = time.time()
-    pid, former = _release(waiting, env, log, beats) or _start(options.command, env, beats)
+    pid, former = _release(waiting, env, _log_path(options, env), beats) or _start(options.command, env, beats)
     from transom_cli.supervise.agent import exit_record  # import now: its file may be out of reach later
 
     status = _wait(pid, former, cgroups)
@@ -150,6 +158,44 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         _die_by(killed_by)
         return 128 + killed_by
     return code or 0
+
+
+def across_jobs(env: dict[str, str], options: Options) -> dict[str, str]:
+    """Number the tasks of a launch in two jobs as if it were one step: trainers read Slurm's variables too."""
+    if not options.hosts:
+        return env
+    nodes, each = len(options.hosts), options.tasks_per_node
+    node = options.hosts.index(options.node)
+    env["SLURM_PROCID"] = str(node * each + int(env.get("SLURM_LOCALID", "0")))
+    env["SLURM_NODEID"] = str(node)
+    env["SLURM_JOB_ID"], env["SLURM_RESTART_COUNT"] = options.attempt.split(".")  # ranks name what they share by it
+    env["SLURM_JOBID"] = env["SLURM_JOB_ID"]
+    for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"):
+        env[name] = str(nodes * each)
+    for name in ("SLURM_NNODES", "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES"):
+        env[name] = str(nodes)
+    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        env[name] = f"{each}(x{nodes})"
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        env[name] = ",".join(options.hosts)
+    return env
+
+
+def _log_path(options: Options, env: dict[str, str]) -> str:
+    name = f"node-{_node_rank(env)}.log" if options.torchrun else f"rank-{env['RANK']}.log"
+    return os.path.join(options.attempt_dir, "logs", str(options.launch), name)
+
+
+def _open_log(path: str) -> None:
+    """Write into the rank's own log: srun would name it by the task's number in its job, or before its launch."""
+    try:
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        _complain(f"{path} cannot be opened, see the other logs there: {error.strerror}", 0)
+        return
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
 
 
 def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:
@@ -302,12 +348,6 @@ def _note_child(beats: int | None, pid: int) -> None:
     if beats is not None and mine is not None:
         mine.child, mine.seq = pid, mine.seq + 1
         record.write(beats, mine)
-
-
-def _redirect(log: str) -> None:
-    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
 
 
 def _wait(pid: int, former: set[int], cgroups: str) -> int:

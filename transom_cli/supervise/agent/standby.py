@@ -54,6 +54,8 @@ class Standby:
     def __init__(self, modules: str, command: list[str], env: dict[str, str], prepare: Callable[[], None]) -> None:
         """prepare: called in the child before it executes the command."""
         self._env = env
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         self.pid, self.why = 0, "" if suits(command) else f"{command[0]} does not run a Python script"
         if not self.why and not _has_memory():
             self.why = "the node has too little memory"
@@ -79,8 +81,6 @@ class Standby:
 
     def wait(self) -> dict[str, str] | None:
         """Wait until the launch begins, and return its variables; None if this standby is not needed."""
-        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
         line = b""
         while not line.endswith(b"\n"):
             piece = os.read(0, 65536)

@@ -47,7 +47,7 @@ from transom_cli.supervise.launcher.journal import JournalWriter, say
 from transom_cli.supervise.launcher.node_release import OrphanReaper
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.standby import Standby
-from transom_cli.supervise.launcher.training import TrainingStep
+from transom_cli.supervise.launcher.training import WRAPPER, StepPlan, TrainingStep, TrainingSteps
 from transom_cli.supervise.root_cause import SECONDS as LOGS
 from transom_cli.supervise.root_cause import examine
 
@@ -78,7 +78,8 @@ class Executor:
         self._foreign = ForeignSealer(options.foreign, say) if options.foreign else None
         self.orphans = OrphanReaper(agents.end, journal)
         self._standby = Standby(allocation, options, attempt, journal)
-        self.step: TrainingStep | None = None
+        self.step: TrainingStep | TrainingSteps | None = None
+        self.on_silence: Callable[[tuple[str, ...]], None] = lambda _: None
 
     def start(self, action: StartLaunch) -> list[str] | None:
         """Start a launch.
@@ -114,14 +115,30 @@ class Executor:
         if ready is not None:
             self.step = ready
             return ready.argv
-        argv = launchplan.training_argv(allocation, options, attempt, launch, nodes, master=master)
+        plans = self._plans(launch, nodes, master, env)
         if self._foreign is not None:  # verified in the process that becomes srun: it may take long
             created = options.run.settings.stat().st_mtime
-            argv = own("transom_cli.ckpt.foreign", options.foreign, str(created), "--", *argv)
+            verify = own("transom_cli.ckpt.foreign", options.foreign, str(created), "--")
+            plans = [replace(plan, argv=[*verify, *plan.argv]) for plan in plans]
             self._foreign.begin(attempt.exits(launch).stat().st_mtime)
-        tasks = options.tasks_on_node * len(nodes)
-        self.step = TrainingStep(argv, env, attempt.exits(launch), nodes, tasks)
-        return argv
+        exits = attempt.exits(launch)
+        self.step = TrainingStep(plans[0], exits) if len(plans) == 1 else TrainingSteps(plans, exits)
+        return plans[0].argv
+
+    def _plans(self, launch: int, nodes: tuple[str, ...], master: str, env: dict[str, str]) -> list[StepPlan]:
+        """One step for each job whose nodes the launch uses."""
+        allocation, each = self._allocation, self._options.tasks_on_node
+        jobs = allocation.by_job(nodes)
+        one_job = set(jobs) == {allocation.job_id}
+        plans = []
+        for job_id, part in jobs.items():
+            argv = launchplan.training_argv(
+                allocation, self._options, self._attempt, launch, part,
+                wrapper=WRAPPER, master=master, every=() if one_job else nodes,
+            )  # fmt: skip
+            ranks = () if one_job else tuple(nodes.index(n) * each + i for n in part for i in range(each))
+            plans.append(StepPlan(argv, allocation.step_env(env, job_id), part, each * len(part), ranks))
+        return plans
 
     def keep_standby(self, launch: int, now: float) -> None:
         """Keep the ranks of the next launch ready, while this one steps."""
@@ -180,7 +197,7 @@ class Executor:
         launch, checkpoints = action.launch, self._options.checkpoints
 
         def work() -> Event:
-            words = persist_memory(self._agents.memory, self._allocation.nodes, checkpoints, launch)
+            words = persist_memory(self._agents.memory, self._allocation.every_node, checkpoints, launch)
             return MemoryPersisted(0.0, launch, newest_checkpoint(checkpoints), words)
 
         def failed(error: Exception) -> Event:
@@ -201,6 +218,8 @@ class Executor:
             if evidence := (*lines, *ended.evidence):  # the verdict first: the journal holds only the first lines
                 verdict = judge_hang(self._attempt.evidence(action.incident)) if action.incident else HangVerdict()
                 ended = replace(ended, evidence=(*verdict.words, *evidence), suspects=verdict.nodes)
+            if ended.unheard:
+                self.on_silence(ended.unheard)
             self.orphans.watch(launch, ended, nodes)
             if step is None:
                 return ended

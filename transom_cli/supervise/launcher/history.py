@@ -33,7 +33,7 @@ def begun(options: LaunchOptions, attempt: AttemptDir, taken: tuple[Taken, ...] 
     alone = not operator_lives(run, attempt)
     if not alone:
         isolated = set()  # the operator has probed them itself
-    isolated |= _excluded(run)
+    isolated |= excluded_nodes(run)
     durable = newest_checkpoint(options.checkpoints)
     return AttemptStarted(
         0.0,
@@ -79,7 +79,8 @@ def _age(then: AttemptDir, now: AttemptDir) -> float:
         return 0.0
 
 
-def _excluded(run: RunDir) -> set[str]:
+def excluded_nodes(run: RunDir) -> set[str]:
+    """Nodes that the operator keeps the run off, as its journal says."""
     try:
         now = time.time()  # as the operator's
         return {x.node for x in fold(run.journal).state.isolation.exclusions if x.until is None or x.until > now}

@@ -17,7 +17,7 @@ from transom_cli.layout import AttemptDir
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.journal import JournalWriter
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
-from transom_cli.supervise.launcher.training import TrainingStep
+from transom_cli.supervise.launcher.training import WRAPPER, StepPlan, TrainingStep
 
 SETTLED = 5.0  # seconds for which a launch must step before standbys take CPU time from it
 PATIENCE = 5.0  # seconds for a standby step to end
@@ -48,7 +48,8 @@ class Standby:
             self._journal("standby", what="ended", nodes=self._nodes, words=f"exit code {self._step.code}")
             self._step = None
         learned = self._attempt.modules.exists()
-        if self._ended < TRIES and learned and now - self._settled[1] >= SETTLED:
+        own = all(node not in self._allocation.borrowed for node in nodes)
+        if own and self._ended < TRIES and learned and now - self._settled[1] >= SETTLED:
             self._start(launch + 1, nodes, master)
 
     def take(self, launch: int, nodes: tuple[str, ...], variables: Mapping[str, str]) -> TrainingStep | None:
@@ -58,7 +59,7 @@ class Standby:
             self.drop()
             return None
         self._step = None
-        if step.code is None and step.go({**variables, "log": str(self._attempt.logs(launch))}):
+        if step.code is None and step.go(variables):
             self._journal("standby", what="used", nodes=nodes, words=f"the ranks of launch {launch} were ready")
             return step
         _end(step)
@@ -75,12 +76,14 @@ class Standby:
         if hosts := launchplan.hosts_file(allocation, options, nodes):
             make_private(attempt.hosts(launch).parent)
             publish_text(attempt.hosts(launch), hosts)
-        argv = launchplan.training_argv(allocation, options, attempt, launch, nodes, master=master, standby=True)
+        argv = launchplan.training_argv(
+            allocation, options, attempt, launch, nodes, wrapper=WRAPPER, master=master, standby=True
+        )
         env = launchplan.training_env(os.environ, master, 0, options.run)
         self._launch, self._nodes = launch, nodes
         with contextlib.suppress(OSError):
             tasks = options.tasks_on_node * len(nodes)
-            self._step = TrainingStep(argv, env, attempt.exits(launch), nodes, tasks, waits=True)
+            self._step = TrainingStep(StepPlan(argv, env, nodes, tasks, standby=True), attempt.exits(launch))
             self._journal("standby", what="started", nodes=nodes, words=f"for launch {launch}")
 
 
