@@ -132,6 +132,14 @@ class GlobalBatches:
         while True:
             yield [replace(one, data=next(loaded)) for one in self.step()]
 
+    def sample_progress(self) -> dict[str, int | str]:
+        """Return what `transom explain --samples` needs to know of the position (`ckpt.samples`)."""
+        order = f"seed {self.seed}" if self.shuffle else "the dataset's own"
+        return {
+            "position": self.position, "global_batch": self.global_batch, "size": self.size, "world": self.world,
+            "order": order,
+        }  # fmt: skip
+
     def state_dict(self) -> dict[str, int | bool]:
         return {"position": self.position, "size": self.size, "seed": self.seed, "shuffle": self.shuffle}
 

@@ -72,6 +72,29 @@ class ReadLogs:
 
 
 @dataclass(frozen=True)
+class WatchSpares:
+    """Probe these nodes from now on: they carry no rank and may get one."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SubmitTopUp:
+    """Submit a job for `least` to `most` nodes without those of `without`. seconds: its time limit; None: unknown."""
+
+    least: int
+    most: int
+    without: tuple[str, ...] = ()
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class CancelTopUp:
+    job_id: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Journal:
     """Write an entry into the launcher's journal, where the operator reads it."""
 
@@ -113,6 +136,9 @@ Action = (
     | PersistMemory
     | EndLaunch
     | ReadLogs
+    | WatchSpares
+    | SubmitTopUp
+    | CancelTopUp
     | Journal
     | FinishAttempt
     | WithheldOutcome

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from transom_cli.core.diagnose import NODE_FAULT, PREFLIGHT
 from transom_cli.core.events import NodeFault
+from transom_cli.core.launcher import growth
 from transom_cli.core.launcher.actions import CheckNodes, Journal, StartLaunch
 from transom_cli.core.launcher.events import AttemptStarted, FaultsFound, NodesChecked
 from transom_cli.core.launcher.failure import fail, suspects_checked
@@ -37,6 +38,8 @@ def attempt_started(state: State, e: AttemptStarted) -> Decision:
 
 
 def nodes_checked(state: State, e: NodesChecked) -> Decision:
+    if e.key == growth.KEY:
+        return growth.checked(_remember(state, e.faults), e)
     key = _key(state)
     if state.phase is not Phase.CHECKING or e.key != key:
         return state, ()

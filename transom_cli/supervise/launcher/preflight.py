@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from transom_cli.core.diagnose import PREFLIGHT
+from transom_cli.core.events import NodeFault
 from transom_cli.core.launcher import CheckNodes, Event, NodesChecked
 from transom_cli.files import make_private, publish_text
 from transom_cli.health.check import About, Tier
@@ -49,9 +50,14 @@ class NodeChecks:
 
     def _check(self, action: CheckNodes) -> None:
         try:
-            report = self._examine(self._allocation.job_id, action.nodes, self.request(action))
-            self._keep(action.key, report)
-            self._inbox.put(NodesChecked(0.0, action.key, faults(report.findings), summary_line(report)))
+            found: tuple[NodeFault, ...] = ()
+            words = []
+            for job_id, nodes in self._allocation.by_job(action.nodes).items():
+                report = self._examine(job_id, nodes, self.request(replace(action, nodes=nodes)))
+                self._keep(action.key, report)
+                found += faults(report.findings)
+                words.append(summary_line(report))
+            self._inbox.put(NodesChecked(0.0, action.key, found, "; ".join(words)))
         except Exception as error:  # a failed health run accuses no node
             self._inbox.put(NodesChecked(0.0, action.key, words=f"the health run failed: {error!r}"))
 
