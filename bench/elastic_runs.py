@@ -18,6 +18,7 @@ import re
 import subprocess
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def injure(bench: Bench, run: LiveRun, kind: str, rng: random.Random, dead: list
                 bench.slurm.cancel(job.job_id)
                 return str(job.job_id)
     if kind == "requeue" and main is not None and not dead:
-        bench.transom("requeue", run.name)
+        bench.transom("requeue", "--root", str(bench.runs), run.name)
         return str(main.job_id)
     return ""
 
@@ -107,11 +108,13 @@ def one(bench: Bench, seed: int, reference: str) -> dict[str, Any]:
     logs = sorted(run.dir.attempts.glob("*/logs/*/rank-0.log"), key=lambda path: path.stat().st_mtime)
     digests = [digest for log in logs for digest in _FINAL.findall(log.read_text())]
     proof = json.loads(bench.transom("explain", "--root", str(bench.runs), run.name, "--samples", "--json"))["samples"]
+    bitwise, exact = digests[-1:] == [reference], proof["exact"] and proof["used"] == STEPS * BATCH
     return {
-        "seed": seed, "faults": done, "phase": view.phase, "nodes": launches(run), "starts": len(list(run.dir.attempts.iterdir())),
-        "bitwise": digests[-1:] == [reference], "exact": proof["exact"], "samples": proof["used"],
+        "seed": seed, "faults": done, "phase": view.phase, "nodes": launches(run),
+        "starts": len(list(run.dir.attempts.iterdir())),
+        "bitwise": bitwise, "exact": exact, "samples": proof["used"],
         "undone": sum(x["end"] - x["start"] for x in proof["undone"]), "seconds": round(time.monotonic() - began),
-        "good": view.phase == "done" and digests[-1:] == [reference] and proof["exact"] and proof["used"] == STEPS * BATCH,
+        "good": view.phase == "done" and bitwise and exact,
     }  # fmt: skip
 
 
@@ -138,8 +141,8 @@ def main() -> int:
                 known.append(found)
     good = [one for one in known if one["good"]]
     sizes = [one.get("nodes", []) for one in known]
-    shrinks = sum(b < a for one in sizes for a, b in zip(one, one[1:], strict=False))
-    grows = sum(b > a for one in sizes for a, b in zip(one, one[1:], strict=False))
+    shrinks = sum(b < a for one in sizes for a, b in pairwise(one))
+    grows = sum(b > a for one in sizes for a, b in pairwise(one))
     print(f"{len(good)} of {len(known)} runs: every sample once, and the bits of an undisturbed training")
     print(f"{sum(map(len, sizes))} launches, {shrinks} with fewer nodes than before and {grows} with more")
     for bad in (one for one in known if not one["good"]):

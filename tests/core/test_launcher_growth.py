@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 import pytest
-from core_launcher import exits, feed, lost, outcome, started
+from core_launcher import NODES, exits, feed, fresh, lost, outcome, started
 from test_launcher_shrink import elastic
 
 from transom_cli.core import costs, launcher
@@ -125,6 +125,22 @@ def test_there_is_never_more_than_one_top_up_job_and_pauses_grow_after_refusals(
         at += 10.0
     gaps = [b - a for a, b in itertools.pairwise(submitted)]
     assert len(submitted) == 4 and gaps == sorted(gaps) and gaps[0] >= 300.0
+
+
+def test_a_job_that_started_with_fewer_nodes_asks_for_the_others() -> None:
+    state = fresh(NODES, top_up=True)  # type: ignore[arg-type]
+    state = replace(state, nodes=replace(state.nodes, wanted=4, fewest=2))
+    state, actions = feed(state, launcher.AttemptStarted(0.0), launcher.TasksSeen(1.0, 0), launcher.Stepped(5.0, 0, 4))
+    assert started(actions) == [NODES]
+    assert of_type(feed(state, launcher.Tick(6.0))[1], launcher.SubmitTopUp) == [launcher.SubmitTopUp(1, 1)]
+
+
+def test_spares_that_cannot_be_used_yet_are_not_asked_for_twice() -> None:
+    state, _ = lost(elastic(), 9.0, "n2")  # nothing is durable
+    state = replace(state, policy=replace(state.policy, top_up=True))
+    state, _ = feed(state, launcher.TasksSeen(15.0, 1), launcher.Stepped(20.0, 1, 6), launcher.NodeReturned(21.0, "n2"))
+    _, actions = feed(state, launcher.SpareChecked(22.0, "n2", good=True), launcher.Tick(23.0))
+    assert actions == []
 
 
 @pytest.mark.parametrize("how", ["stop", "failure", "done"])

@@ -71,7 +71,7 @@ def start_launcher(run: RunDir, form: LaunchForm) -> int:
         limits=stall_limits(settings),
         relaunches=settings.restart.relaunches,
         max_without_progress=settings.restart.max_without_progress,
-        nodes=form.nodes,
+        nodes=settings.job.nodes if settings.job.min_nodes and not form.job_step else form.nodes,
         min_nodes=0 if form.job_step else settings.job.min_nodes,
         shrink_unit=settings.job.shrink_unit,
         top_up=top_up_options(settings, run) if settings.job.top_up and not form.job_step else (),

@@ -70,8 +70,12 @@ def requeue_is_better(s: Situation) -> bool:
 def comparison(s: Situation) -> str:
     """Return the line that `transom explain` prints."""
     choices = {f"shrink to {s.smaller} nodes": of_shrink(s), "wait": of_wait(s), "requeue": of_requeue(s)}
-    first, *more = (f"{name}: {seconds / 60:.0f}" for name, seconds in choices.items() if seconds is not None)
+    first, *more = (f"{name}: {_minutes(seconds)}" for name, seconds in choices.items() if seconds is not None)
     return f"{'; '.join((f'{first} node-min lost', *more))} ({s.words})"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.{0 if seconds >= 600 else 1}f}"
 
 
 def growth_pays(nodes: int, gained: int, startup: float, left: float) -> bool:

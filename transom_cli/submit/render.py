@@ -244,9 +244,9 @@ def operator_tag(run_id: str) -> str:
     return f"transom-operator:{run_id}"
 
 
-def top_up_comment(run_id: str) -> str:
-    """Return the comment of a job that brings nodes to a run. It is no tag: the job never trains by itself."""
-    return f"transom-top-up:{run_id}"
+def top_up_comment(run_id: str, attempt: str = "") -> str:
+    """Return the comment of a job that brings nodes to an attempt. It is no tag: the job never trains by itself."""
+    return f"transom-top-up:{run_id}:{attempt}"
 
 
 def top_up_options(settings: Settings, run: RunDir) -> tuple[str, ...]:
@@ -255,12 +255,12 @@ def top_up_options(settings: Settings, run: RunDir) -> tuple[str, ...]:
     return (
         *job_flags(settings),
         f"--job-name=top-up-{run.run_id}",
-        f"--comment={top_up_comment(run.run_id)}",
         f"--output={output_pattern(str(run.path), 'top-up-%j.log')}",
         f"--ntasks-per-node={1 if torchrun else settings.ranks_per_node}",
         *([f"--gres=gpu:{settings.job.gpus_per_node}"] if settings.job.gpus_per_node else []),
         "--no-kill",
         "--no-requeue",
+        "--mail-type=NONE",
     )
 
 

@@ -233,7 +233,8 @@ def _may_shrink(state: State, out: tuple[str, ...]) -> bool:
     away = (*(ended.left_behind if ended is not None else ()), *state.growth.lost)
     proven = [fault.node for fault in state.health.of(out) if fault.proven]
     certain = all(n in away or n in nodes.draining or n in proven for n in out)
-    return certain or len(nodes.training) == nodes.wanted or state.progress.further()
+    at_first = len(nodes.training) >= min(nodes.wanted, len(nodes.allocated))
+    return certain or at_first or state.progress.further()
 
 
 def without(state: State, out: tuple[str, ...]) -> tuple[str, ...]:

@@ -155,7 +155,9 @@ def _busy_or_off(state: State) -> bool:
 def _may_request(state: State) -> bool:
     growth, nodes = state.growth, state.nodes
     busy = growth.requested or growth.top_up or growth.checking or growth.lost
-    return state.policy.top_up and not busy and nodes.number_for(nodes.wanted) > len(nodes.training)
+    if busy or not state.policy.top_up or not state.policy.relaunches:
+        return False
+    return len(nodes.training) + len(nodes.usable) < nodes.wanted
 
 
 def _left(state: State, at: float) -> float | None:

@@ -105,7 +105,8 @@ class Launcher:
         policy = options.policy
         if self._earlier.steps:
             policy = replace(policy, preflight=False)
-        wanted = options.nodes if options.job_step else min(options.nodes or len(nodes), len(nodes))
+        fixed = options.job_step or options.min_nodes  # a smaller job than wanted gets further nodes
+        wanted = options.nodes if fixed else min(options.nodes or len(nodes), len(nodes))
         roles = Nodes(nodes, wanted, options.min_nodes, options.shrink_unit, batch_host=self._allocation.host)
         self._state = State(
             self._allocation.job_id,

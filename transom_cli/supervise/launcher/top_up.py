@@ -57,7 +57,7 @@ class TopUps:
     ) -> None:
         self._allocation, self._options, self._attempt = allocation, options, attempt
         self._agents, self._connect, self._inbox = agents, connect, inbox
-        self._comment = top_up_comment(options.run.run_id)
+        self._comment = top_up_comment(options.run.run_id, attempt.name)
         self._lock = threading.Lock()  # one thread at a time submits or cancels
         self._over = threading.Event()
         self._job = 0  # that was submitted and not cancelled
@@ -92,16 +92,19 @@ class TopUps:
         self._follow(found)
 
     def _known(self, slurm: Slurm) -> int:
-        """An existing top-up job, whose submission was not answered; 0: none."""
-        ours = (job for job in slurm.jobs() if job.comment == self._comment and not job.state.ended)
-        return next((job.job_id for job in ours if not job.completing), 0)
+        """An existing job, whose submission was not answered; 0: none. Cancels what an earlier attempt has left."""
+        living = [job for job in slurm.jobs() if not job.state.ended and not job.completing]
+        for job in living:
+            if job.comment != self._comment and job.comment.startswith(top_up_comment(self._options.run.run_id)):
+                slurm.cancel(job.job_id)
+        return next((job.job_id for job in living if self._is_ours(job)), 0)
 
     def _submitted(self, slurm: Slurm, action: SubmitTopUp) -> int:
         script = self._attempt.path / "top-up.sh"
         publish_text(script, _SCRIPT.format(attempt=sh(str(self._attempt.path))), private=True)
         ours = slurm.job(self._allocation.job_id).nodes  # Slurm may give what they have left to a second job
         excluded = sorted({*ours, *self._options.exclude, *action.without, *excluded_nodes(self._options.run)[0]})
-        options = [*self._options.top_up, f"--nodes={action.least}-{action.most}"]
+        options = [*self._options.top_up, f"--comment={self._comment}", f"--nodes={action.least}-{action.most}"]
         options += [f"--exclude={','.join(excluded)}"] if excluded else []
         if action.seconds is not None:
             options.append(f"--time={max(1, int(max(action.seconds, SHORTEST) // 60))}")
