@@ -61,6 +61,16 @@ def test_the_repetition_tells_who_was_wrong_once_if_it_is_deterministic(digest: 
     assert found.before == -1, "the present state is clean"
 
 
+@pytest.mark.parametrize(("same", "what"), [([2, 5], Silent.NODE), ([0, 5], Silent.OPEN), ([0, 0], Silent.OPEN)])
+def test_a_fault_some_steps_before_its_finding_is_named_if_the_steps_before_repeat(
+    same: list[int], what: Silent
+) -> None:
+    """All replicas have averaged wrong gradients since, so the repetition has other bits than all of them."""
+    state, _ = judge(SilentState(), 0, guards(NODES, differ((1,), ("a", "b", "a", "a"))))
+    again = guards(turned(NODES), {}, {"of": 0, "step": 50, "digest": "c", "same": same})
+    assert [f.what for f in judge(state, 1, again)[1]] == [what]
+
+
 def test_two_replicas_are_told_apart_by_the_repetition() -> None:
     state, (doubt,) = judge(SilentState(), 0, guards(NODES[:2], differ((0, 1), ("a", "b"), majority=False)))
     assert (doubt.what, doubt.nodes) == (Silent.CORRUPTION, ())

@@ -197,6 +197,12 @@ def _follows_rank(before: Doubt, doubt: Doubt) -> bool:
     return bool(doubt.digests) and doubt.digests == before.digests and doubt.placed != before.placed
 
 
+def _same(repeated: Mapping[str, Any]) -> bool:
+    """Whether steps before the doubtful one had the same bits as the first time."""
+    same = repeated.get("same")
+    return isinstance(same, list) and len(same) == 2 and same[0] > 0
+
+
 def _repeated(doubt: Doubt, seen: tuple[Guarded, ...]) -> Found | None:
     """The verdict once ranks have repeated the doubtful step without a finding; None: not yet."""
     given = [g.record.get("repeated") or {} for g in seen]
@@ -208,11 +214,16 @@ def _repeated(doubt: Doubt, seen: tuple[Guarded, ...]) -> Found | None:
     if doubt.kind == REPLICA:
         digests = {str(one.get("digest", "")) for one in done}
         wrong = tuple(r for r, digest in enumerate(doubt.digests) if digest not in digests)
-        if len(digests) != 1 or not 0 < len(wrong) < len(doubt.digests):
-            why = "the repetition gave other bits than every replica: the training is not deterministic"
+        if len(digests) == 1 and 0 < len(wrong) < len(doubt.digests):
+            why = f"repeated, all replicas have {digests.pop()}, as the others had"
+        elif doubt.majority and any(_same(one) for one in done):
+            # What came after the fault was wrong on all ranks, since they average their gradients.
+            wrong = doubt.ranks
+            why = "repeated, all replicas agree, and the steps before it had the same bits"
+        else:
+            why = "the repetition gave other bits, so the training is not deterministic or the fault is older"
             return Found(Silent.OPEN, doubt.step, (), f"{doubt.words}; {why}")
         nodes = tuple(dict.fromkeys(doubt.node_of(r) for r in wrong))
-        why = f"repeated, all replicas have {digests.pop()}, as the others had; {', '.join(nodes)} had other bits"
     elif all({g.rank: g.node for g in seen}.get(r) == doubt.node_of(r) for r in doubt.ranks):
         why = "repeated on the same node, it was right"
         return Found(Silent.OPEN, doubt.step, (), f"{doubt.words}; {why}: which is wrong is unknown")

@@ -32,6 +32,7 @@ _VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "Clon
 _ATTENTION = "ScaledDotProduct"
 _BY_TURN = 1 << 15  # in a number of what to repeat: a turn of the replicas, not a product
 MOST = 16  # steps between two comparisons of replicas, at most
+CYCLE = 16
 Item = tuple[str, str]  # a layer, or an attention's number; and what of it
 
 
@@ -42,7 +43,7 @@ def guard(
     group: Any = None,
     step: int | None = None,
     budget: float = 0.01,
-    cycle: int = 16,
+    cycle: int = 0,
 ) -> Guard:
     """Watch a training for silent corruption. Call it on all ranks, after the model was wrapped by DDP or FSDP.
 
@@ -50,7 +51,8 @@ def guard(
         group: the ranks with the same parameters; default: all.
         step: number of finished steps; default: where the Checkpointer resumed, else 0.
         budget: share of the time that checks may take.
-        cycle: comparisons of replicas until each tensor had its turn.
+        cycle: comparisons of replicas until each tensor had its turn; 0: 16, or 1 with two replicas, which cannot be
+            told apart unless their difference is seen in the very step.
     """
     return Guard(model, optimizer, group=group, step=step, budget=budget, cycle=cycle)
 
@@ -82,7 +84,9 @@ class Guard:
         self._replicas: Replicas | None = None
         self.uncompared = ""  # why replicas are not compared
         self._repeat: tuple[int, int, int] = (-1, -1, 0)  # launch, step and what is to be repeated
-        self._repeated: dict[str, Any] | None = None
+        self._repeated = ""  # the digest of the step that is repeated
+        self._equal: dict[int, tuple[int, int]] = {}  # step -> turn and digest, in an earlier launch
+        self._same = [0, 0]  # how many of them came out the same, of how many
         self._norm = numerics.Track("norm")
         self._attention = functional.scaled_dot_product_attention
         functional.scaled_dot_product_attention = self._called  # type: ignore[assignment]
@@ -155,7 +159,7 @@ class Guard:
             self._compare(self._replicas)
             self._compared += time.perf_counter() - now
         self._answer()
-        if self._steps == 2 * self._cycle:
+        if self._steps == CYCLE:
             self._pace()
         self._choose()
 
@@ -163,12 +167,14 @@ class Guard:
         """After the first step: the moments exist, and all ranks learn which step is to be repeated."""
         self.uncompared = Replicas.comparable(self._model, self._group)
         if not self.uncompared:
+            self._cycle = self._cycle or (1 if dist.get_world_size(self._group) == 2 else CYCLE)
             self._replicas = Replicas(self._model, self._optimizer, self._group, self._cycle, self._since)
         for number in range(self._calls):
             self._items += [(f"attention {number}", FORWARD), (f"attention {number}", BACKWARD)]
         self._passed = dict.fromkeys(self._items, self._since)
         folder = os.environ.get(paths.BEAT_DIR, "")
         launch, event = guard_record.newest_before(folder, paths.own_launch()) if folder else (-1, {})
+        self._equal = {s: (turn, digest) for s, turn, digest in event.get("equal", ()) if s > self._since}
         code = (launch + 1) << 52 | (event["step"] << 16) | event["repeat"] if event else 0
         if dist.is_initialized() and dist.get_world_size(self._group) > 1:
             device = next(self._model.parameters()).device
@@ -186,15 +192,18 @@ class Guard:
             digests = [f"{one:016x}" for one in found.digests]
             self._event(
                 "replica", found.tensors[0], words, step=found.step, ranks=found.odd, majority=found.majority,
-                repeat=found.turn | _BY_TURN, digests=digests, clean=replicas.clean,
+                repeat=found.turn | _BY_TURN, digests=digests, clean=replicas.clean, equal=found.equal,
             )  # fmt: skip
+        if self.step in self._equal:  # is the training deterministic?
+            turn, digest = self._equal[self.step]
+            self._same = [self._same[0] + (replicas.digest(turn) == digest), self._same[1] + 1]
         launch, step, what = self._repeat
         again = launch >= 0 and step == self.step and what & _BY_TURN
         if again or self.step % self._every == 0:
             turn = what & ~_BY_TURN if again else self.step // self._every % self._cycle
             total = replicas.begin(self.step, turn)
             if again:
-                self._repeated = {"of": launch, "step": step, "digest": f"{total:016x}"}
+                self._repeated = f"{total:016x}"
 
     def _answer(self) -> None:
         """Report that a doubtful step was repeated without a finding. A step later: replicas are compared then."""
@@ -203,7 +212,7 @@ class Guard:
             return
         self._repeat = (-1, -1, 0)
         if all(event["step"] != step for event in self.events):
-            self._write(self._repeated or {"of": launch, "step": step, "digest": ""})
+            self._write({"of": launch, "step": step, "digest": self._repeated, "same": self._same})
 
     def _pace(self) -> None:
         """Agree on how often replicas are compared, from what it has cost so far."""

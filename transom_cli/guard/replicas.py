@@ -7,7 +7,7 @@ from the majority are named. In `cycle` steps, every parameter and every moment 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,9 @@ from transom_cli.ckpt.digest import Part, digests
 _MASK = (1 << 62) - 1  # so that the negative fits too
 
 
+Equal = tuple[int, int, int]  # step, turn and digest of a comparison that found no difference
+
+
 @dataclass(frozen=True)
 class Difference:
     """Replicas differ after `step`. odd: the ranks outside the majority, or all if there is none; tensors: by name."""
@@ -31,6 +34,7 @@ class Difference:
     majority: bool
     tensors: tuple[str, ...]
     digests: tuple[int, ...]  # of each rank, over the tensors of this step
+    equal: tuple[Equal, ...]  # the comparisons before it
 
 
 class Replicas:
@@ -40,6 +44,7 @@ class Replicas:
         self._model, self._optimizer, self._group, self._cycle = model, optimizer, group, cycle
         self.excluded: set[str] = set()  # differed at their first comparison, so they are no replicas
         self._verified: dict[int, int] = dict.fromkeys(range(cycle), step)  # turn -> newest step found equal
+        self._equal: deque[Equal] = deque(maxlen=cycle)
         self._known: set[str] = set()  # tensors that were equal once
         self._names: list[str] = []
         self._values: list[int] = []
@@ -60,14 +65,17 @@ class Replicas:
         """The newest step up to which all tensors were proven equal."""
         return min(self._verified.values())
 
+    def digest(self, turn: int) -> int:
+        """Digest the tensors whose turn it is."""
+        chosen = [(name, tensor) for name, tensor in self._tensors()[turn :: self._cycle] if name not in self.excluded]
+        self._names = [name for name, _ in chosen]
+        self._values = digests([Part(t, tuple(t.shape), (0,) * t.dim()) for _, t in chosen])
+        return sum(self._values) & _MASK
+
     def begin(self, step: int, turn: int) -> int:
         """Start to compare the tensors whose turn it is. Return the sum of their digests."""
-        chosen = self._tensors()[turn :: self._cycle]
-        self._names = [name for name, _ in chosen if name not in self.excluded]
-        tensors = [tensor for name, tensor in chosen if name not in self.excluded]
-        self._values = digests([Part(t, tuple(t.shape), (0,) * t.dim()) for t in tensors])
-        total = sum(self._values) & _MASK
-        device = tensors[0].device if tensors else torch.device("cpu")
+        total = self.digest(turn)
+        device = next(self._model.parameters()).device
         self._step, self._turn, self._pair = step, turn, torch.tensor([total, -total], device=device)
         self._work = dist.all_reduce(self._pair, dist.ReduceOp.MAX, self._group, async_op=True)
         return total
@@ -82,6 +90,7 @@ class Replicas:
         if most == -least:
             self._known.update(self._names)
             self._verified[self._turn] = self._step
+            self._equal.append((self._step, self._turn, most))
             return None
         return self._differ()
 
@@ -101,7 +110,9 @@ class Replicas:
         ranks = dist.get_process_group_ranks(self._group) if self._group is not None else list(range(world))
         totals = tuple(sum(row) & _MASK for row in rows)
         names = tuple(self._names[i] for i in differ)
-        return Difference(self._step, self._turn, tuple(ranks[i] for i in odd), majority, names, totals)
+        return Difference(
+            self._step, self._turn, tuple(ranks[i] for i in odd), majority, names, totals, tuple(self._equal)
+        )
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         """Parameters and moments, in an order that all ranks share."""
