@@ -17,6 +17,7 @@ from transom_cli.core.launcher.failure import fail, suspects_checked
 from transom_cli.core.launcher.judgement import Sign, ignore
 from transom_cli.core.launcher.outcome import lack_nodes, stop
 from transom_cli.core.launcher.state import Decision, Memory, Phase, State, after
+from transom_cli.core.placement import Network, Placement, place
 from transom_cli.core.progress import Counted, Progress
 
 
@@ -46,6 +47,8 @@ def nodes_checked(state: State, e: NodesChecked) -> Decision:
     else:
         entry = Journal(key, "checked", e.words, nodes=_nodes_of(e.faults), faults=e.faults)
     first = state.unlaunched
+    if first:
+        state = replace(state, network=Network(dict(e.switches), {(a, b): seconds for a, b, seconds in e.links}))
     return after((entry,), _first_launch(state, e.at) if first else suspects_checked(state, e.at))
 
 
@@ -117,8 +120,10 @@ def _first_launch(state: State, at: float) -> Decision:
             findings=_in_words(state.health.faults),
         )
     carrying = nodes.in_order((*good, *isolated)[: number or nodes.wanted])
+    placement = place(good, len(carrying), state.network) if set(carrying) <= set(good) else Placement(carrying)
+    carrying = placement.order
     inherited = tuple(n for n in isolated if n not in carrying)
-    spares = tuple(n for n in good if n not in carrying)
+    spares = placement.spares or tuple(n for n in good if n not in carrying)
     state = replace(
         state,
         nodes=replace(
@@ -133,7 +138,8 @@ def _first_launch(state: State, at: float) -> Decision:
         memory=Memory.HELD if begun.memory else Memory.NONE,
     ).enter(Phase.TRAINING, at)
     faults = tuple(f for f in state.health.faults if f.node not in carrying)
-    return state, (StartLaunch(state.launch.number, carrying, faults),)
+    entries = (Journal("", "checked", placement.words),) if placement.words else ()
+    return state, (*entries, StartLaunch(state.launch.number, carrying, faults))
 
 
 def _accused(state: State, *, proven: bool) -> tuple[str, ...]:
