@@ -23,6 +23,7 @@ NODES = 20  # nodes of a model, before anything is concluded
 NEWEST = 5  # measurements of a node
 SIMILAR = 0.95  # SuperBench: less than 5% apart is the same
 DEVIATIONS = 4.0  # of the cluster: on noisy machines, more than 5% apart may be the same
+WIDEST = 0.8  # machines as noisy as this have no common speed
 MOST = 0.5  # share of nodes outside the cluster; with more there are several populations, and no criterion
 
 
@@ -42,11 +43,13 @@ def learn(rates: Iterable[float]) -> Criterion | None:
     if len(values) < NODES or values[0] <= 0.0:
         return None
     centre, spread = middle(values)
-    similar = min(SIMILAR, math.exp(-DEVIATIONS * spread))
+    similar = min(SIMILAR, max(WIDEST, math.exp(-DEVIATIONS * spread)))
     cluster = values
     for _ in range(len(values)):
         new = [v for v in values if min(v, centre) / max(v, centre) >= similar]
-        if new == cluster or not new:
+        if not new:
+            return None
+        if new == cluster:
             break
         cluster, centre = new, statistics.median(new)
     if len(cluster) <= MOST * len(values):

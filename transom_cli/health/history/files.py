@@ -1,8 +1,8 @@
 """The files of a user's node history: `~/.transom/nodes/`, or `nodes/` in $TRANSOM_STATE_DIR.
 
-Every file has one writer: `<run id>.jsonl` that run's operator; `lift-<time>-<pid>.jsonl` and `speed-<time>-<pid>.jsonl`
-one command. So no lock is needed, not even on a network file system. A file that was not written for 90 days no longer
-counts, and the next writer removes it.
+Every file has one writer: `<run id>.jsonl` that run's operator, `lift-<time>-<pid>.jsonl` and
+`speed-<time>-<pid>.jsonl` one command. So no lock is needed, not even on a network file system. A file that was not
+written for 90 days no longer counts, and the next writer removes it.
 """
 
 from __future__ import annotations
