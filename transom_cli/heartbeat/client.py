@@ -127,6 +127,11 @@ def resumed(step: int) -> None:
     _resumed_from, _step_known = step, True
 
 
+def resumed_step() -> int:
+    """The step at which training resumes, as far as a Checkpointer has said; else 0."""
+    return _resumed_from
+
+
 def _open() -> Sink:
     """Find where the record goes, once per process."""
     global _sink

@@ -10,6 +10,7 @@ from transom_cli.core.events import NodeFault, RankExit, Taken
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.launcher.actions import Action
 from transom_cli.core.launcher.events import AnomalyReported, AttemptStarted, LaunchEnded, Response, StopRequested
+from transom_cli.core.placement import Network
 from transom_cli.core.policy import Rule
 from transom_cli.core.progress import Progress
 from transom_cli.layout import attempt_name
@@ -336,6 +337,7 @@ class State:
     warned: bool = False  # the time limit is near
     stop: StopRequested | None = None
     health: Health = Health()
+    network: Network = field(default_factory=Network)
     incident: Incident | None = None
     history: History = History()
     memory: Memory = Memory.NONE
