@@ -147,10 +147,12 @@ def _judge(state: SilentState, doubts: list[Doubt], nodes: int) -> tuple[SilentS
         words = f"{doubt.words}; before, in launch {before.launch}: {before.words}. Both times {', '.join(culprits)}, "
         words += f"with other ranks; the weights are doubtful from step {doubt.clean + 1} on"
         return replace(state, open=None, unsettled=0), Found(Silent.NODE, doubt.step, culprits, words, doubt.clean)
-    if state.unsettled or _follows_rank(before, doubt):
+    follows = _follows_rank(before, doubt)
+    if state.unsettled or follows:
         words = f"{doubt.words}; before, in launch {before.launch} on other nodes: {before.words}. "
-        words += "It follows the rank, not a node" if _follows_rank(before, doubt) else "No node explains both"
-        return replace(state, open=None, unsettled=0), Found(Silent.SOFTWARE, doubt.step, (), words)
+        words += "It follows the rank, not a node" if follows else "No node explains both"
+        what = Silent.SOFTWARE if follows else Silent.OPEN
+        return replace(state, open=None, unsettled=0), Found(what, doubt.step, (), words)
     words = f"{doubt.words}; before: {before.words}; the weights are doubtful from step {doubt.clean + 1} on"
     state = replace(state, open=doubt, unsettled=state.unsettled + 1)
     return state, Found(Silent.CORRUPTION, doubt.step, _named(doubt), words, doubt.clean)

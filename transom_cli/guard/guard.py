@@ -30,6 +30,7 @@ FORWARD, INPUT, WEIGHT, BACKWARD = "forward", "input gradient", "weight gradient
 _PRODUCTS = ("AddmmBackward0", "MmBackward0")
 _VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "CloneBackward0")
 _ATTENTION = "ScaledDotProduct"
+_LATEST = (1 << 36) - 1
 _BY_TURN = 1 << 15  # in a number of what to repeat: a turn of the replicas, not a product
 MOST = 16  # steps between two comparisons of replicas, at most
 CYCLE = 16
@@ -65,7 +66,7 @@ class Guard:
         cycle: int,
     ) -> None:  # fmt: skip
         self._model, self._optimizer, self._group, self._budget, self._cycle = model, optimizer, group, budget, cycle
-        self.step = client.resumed_step() if step is None else step
+        self.step = client.known_step() if step is None else step
         self.events: list[dict[str, Any]] = []
         self.checked = 0
         self.grad_norm: float | None = None
@@ -75,7 +76,7 @@ class Guard:
         compiled = any(name.endswith("_orig_mod") for name, _ in model.named_modules())  # hooks would recompile it
         self._layers = {} if compiled else {n: m for n, m in model.named_modules() if type(m) is nn.Linear}
         self._items: list[Item] = [(name, what) for name in self._layers for what in (FORWARD, INPUT, WEIGHT)]
-        self._passed: dict[Item, int] = dict.fromkeys(self._items, self.step)
+        self._passed: dict[Item, int] = {}  # the step of its newest check
         self._turn, self._calls = 0, 0
         self._item: Item | None = None
         self._credit, self._mark = 0.0, time.perf_counter()
@@ -151,7 +152,7 @@ class Guard:
         self._credit = min(self._credit + self._budget / 2 * (now - self._mark), self._budget)
         self._mark = now
         self._disarm()
-        self.step += 1
+        self.step = max(self.step, client.known_step()) + 1  # a gradient scaler may have skipped some
         self._steps += 1
         if self._steps == 1:
             self._first()
@@ -171,18 +172,18 @@ class Guard:
             self._replicas = Replicas(self._model, self._optimizer, self._group, self._cycle, self._since)
         for number in range(self._calls):
             self._items += [(f"attention {number}", FORWARD), (f"attention {number}", BACKWARD)]
-        self._passed = dict.fromkeys(self._items, self._since)
         folder = os.environ.get(paths.BEAT_DIR, "")
         launch, event = guard_record.newest_before(folder, paths.own_launch()) if folder else (-1, {})
         self._equal = {s: (turn, digest) for s, turn, digest in event.get("equal", ()) if s > self._since}
-        code = (launch + 1) << 52 | (event["step"] << 16) | event["repeat"] if event else 0
+        # One number for all ranks: the newest launch, in it the earliest step, and what is to be repeated.
+        code = (launch + 1) << 52 | (_LATEST - event["step"]) << 16 | event["repeat"] if event else 0
         if dist.is_initialized() and dist.get_world_size(self._group) > 1:
             device = next(self._model.parameters()).device
             known = torch.tensor([code], dtype=torch.int64, device=device)
             dist.all_reduce(known, dist.ReduceOp.MAX, self._group)
             code = int(known.item())
         if code:
-            self._repeat = ((code >> 52) - 1, code >> 16 & (1 << 36) - 1, code & 0xFFFF)
+            self._repeat = ((code >> 52) - 1, _LATEST - (code >> 16 & _LATEST), code & 0xFFFF)
 
     def _compare(self, replicas: Replicas) -> None:
         found = replicas.finish()
@@ -207,10 +208,13 @@ class Guard:
 
     def _answer(self) -> None:
         """Report that a doubtful step was repeated without a finding. A step later: replicas are compared then."""
-        launch, step, _ = self._repeat
+        launch, step, what = self._repeat
         if launch < 0 or self.step <= step:
             return
         self._repeat = (-1, -1, 0)
+        item = None if what & _BY_TURN else self._items[what] if what < len(self._items) else ("", "")
+        if item is not None and self._passed.get(item) != step:
+            return  # the product was not checked again
         if all(event["step"] != step for event in self.events):
             self._write({"of": launch, "step": step, "digest": self._repeated, "same": self._same})
 
@@ -290,7 +294,7 @@ class Guard:
             return
         words = f"{' '.join(item)} differs from its checksum by {worst:.3g} times the largest rounding error: "
         words += where(int(share.argmax()))
-        clean = min(self._passed.values())
+        clean = min(self._passed.values(), default=0) if self._turn > 2 * len(self._items) else self._since
         self._event("product", " ".join(item), words, repeat=self._items.index(item), clean=clean)
 
     def _called(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -346,7 +350,7 @@ class Guard:
     def _write(self, repeated: dict[str, Any] | None) -> None:
         folder = os.environ.get(paths.BEAT_DIR, "")
         if folder:
-            record = {"step": self.step, "events": self.events[-guard_record.KEPT :], "repeated": repeated}
+            record = {"step": self.step, "events": self.events[: guard_record.KEPT], "repeated": repeated}
             guard_record.write(folder, paths.own_launch(), paths.own_rank(), record)
 
 

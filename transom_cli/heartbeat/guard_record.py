@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 LIMIT = 16 << 10  # bytes that are read
-KEPT = 4  # newest events
+KEPT = 4  # events
+REPEATED = ("replica", "product")  # kinds of events whose step is to be repeated, the strongest first
 
 
 def path(beats_dir: str, launch: int, rank: int) -> str:
@@ -47,7 +48,7 @@ def read(beats_dir: str, launch: int, rank: int) -> dict[str, Any]:
 
 
 def newest_before(beats_dir: str, launch: int) -> tuple[int, dict[str, Any]]:
-    """Return the newest earlier launch whose guards on this node have found something, and its last event."""
+    """Return the newest earlier launch whose guards on this node have found something, and what is to be repeated."""
     found: list[tuple[int, dict[str, Any]]] = []
     try:
         names = os.listdir(beats_dir)  # noqa: PTH208
@@ -57,7 +58,6 @@ def newest_before(beats_dir: str, launch: int) -> tuple[int, dict[str, Any]]:
         kind, _, rest = name.partition("-")
         earlier, _, rank = rest.partition("-")
         if kind == "guard" and earlier.isdecimal() and rank.isdecimal() and int(earlier) < launch:
-            events = read(beats_dir, int(earlier), int(rank)).get("events")
-            if events:
-                found.append((int(earlier), events[-1]))
-    return max(found, key=lambda one: one[0], default=(-1, {}))
+            events = [e for e in read(beats_dir, int(earlier), int(rank)).get("events", ()) if e["kind"] in REPEATED]
+            found += [(int(earlier), event) for event in events]
+    return max(found, key=lambda one: (one[0], -REPEATED.index(one[1]["kind"]), -one[1]["step"]), default=(-1, {}))
