@@ -118,6 +118,16 @@ class AttemptDir:
         """Rank logs of one launch: `rank-<n>.log`."""
         return self.path / "logs" / str(launch)
 
+    @property
+    def modules(self) -> Path:
+        """The modules that rank 0 has imported, as JSON, for standbys (heartbeat.standby)."""
+        return self.path / "modules.json"
+
+    @property
+    def standby_log(self) -> Path:
+        """What standbys print before their launch begins."""
+        return self.path / "standby.log"
+
     def exits(self, launch: int) -> Path:
         """How each rank of one launch ended: `rank-<n>.json`, from the rank's own wrapper."""
         return self.path / "exits" / str(launch)

@@ -86,6 +86,7 @@ def start_launcher(run: RunDir, form: LaunchForm) -> int:
         within=within,
         job_step=form.job_step,
         observe=settings.run.mode == "observe",
+        standby=settings.launch.standby,
         agent_cpus=settings.launch.agent_cpus,
     )
     return main(options, launcher_slurm)

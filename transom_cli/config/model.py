@@ -148,6 +148,10 @@ class Launch(Section):
         min_length=1,
         description="interpreter on the nodes that has transom; unset: the interpreter of transom run",
     )
+    standby: bool = Field(
+        default=False,
+        description="keep a Python per rank ready, with the training's modules imported, for the next relaunch",
+    )
     agent_cpus: str = Field(
         default="",
         pattern=r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?$",

@@ -21,7 +21,11 @@ from transom_cli.plural import ordinal
 
 PREFLIGHT = "preflight"  # the launcher's checks left too few good nodes to begin with
 NODE_FAULT = "node_fault"  # a check found it, beside a training
-SLOW, DIVERGED = REPORTED = ("slow", "diverged")  # a training that stepped was ended for what the policy saw in it
+SLOW, DIVERGED, CORRUPTED = REPORTED = (
+    "slow",
+    "diverged",
+    "corrupted",
+)  # a training that stepped was ended for what the policy saw in it
 DO_NOT_RESTART = 93  # a trainer's own word, as in NVIDIA's resiliency tools
 NO_CHECKPOINT = 15
 STATE_DIFFERS = 18  # a trainer refuses a restored state that is not the saved one

@@ -11,8 +11,9 @@
 `save_checkpoint` seals the tag that it has written. If `latest` passes over a damaged tag, it corrects DeepSpeed's own
 file `latest` too. `resume` loads the newest tag with any number of ranks: ZeRO's own format fits only the number that
 wrote it, so for another number rank 0 converts the tag to DeepSpeed's universal format first.
-file `latest` too. With `attach(engine, snapshot_every=10)`, a snapshot of the training is kept in node memory as well
-(up to ZeRO stage 2). Training resumes from that if it is newer: `load_checkpoint` then does nothing.
+
+With `attach(engine, snapshot_every=10)`, a snapshot of the training is kept in node memory as well (up to ZeRO stage
+2). Training resumes from that if it is newer: `load_checkpoint` then does nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def resume(engine: Any, save_dir: str | Path) -> int:
     """
     path = latest(save_dir)
     if path is None:
-        return 0
+        return int(engine.global_steps)
     tag = Path(path)
     ranks, model_ranks = saved_ranks(tag)
     if not ranks or ranks == int(engine.dp_world_size):

@@ -217,10 +217,8 @@ def _stepped(state: State, e: Stepped) -> Decision:
     if not state.trains(e.launch) or not before.newer(e.step, e.since_start):
         return state, ()
     progress = before.stepped(e.step, e.since_start, e.step)
-    first = launch.first or (e.at, e.step)
-    pace = (e.at - first[0]) / (e.step - first[1]) if e.step > first[1] else state.pace
-    to_step = launch.to_step if launch.first else e.at - state.since
-    launch = replace(launch, stepped_at=e.at, first=first, to_step=to_step)
+    launch = launch.stepped(e.at, state.since, e.step)
+    pace = launch.step_time or state.pace
     state = growth.stepped(replace(state, launch=launch, progress=progress, pace=pace))
     entries: tuple[Action, ...] = ()
     if state.incident is not None and not (state.withheld and state.incident.lost_rank):

@@ -23,7 +23,7 @@ from transom_cli.core.launcher.events import (
     StopRequested,
     TimeLimitNear,
 )
-from transom_cli.core.launcher.failure import enlarge, resize, swap, without
+from transom_cli.core.launcher.failure import enlarge, nearest_spares, resize, swap, without
 from transom_cli.core.launcher.outcome import finish, persist_limit, saved_words, stop
 from transom_cli.core.launcher.state import Decision, Departure, Memory, Phase, Reason, State, after
 
@@ -96,7 +96,7 @@ def checkpoint_planned(state: State, e: CheckpointPlanned) -> Decision:
 def checkpoint_durable(state: State, e: CheckpointDurable) -> Decision:
     launch, progress = state.launch, state.progress
     durable, after_step = max(e.step, progress.durable), state.durable_after
-    if launch.first is not None and max(progress.durable, launch.first[1]) < e.step <= progress.step:
+    if launch.began is not None and max(progress.durable, launch.began[1]) < e.step <= progress.step:
         after_step = e.at - launch.stepped_at + (progress.step - e.step) * state.pace
     state = replace(state, progress=replace(progress, durable=durable), durable_after=after_step)
     departure = state.departure
@@ -123,7 +123,7 @@ def ended(state: State, e: LaunchEnded) -> Decision:
     leaves_job = nodes.batch_host not in out  # a swapped batch host would still be in the job
     if leaves_job and e.complete and state.policy.relaunches:
         if len(nodes.usable) >= len(out):
-            return swap(state, e.at, out, nodes.usable[: len(out)], "maintenance")
+            return swap(state, e.at, out, nearest_spares(state, out), "maintenance")
         if smaller := without(state, out):
             return resize(state, e.at, out, smaller, "maintenance")
     why = f"{', '.join(out)} is being drained; {saved_words(state)}"

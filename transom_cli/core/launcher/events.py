@@ -39,9 +39,9 @@ class AttemptStarted(Event):
     memory: bool = False
     taken: tuple[Taken, ...] = ()
     made: int = -1
+    probation: tuple[str, ...] = ()
     ends_at: float | None = None
     queued: float | None = None
-    probation: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -199,11 +199,17 @@ class LogsRead(Event):
 
 @dataclass(frozen=True)
 class NodesChecked(Event):
-    """Answer to `CheckNodes`: the faults found. words: a summary."""
+    """Answer to `CheckNodes`: the faults found. words: a summary.
+
+    links: seconds of a message between two nodes. switches: above a node, from the top down. Both empty if the user has
+    chosen the order of the nodes.
+    """
 
     key: str
     faults: tuple[NodeFault, ...] = ()
     words: str = ""
+    links: tuple[tuple[str, str, float], ...] = ()
+    switches: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True)

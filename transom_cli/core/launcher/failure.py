@@ -20,6 +20,7 @@ from transom_cli.core.launcher.events import LaunchEnded, LogsRead
 from transom_cli.core.launcher.judgement import Sign, journal_diagnosis, judge
 from transom_cli.core.launcher.outcome import close, count_last_step, finish, saved_words, stop
 from transom_cli.core.launcher.state import Budget, Decision, Departure, Nodes, Phase, Reason, State, after
+from transom_cli.core.placement import replacement
 from transom_cli.core.policy import SWAP
 from transom_cli.plural import several, times
 
@@ -141,7 +142,7 @@ def recover(state: State, at: float, diagnosis: Diagnosis | None, gone: LaunchEn
         return _swap_if_possible(state, at, diagnosis, suspects, why)
     blamed, usable = state.nodes.of_launch(diagnosis.nodes), state.nodes.usable
     if diagnosis.decided.action == SWAP and blamed and len(usable) >= len(blamed):  # else a relaunch
-        return swap(state, at, blamed, usable[: len(blamed)], diagnosis.cause)
+        return swap(state, at, blamed, nearest_spares(state, blamed), diagnosis.cause)
     if state.costs_nothing:
         entry = Journal(state.incident.id if state.incident else "", "decided", _PORT_TAKEN, diagnosis.cause)
         return after((entry,), relaunch(state, at, diagnosis.cause, state.nodes.training))
@@ -165,7 +166,7 @@ def _suspects(state: State, diagnosis: Diagnosis, gone: LaunchEnded) -> tuple[st
 def _swap_if_possible(state: State, at: float, diagnosis: Diagnosis, suspects: tuple[str, ...], why: str) -> Decision:
     usable = state.nodes.usable
     if len(usable) >= len(suspects):
-        return swap(state, at, suspects, usable[: len(suspects)], diagnosis.cause)
+        return swap(state, at, suspects, nearest_spares(state, suspects), diagnosis.cause)
     smaller = without(state, suspects) if _may_shrink(state, suspects) else ()
     if smaller:
         situation = _situation(state, at, smaller)
@@ -191,6 +192,16 @@ def _situation(state: State, at: float, smaller: tuple[str, ...]) -> costs.Situa
         None if before.ends_at is None else max(0.0, before.ends_at - at),
         state.policy.top_up,
     )
+
+
+def nearest_spares(state: State, out: tuple[str, ...]) -> tuple[str, ...]:
+    """Choose a usable spare for each of these nodes, on probation only if there is no other. There must be enough."""
+    usable, found = list(state.nodes.usable), []
+    for node in out:
+        proven = [n for n in usable if n not in state.nodes.probation]
+        found.append(replacement(state.nodes.training, node, proven or usable, state.network))
+        usable.remove(found[-1])
+    return tuple(found)
 
 
 def swap(state: State, at: float, out: tuple[str, ...], into: tuple[str, ...], cause: str) -> Decision:

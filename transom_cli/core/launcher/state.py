@@ -10,6 +10,7 @@ from transom_cli.core.events import NodeFault, RankExit, Taken
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.launcher.actions import Action
 from transom_cli.core.launcher.events import AnomalyReported, AttemptStarted, LaunchEnded, Response, StopRequested
+from transom_cli.core.placement import Network
 from transom_cli.core.policy import Rule
 from transom_cli.core.progress import Progress
 from transom_cli.layout import attempt_name
@@ -183,9 +184,10 @@ class Launch:
     over_since: float | None = None  # when its srun was seen to have ended
     srun_code: int | None = None
     stepped_at: float = 0.0  # when its newest step was seen
-    first: tuple[float, int] | None = None  # when its first step was seen, and which one
     startup: float = 0.0  # seconds until the tasks of the attempt's first launch were seen
     to_step: float = 0.0  # seconds from the order to start a launch to its first step, when last measured
+    began: tuple[float, int] | None = None  # its first step: when, and which
+    newest: int = -1  # step
     anomalies: tuple[AnomalyReported, ...] = ()  # present ones
     response: Response | None = None  # what is being done about one of them
     ended: LaunchEnded | None = None  # how its processes were removed
@@ -197,6 +199,18 @@ class Launch:
 
     def next(self) -> Launch:
         return Launch(self.number + 1, startup=self.startup, to_step=self.to_step)
+
+    def stepped(self, at: float, since: float, step: int) -> Launch:
+        """Note a step. since: when the launch was ordered."""
+        if self.began is None:
+            return replace(self, stepped_at=at, began=(at, step), to_step=at - since)
+        return replace(self, stepped_at=at, newest=step)
+
+    @property
+    def step_time(self) -> float:
+        """Seconds per step; 0.0 if unknown."""
+        at, step = self.began or (0.0, 0)
+        return (self.stepped_at - at) / (self.newest - step) if self.newest > step else 0.0
 
     def without_anomaly(self, key: str) -> Launch:
         return replace(self, anomalies=tuple(a for a in self.anomalies if a.key != key))
@@ -323,6 +337,7 @@ class State:
     warned: bool = False  # the time limit is near
     stop: StopRequested | None = None
     health: Health = Health()
+    network: Network = field(default_factory=Network)
     incident: Incident | None = None
     history: History = History()
     memory: Memory = Memory.NONE

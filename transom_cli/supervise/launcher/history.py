@@ -86,7 +86,7 @@ def _age(then: AttemptDir, now: AttemptDir) -> float:
 
 
 def excluded_nodes(run: RunDir) -> tuple[set[str], set[str]]:
-    """Return the nodes that the operator excludes, and those on probation."""
+    """Return the nodes that the operator excludes, and those on probation, as its journal says."""
     try:
         now, state = time.time(), fold(run.journal).state  # the operator's clock
     except (OSError, TransomError):

@@ -359,6 +359,7 @@ class Launcher:
             self._handle(event)
         if self._monitor.stepping and not self._options.observe:
             self._release.look(self._state, self._executor.orphans.on)
+            self._executor.keep_standby(self._state.launch.number, now)
 
     # --- acting ---
 
@@ -438,6 +439,7 @@ class Launcher:
 
     def _leave(self, action: launcher.FinishAttempt) -> None:
         """Write outcome.json last, so that its reader finds the attempt directory complete."""
+        self._executor.drop_standby()
         outcome = action.outcome
         self._code, self._failed, self._again = action.exit_code, outcome.status == "failed", action.again
         self._why = outcome.why

@@ -91,6 +91,7 @@ class LaunchOptions:
     foreign: str = ""  # pattern of the checkpoints that the trainer makes by itself
     within: tuple[str, ...] = ()  # the command prefix that puts a rank into a container
     observe: bool = False  # report what the launcher would do, and leave the ranks alone
+    standby: bool = False  # keep the ranks of the next launch ready
     agent_cpus: str = ""  # CPUs of agents and snapshot daemons, such as 0-1,64; "": not bound
     job_step: str = ""  # its name in the user's own script; "": the batch script is transom's
     top_up: tuple[str, ...] = ()  # sbatch options of a job for nodes that the run lacks; (): none is submitted
@@ -100,6 +101,12 @@ class LaunchOptions:
     def tasks_on_node(self) -> int:
         """Tasks of the training step on each node: its ranks, or one torchrun."""
         return 1 if self.kind == "torchrun" else self.tasks_per_node
+
+    @property
+    def keeps_standby(self) -> bool:
+        """Whether a rank is a process that can wait: it is started by the wrapper, and reads PYTHONPATH."""
+        plain = self.kind == "srun" and self.auto_beat and not (self.within or self.foreign or self.observe)
+        return self.standby and plain
 
     @property
     def policy(self) -> Policy:
@@ -201,12 +208,15 @@ def training_argv(
     *,
     wrapper: Path,
     master: str,
+    standby: bool = False,
     every: tuple[str, ...] = (),
 ) -> list[str]:
     """The training step: one wrapper per task, which starts the user's command and records how it ended.
 
     If some of the allocation's nodes carry no rank, an earlier launch may keep its resources until Slurm removes a dead
     node from it: `--overlap` does not wait for that, and `--mem=0` does not count that launch's memory as used.
+
+    With `standby`, the tasks wait beside a launch that trains.
 
     Ranks are placed on `nodes` in this order. If it is not Slurm's, srun reads the file `hosts(launch)` (`hosts_file`).
 
@@ -216,7 +226,6 @@ def training_argv(
     job_id = allocation.job_of(nodes[0])
     tasks = options.tasks_on_node
     count = len(nodes)
-    name = "node-%t.log" if options.kind == "torchrun" else "rank-%t.log"
     argv = [
         "srun",
         EXPORT_ALL,
@@ -226,14 +235,15 @@ def training_argv(
         f"--ntasks={count * tasks}",
         f"--ntasks-per-node={tasks}",
         "--job-name=training",
-        f"--output={pattern(attempt.logs(launch))}/{f'job-{job_id}.log' if every else name}",
+        f"--output={_output(attempt, launch, options, job_id if every else 0, standby=standby)}",
         "--open-mode=append",
     ]
     argv += [f"--jobid={job_id}"] if job_id != allocation.job_id else []
     if nodes != allocation.nodes or allocation.left_out:
         listed = not every and hosts_file(allocation, options, nodes)
         argv += [f"--nodelist={attempt.hosts(launch) if listed else ','.join(nodes)}"]
-        argv += ["--overlap", "--mem=0"] if launch else []
+    if standby or (launch and (nodes != allocation.nodes or allocation.left_out)):
+        argv += ["--overlap", "--mem=0"]
     if allocation.cpus_per_task:
         argv.append(f"--cpus-per-task={allocation.cpus_per_task}")  # srun no longer inherits it from sbatch
     argv += options.srun_args
@@ -242,8 +252,18 @@ def training_argv(
     argv += ["--hosts", ",".join(every), "--tasks-per-node", str(tasks)] if every else []
     argv += ["--torchrun"] if options.kind == "torchrun" else []
     argv += ["--auto-beat"] if options.auto_beat else []
+    if options.keeps_standby:
+        argv += ["--standby" if standby else "--learn", str(attempt.modules)]
     argv += ["--", *command(every or nodes, options, master, f"{attempt.name}.{launch}")]
     return argv
+
+
+def _output(attempt: AttemptDir, launch: int, options: LaunchOptions, job_id: int, *, standby: bool) -> str:
+    """The value of srun's --output. job_id: of a step whose wrappers open the ranks' logs; 0: srun opens them."""
+    if standby:
+        return pattern(attempt.standby_log)
+    name = "node-%t.log" if options.kind == "torchrun" else "rank-%t.log"
+    return f"{pattern(attempt.logs(launch))}/{f'job-{job_id}.log' if job_id else name}"
 
 
 def hosts_file(allocation: Allocation, options: LaunchOptions, nodes: tuple[str, ...]) -> str:

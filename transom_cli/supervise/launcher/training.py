@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import transom_cli
 from transom_cli.core.events import RankExit
 from transom_cli.core.slurm_messages import slurm_is_away, task_exits
 from transom_cli.slurm.guards import backoff
 from transom_cli.supervise.attempt_files import ExitRecords
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
+WRAPPER = Path(transom_cli.__file__).resolve().parent / "supervise" / "agent" / "rank_wrapper.py"
 LISTENING = 2.0  # seconds to read srun's last output after it has ended
 
 
@@ -24,7 +28,7 @@ LISTENING = 2.0  # seconds to read srun's last output after it has ended
 class StepPlan:
     """One srun. `tasks` are placed on `nodes` in blocks of equal size, as with `--ntasks-per-node`.
 
-    ranks: of these tasks in the launch; (): the same numbers.
+    ranks: of these tasks in the launch; (): the same numbers. standby: the tasks wait until `go`.
     """
 
     argv: list[str]
@@ -32,6 +36,7 @@ class StepPlan:
     nodes: tuple[str, ...]
     tasks: int
     ranks: tuple[int, ...] = ()
+    standby: bool = False
 
 
 class TrainingSteps:
@@ -81,6 +86,8 @@ class TrainingStep:
         self._said: dict[int, RankExit] = {}
         self._changing = threading.Lock()
         self._no_more = threading.Event()  # start no further srun
+        if plan.standby:
+            self._no_more.set()
         self._listened = threading.Event()  # all output of the last srun was read
         self._ended_at: float | None = None  # when the present srun was first seen to have ended
         self._srun = self._start()
@@ -89,7 +96,8 @@ class TrainingStep:
 
     def _start(self) -> subprocess.Popen[bytes]:
         plan = self._plan
-        return subprocess.Popen(plan.argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=plan.env)
+        taken = subprocess.PIPE if plan.standby else subprocess.DEVNULL
+        return subprocess.Popen(plan.argv, stdin=taken, stderr=subprocess.PIPE, env=plan.env)
 
     def _follow(self) -> None:
         tries = 0
@@ -126,10 +134,30 @@ class TrainingStep:
                 self._said.setdefault(rank, replace(end, rank=rank, node=where, error=0.0))
         return "" if self._said else away
 
+    def go(self, variables: Mapping[str, str]) -> bool:
+        """Let the tasks begin, with these variables. False if srun has ended."""
+        assert self._srun.stdin is not None
+        try:
+            self._srun.stdin.write(json.dumps(variables).encode() + b"\n")
+            self._srun.stdin.close()
+        except OSError:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """End the tasks that wait."""
+        if self._srun.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._srun.stdin.close()
+
     def exits(self) -> tuple[RankExit, ...]:
         """Exits by rank (under torchrun: by node). A wrapper's own record takes precedence over srun's message."""
         known = {**self._said, **self._exits.read()}
         return tuple(known[n] for n in sorted(known))
+
+    @property
+    def argv(self) -> list[str]:
+        return self._plan.argv
 
     @property
     def code(self) -> int | None:
