@@ -201,6 +201,7 @@ def test_a_requeue_is_chosen_only_if_it_is_clearly_cheaper_and_after_progress() 
     soon = costs.Situation(8, 4, startup=30.0, repeated=10.0, queued=20.0, left=36000.0)
     assert costs.requeue_is_better(soon)
     assert not costs.requeue_is_better(replace(soon, queued=None)), "the wait is not known"
+    assert not costs.requeue_is_better(replace(soon, left=None)), "nor is the time that remains"
     assert not costs.requeue_is_better(replace(soon, top_up=True)), "the nodes come back anyway"
     assert not costs.requeue_is_better(replace(soon, left=300.0)), "little time remains"
     state = elastic()
