@@ -11,7 +11,7 @@ from transom_cli.core.samples import Mark, Proof, prove
 from transom_cli.elastic import GlobalBatches
 
 # One launch: its ranks, the steps that it makes, and how many of them before its end its newest checkpoint is.
-launches = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=10)
+launches = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(0, 12)), min_size=1, max_size=6)
 
 
 def trained(
