@@ -242,7 +242,8 @@ def training_argv(
     if nodes != allocation.nodes or allocation.left_out:
         listed = not every and hosts_file(allocation, options, nodes)
         argv += [f"--nodelist={attempt.hosts(launch) if listed else ','.join(nodes)}"]
-    if standby or (launch and (nodes != allocation.nodes or allocation.left_out)):
+    others = nodes != allocation.nodes or allocation.left_out or options.min_nodes  # the last: it may have grown back
+    if standby or (launch and others):
         argv += ["--overlap", "--mem=0"]
     if allocation.cpus_per_task:
         argv.append(f"--cpus-per-task={allocation.cpus_per_task}")  # srun no longer inherits it from sbatch
