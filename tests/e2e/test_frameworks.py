@@ -229,7 +229,7 @@ def test_resumes_from_memory_after_rank_kill(person: Person, undisturbed: Any, f
         training.wait_for_seal(2 * EVERY)  # newer than 2 * 7, older than 3 * 7
     training.signal_rank()
     training.finish(undisturbed)
-    restored = [int(step) for step in re.findall(r"restored step-(\d+) \(", training.logs())]
+    restored = [int(step) for step in re.findall(r"restored step-(\d+) in memory", training.logs())]
     begun = max([*restored, *resumed_from(training)])
     assert begun >= (2 * 7 if newer == "snapshot" else 2 * EVERY), training.logs()[-4000:]
     assert newer == "checkpoint" or begun in restored

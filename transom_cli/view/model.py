@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from transom_cli.core.crash_loop import CrashLoop, crash_loop, reached
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Incident
-from transom_cli.core.operator.state import Exclusion, SavesFail, State, UserRequest, WouldHave
+from transom_cli.core.operator.state import Exclusion, Phase, SavesFail, State, UserRequest, WouldHave
 from transom_cli.core.progress import newest_step
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat import table
@@ -346,7 +346,7 @@ def build_view(
     return RunView(
         run_id=run_id,
         now=now,
-        phase=state.phase.value,
+        phase=(Phase.FINISHING if state.ends else state.phase).value,
         over=state.phase.over,
         since=state.since,
         job_id=state.job.id,
