@@ -1,4 +1,4 @@
-"""A tiny training for bench/frameworks_own_way.py: resumed and warned in its framework's own way, or with transom's callback.
+"""A tiny training for bench/frameworks_own_way.py: in its framework's own way, or with transom's callback.
 
 Each rank prints `saw STEP BATCH` for each step: the number of the step, and a checksum of its batch.
 """
