@@ -11,7 +11,7 @@ from pathlib import Path
 import deepspeed
 import torch
 
-from transom_cli.integrations.deepspeed import attach, latest  # transom
+from transom_cli.integrations.deepspeed import attach, resume  # transom
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", help="folder of the checkpoints")
@@ -38,8 +38,7 @@ engine, *_ = deepspeed.initialize(
     },
 )
 run = attach(engine, snapshot_every=args.snapshot_every)  # transom
-if path := latest(args.out):  # transom
-    engine.load_checkpoint(args.out, tag=Path(path).name)
+resume(engine, args.out)  # transom: also with another number of ranks
 
 while engine.global_steps < args.steps and not run.stop:
     time.sleep(args.step_delay)
@@ -50,6 +49,7 @@ while engine.global_steps < args.steps and not run.stop:
     if engine.global_steps % args.every == 0 or run.due:  # transom: a final checkpoint is due
         engine.save_checkpoint(args.out)
 
+run.close()  # transom: the last checkpoint is sealed
 if args.final and torch.distributed.get_rank() == 0:
     parameters = b"".join(p.detach().float().numpy().tobytes() for p in engine.module.parameters())
     args.final.write_text(hashlib.sha256(parameters).hexdigest())

@@ -52,6 +52,8 @@ RANK_MONITOR = "FT_RANK_MONITOR_IPC_SOCKET"
 NOWHERE = "/dev/null"
 """Stands for the heartbeat directory of a node that can have none: nothing can be below it."""
 
+WAITING = "TRANSOM_STANDBY"  # a standby's two descriptors, and the file of modules
+LEARN = "TRANSOM_STANDBY_LEARN"  # the file to which rank 0 writes the modules that it has imported
 AUTO_BEAT_PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "auto")
 """In front of PYTHONPATH, this directory makes an unchanged trainer send heartbeats."""
 

@@ -82,8 +82,8 @@ class Rank:
         Rank 0 seals in the background, unless the checkpoint is final: then all ranks wait, since they may be ended as
         soon as they continue.
         """
-        _barrier()  # all parts are written
-        if _first():
+        barrier()  # all parts are written
+        if first():
             experiment.keep()
             if self._sealing is not None:
                 self._sealing.result()
@@ -91,7 +91,7 @@ class Rank:
         if self.due:
             if self._sealing is not None:
                 self._sealing.result()
-            _barrier()
+            barrier()
             self.due = False
             if self._requests is not None:
                 self._requests.follow(None)
@@ -174,6 +174,10 @@ class Attached:
         self.step = step
         self.rank.step(step, loss)
 
+    def close(self) -> None:
+        """Wait until the last checkpoint is sealed. Call it at the end of the training."""
+        self.rank.close()
+
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}
 
@@ -194,12 +198,12 @@ def _distributed() -> Any:
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
-def _barrier() -> None:
+def barrier() -> None:
     dist = _distributed()
     if dist is not None:
         dist.barrier()
 
 
-def _first() -> bool:
+def first() -> bool:
     dist = _distributed()
     return dist is None or dist.get_rank() == 0

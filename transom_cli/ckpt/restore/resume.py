@@ -138,6 +138,7 @@ class Restorer:
         def about() -> tuple[int, bool]:
             try:
                 plain = plain_dcp.is_plain_dcp(path)
+                plain_dcp.refuse_megatron(path, OnDisk(path).metadata().state_dict_metadata if plain else ())
                 return (plain_dcp.step_of(path, step) if plain else _step_of_manifest(path)), plain
             except BadManifest as error:
                 raise UsageError(error.what, error.why, error.hint) from None
