@@ -24,7 +24,7 @@ def main(path: str) -> None:
     width = max((len(what) for _, what in cells), default=0)
     print(" " * width, *(f"{framework:>14}" for framework in frameworks))
     for what in dict.fromkeys(what for _, what in cells):
-        print(f"{what:<{width}}", *(f"{cells.get((one, what), 'no'):>14}" for one in frameworks))
+        print(f"{what:<{width}}", *(f"{cells.get((one, what), '-'):>14}" for one in frameworks))
 
 
 if __name__ == "__main__":
