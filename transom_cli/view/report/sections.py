@@ -16,6 +16,7 @@ from transom_cli.core.goodput import NS, Kind
 from transom_cli.plural import several
 from transom_cli.supervise.run_record import RunRecord
 from transom_cli.supervise.run_record import incidents as incidents_of
+from transom_cli.view import advice
 from transom_cli.view.goodput import duration, percent
 from transom_cli.view.model import RunView
 from transom_cli.view.report.charts import losses, scale_of, step_time_plot, steps
@@ -71,6 +72,7 @@ def document(data: ReportData) -> Document:
         sections=(
             Section("timeline", "Timeline", run_timeline(book, timelines)),
             goodput(book.account, known),
+            advice.section(data),
             Section("progress", "Progress", progress),
             incidents(book.run_id, timelines, known),
             nodes(data, timelines),
