@@ -44,6 +44,7 @@ def document(
         f"{goodput.mean:.2%}",
         "good",
         f"goodput {f'with {names[best]}' if names[best] else ''}, 90% interval {goodput.low:.2%} to {goodput.high:.2%}",
+        "",
         (),
         (),
         tuple(sections),

@@ -11,6 +11,9 @@ from transom_cli.core.events import UNDECIDED, Decided, NodeFault, OutcomeSeen
 class StartLaunch:
     """Start the training step on these nodes, with a rendezvous of its own.
 
+    Only this action changes the members of a training. A process group that can be reconfigured would be another way
+    to carry it out.
+
     faults: findings against nodes that carry no rank because of them.
     """
 
@@ -72,6 +75,29 @@ class ReadLogs:
 
 
 @dataclass(frozen=True)
+class WatchSpares:
+    """Probe these nodes from now on: they carry no rank and may get one."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SubmitTopUp:
+    """Submit a job for `least` to `most` nodes without those of `without`. seconds: its time limit; None: unknown."""
+
+    least: int
+    most: int
+    without: tuple[str, ...] = ()
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class CancelTopUp:
+    job_id: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Journal:
     """Write an entry into the launcher's journal, where the operator reads it."""
 
@@ -113,6 +139,9 @@ Action = (
     | PersistMemory
     | EndLaunch
     | ReadLogs
+    | WatchSpares
+    | SubmitTopUp
+    | CancelTopUp
     | Journal
     | FinishAttempt
     | WithheldOutcome

@@ -192,7 +192,7 @@ def _blamed(state: State) -> tuple[str, ...]:
         found.update(dict.fromkeys(n for n in diagnosis.nodes if diagnosis.isolates(n) != "none"))
         if state.launch.ended is not None:
             found.update(dict.fromkeys(state.launch.ended.left_behind))
-    return tuple(n for n in found if n in state.nodes.allocated)
+    return tuple(n for n in found if n in state.nodes.allocated and n not in state.growth.lost)
 
 
 def _again(state: State, outcome: OutcomeSeen) -> str:

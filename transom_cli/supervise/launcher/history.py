@@ -37,7 +37,7 @@ def begun(options: LaunchOptions, attempt: AttemptDir, taken: tuple[Taken, ...] 
     if not alone:
         isolated = set()  # the operator has probed them itself
         blamed = set()
-    excluded, returned = _excluded(run)
+    excluded, returned = excluded_nodes(run)
     isolated |= excluded
     durable = newest_checkpoint(options.checkpoints)
     return AttemptStarted(
@@ -85,8 +85,8 @@ def _age(then: AttemptDir, now: AttemptDir) -> float:
         return 0.0
 
 
-def _excluded(run: RunDir) -> tuple[set[str], set[str]]:
-    """Return the nodes that the operator excludes, and those on probation."""
+def excluded_nodes(run: RunDir) -> tuple[set[str], set[str]]:
+    """Return the nodes that the operator excludes, and those on probation, as its journal says."""
     try:
         now, state = time.time(), fold(run.journal).state  # the operator's clock
     except (OSError, TransomError):
