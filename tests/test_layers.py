@@ -65,7 +65,7 @@ READERS = (
     "health.gpu.watch",
     "health.history.files",
     "health.history.shared",
-    *(f"simulate.{name}" for name in ("advise", "campaign", "export", "setup", "traces")),
+    *(f"simulate.{name}" for name in ("advise", "campaign", "export", "page", "setup", "traces")),
     "view.report.page",
 )
 # Values and text only. Not here: os, subprocess, time, socket, random, and all else that looks around.

@@ -23,10 +23,14 @@ def died(run: RunDir) -> RunDir:
 def test_one_word_is_a_run_an_incident_a_node_or_a_step(died: RunDir) -> None:
     root = ("--root", died.path.parent)
     whole = transom("explain", died.run_id, *root).stdout
-    assert whole.startswith("i1  slurm_node_fail on node2  recovered in 9.4 s\n")
-    for word in ("i1", "r"):
-        assert transom("explain", word, *root).stdout == whole
-    assert transom("explain", died.path, "-i", "i1").stdout == whole
+    assert whole.startswith("i1  node2 lost  drained, back in 9.4 s\n")
+    assert transom("explain", "r", *root).stdout == whole and "evidence  127.0.0.1:31483: no slurmd" in whole
+    one = transom("explain", "i1", *root).stdout
+    assert (
+        one.startswith(whole.partition("\n\n")[0]) and "job requeued without node2" in one and "requeued" not in whole
+    )
+    for words in (("r", "--verbose"), (died.path, "-i", "i1")):
+        assert transom("explain", *words, *root).stdout == one
     assert transom("explain", "node2", *root).stdout.startswith("node2  drained ")
     assert transom("explain", "r", "node2", *root).stdout.startswith("node2  drained ")
     assert transom("explain", "30", *root).stdout.startswith(f"step 30 of {died.run_id}\n")

@@ -53,8 +53,8 @@ def test_bare_command_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.M
 
 def test_summaries_in_the_help_are_short_and_whole() -> None:
     text = transom("--help").stdout
-    commands = text.partition("Commands:")[2].partition("Exit codes")[0]
-    summaries = [one.split(maxsplit=1) for one in commands.strip().splitlines()]
+    commands = text.partition("Start:")[2].partition("Exit codes")[0]
+    summaries = [one.split(maxsplit=1) for one in commands.splitlines() if one[:2] == "  " and one.strip()]
     assert len(summaries) > 25
     assert [one for one in summaries if len(one[1]) > 50 or one[1].endswith("...")] == []
 

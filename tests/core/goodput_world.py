@@ -57,7 +57,7 @@ class Launched:
 
     def fault(self, at: float, name: str, category: str = "rank_killed") -> Launched:
         decided = {"category": category}
-        self._add("recovery", at, incident=name, what="seen", words="rank 1 on n2 ended with signal 9")
+        self._add("recovery", at, incident=name, what="seen", words="rank 1 on n2 killed by SIGKILL")
         return self._add("recovery", at, incident=name, what="diagnosed", words="killed", cause="x", decided=decided)
 
     def ended(self, at: float, status: str, cause: str = "", step: int = -1) -> Launched:

@@ -8,7 +8,7 @@ from transom_cli.core import events as ev
 from transom_cli.core.goodput import NS, cost
 
 
-def healed(at: float, incident: str, words: str = "rank 1 on n2 ended with signal 9") -> ev.RecoverySeen:
+def healed(at: float, incident: str, words: str = "rank 1 on n2 killed by SIGKILL") -> ev.RecoverySeen:
     return ev.RecoverySeen(at, "7.0", incident, "seen", words)
 
 
@@ -131,7 +131,7 @@ def test_a_launcher_alone_hands_the_job_on_while_the_operator_is_away() -> None:
         ev.Started(9000, 2),
         running(9001, 1),
         ev.LaunchSeen(9002, "7.1", 0, ("n1", "n2"), 2),
-        ev.RecoverySeen(9002, "7.1", "l1", "seen", "rank 1 on n2 ended with signal 9"),
+        ev.RecoverySeen(9002, "7.1", "l1", "seen", "rank 1 on n2 killed by SIGKILL"),
         ev.LaunchSeen(9002, "7.1", 1, ("n1", "n2"), 2),
         ev.StepSeen(9003, "7.1", 8700),
     )
@@ -174,7 +174,7 @@ def test_nobody_is_there_to_start_it_again() -> None:
     first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61)).fault(81, "l1").ended(90, "failed", step=61)
     away = (*submitted(), running(10), ev.StepSeen(20, "7.0", 1))
     assert row(accounted(away, first, now=4000, alive=False))[-2:] == [(9, "restart", "7.0/l1"), (3910, "idle", "")]
-    back = (ev.Started(3690, 2), ev.OutcomeSeen(3690, "7.0", "failed", "rank 1 ended with signal 9"))
+    back = (ev.Started(3690, 2), ev.OutcomeSeen(3690, "7.0", "failed", "rank 1 killed by SIGKILL"))
     found = accounted((*away, *back), first, now=3700)
     assert row(found)[-3:] == [(9, "restart", "7.0/l1"), (3600, "idle", ""), (10, "restart", "7.0/l1")]
 

@@ -20,7 +20,7 @@ BEGUN = (
     ev.LaunchSeen(3.0, "7.0", 0, NODES, 3),
     ev.StepSeen(5.0, "7.0", 0),
 )
-KILLED = "rank 1 on n2 ended with signal 9"
+KILLED = "rank 1 on n2 killed by SIGKILL"
 
 
 def seen(at: float, name: str, what: str, words: str = KILLED, cause: str = "") -> ev.RecoverySeen:

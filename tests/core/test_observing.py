@@ -171,7 +171,7 @@ def test_the_end_of_an_observation_leaves_the_job_alone() -> None:
 def test_what_the_launcher_would_have_done_is_enough() -> None:
     run = Observed()
     run.feed(ev.LaunchSeen(1.0, "7.0", 0, NODES[:3], 3), ev.StepSeen(2.0, "7.0", 4))
-    run.feed(ev.RecoverySeen(10.0, "7.0", "l1", "seen", "rank 1 on n2 ended with signal 9"))
+    run.feed(ev.RecoverySeen(10.0, "7.0", "l1", "seen", "rank 1 on n2 killed by SIGKILL"))
     run.feed(ev.RecoverySeen(11.0, "7.0", "l1", "withheld", "relaunched the ranks on the same nodes"))
     bad = ev.RankExit(1, "n2", None, 9, 10.0)
     run.feed(ev.OutcomeSeen(20.0, "7.0", "failed", bad.words, (bad,)))

@@ -19,7 +19,7 @@ TRAINS = (
     ev.StepSeen(5.0, "7.0", 4),
     ev.SlurmLost(100.0, "Socket timed out"),
 )
-TERM = "told to stop by SIGTERM: rank 0 on n1 ended with signal 15"
+TERM = "told to stop by SIGTERM: rank 0 on n1 killed by SIGTERM"
 
 
 def play(*events: ev.Event) -> tuple[State, list[Action]]:

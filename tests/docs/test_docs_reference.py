@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,14 @@ import typer
 
 from transom_cli.cli.app import app
 from transom_cli.cli.options import EXAMPLES
+from transom_cli.config.model import Settings
 from transom_cli.errors import EXIT_CODES
 from transom_cli.submit.srun_options import SRUN
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -87,3 +95,31 @@ def test_shown_command_exists_with_its_options(where: str, line: str) -> None:
 
 def test_lines_are_shown() -> None:
     assert len(SHOWN) > 60
+
+
+ELSEWHERE = {"rule", "team", "pager"}  # a file of rules, and one of secrets
+SNIPPETS = [
+    pytest.param(kind, textwrap.dedent(text), id=f"{path.name}-{n}")
+    for path in (ROOT / "README.md", *DOCS)
+    for n, (kind, text) in enumerate(
+        re.findall(r"^ *```(python|toml|json)\n(.*?)^ *```", path.read_text(), re.M | re.S)
+    )
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), SNIPPETS)
+def test_snippet_is_valid(kind: str, text: str) -> None:
+    if kind == "python":
+        compile(text, "snippet", "exec")
+    elif kind == "toml":
+        assert set(tomllib.loads(text)) <= {*Settings.model_fields, *ELSEWHERE}
+    else:
+        for one in re.split(r"\n(?=\{)", text.strip()):
+            json.loads(one.replace("...", ""))
+
+
+def test_make_targets_that_the_docs_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z.-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = "".join(path.read_text() for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS))
+    named = set(re.findall(r"^ *\$ make ([a-z-]+)|`make ([a-z-]+)[` ]", text, re.MULTILINE))
+    assert len(named) > 8 and {a or b for a, b in named} <= targets

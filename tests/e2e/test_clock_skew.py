@@ -74,6 +74,6 @@ def test_time_zones_winter_time_and_clocks_that_jump_are_no_incident(person: Per
     view = person.wait(run, over)
     assert (view["phase"], view["starts"], len(view["incidents"])) == ("done", 0, 1)
     explained = json.loads(person.transom("explain", "--json", run.run_id).stdout)["incidents"][0]
-    assert "rank 1 on node2 ended with signal 9" in explained["message"]
+    assert "rank 1 on node2 killed by SIGKILL" in explained["message"]
     assert 0.0 <= explained["duration"] < 60.0
     assert all(0.0 <= entry["took_seconds"] < 60.0 for entry in explained["entries"]), explained["entries"]

@@ -20,13 +20,16 @@ def test_stopped_run_continues_as_the_same_run(person: Person, sandbox: Sandbox)
     assert stopped["phase"] == "stopped" and stopped["durable"] > 0
     assert f"transom resume {run.run_id}" in person.transom("status", run.run_id).stdout
 
-    done = person.transom("resume", run.run_id, "--time", "2:00:00", "--exclude", "node1", "--detach")
+    refused = person.transom("resume", run.run_id, "--nodes", "1", "--detach")
+    assert refused.returncode == 2 and "it has another number of ranks" in refused.stderr
+    changes = ("--nodes", "1", "--force", "--time", "2:00:00", "--exclude", "node1")
+    done = person.transom("resume", run.run_id, *changes, "--detach")
     assert done.returncode == 0, done.stderr
     assert f"continues from checkpoint {stopped['durable']}" in done.stderr
     assert not run.summary.exists() or person.status(run)["phase"] != "stopped"
     view = person.wait(run, over)
     assert (view["phase"], view["step"], view["run_id"], view["starts"]) == ("done", int(STEPS), run.run_id, 1)
-    assert view["job_id"] != first["job_id"] and "node1" not in view["nodes"]
+    assert view["job_id"] != first["job_id"] and len(view["nodes"]) == 1 and "node1" not in view["nodes"]
     assert "--time=2:00:00" in SubmissionRecord.load(run).options
     log = (run.attempt(view["job_id"], 0).logs(0) / "rank-0.log").read_text()
     assert "goes on from step" in log and "from step 0" not in log

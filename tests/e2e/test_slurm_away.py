@@ -95,7 +95,7 @@ def test_a_rank_that_dies_meanwhile_is_relaunched_in_the_same_attempt_once_slurm
     view = person.wait(run, over, LONG)
     assert (view["phase"], view["step"], view["starts"], view["excluded"]) == ("done", 80, 0, [])
     (incident,) = view["incidents"]
-    assert incident["result"] == "recovered" and "rank 1 on node2 ended with signal 9" in incident["message"]
+    assert incident["result"] == "recovered" and "rank 1 on node2 killed by SIGKILL" in incident["message"]
 
 
 @pytest.mark.long

@@ -59,7 +59,7 @@ def test_a_killed_rank_is_relaunched_in_the_same_allocation(person: Person, sand
     view = person.wait(run, over)
     assert (view["phase"], view["step"], view["starts"], view["excluded"]) == ("done", 50, 0, [])
     (incident,) = view["incidents"]
-    assert incident["result"] == "recovered" and "rank 1 on node2 ended with signal 9" in incident["message"]
+    assert incident["result"] == "recovered" and "rank 1 on node2 killed by SIGKILL" in incident["message"]
     assert [m[1] for m in incident["marks"]] == ["seen", "examined", "diagnosed", "launched", "first_step"]
     attempt = run.attempt(view["job_id"], 0)
     again = (attempt.logs(1) / "rank-0.log").read_text()
@@ -118,7 +118,7 @@ def test_without_an_operator_the_launcher_relaunches_all_the_same(person: Person
     person.transom("attach", "--detach", run.run_id)
     view = person.wait(run, over)
     assert (view["phase"], view["starts"]) == ("done", 0)
-    assert "rank 0 on node1 ended with signal 9" in view["incidents"][0]["message"]
+    assert "rank 0 on node1 killed by SIGKILL" in view["incidents"][0]["message"]
 
 
 @pytest.mark.long

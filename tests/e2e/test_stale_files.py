@@ -83,7 +83,7 @@ def test_a_killed_rank_is_relaunched_in_place(late: Person, sandbox: Sandbox, tm
 
     _, told = watched(late, sandbox, tmp_path / "final", kill)
     assert (told["starts"], told["excluded"]) == (0, [])
-    assert "rank 1 on node2 ended with signal 9" in told["incidents"][-1]["message"]
+    assert "rank 1 on node2 killed by SIGKILL" in told["incidents"][-1]["message"]
     assert {one["result"] for one in told["incidents"]} <= {"recovered", "failed again"}
     assert (tmp_path / "final").read_text() == undisturbed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from transom_cli.heartbeat.table import RankBeat
 from transom_cli.view.document import Changes
 from transom_cli.view.model import Operation
 from transom_cli.view.outlook import operations, planned_saves, planned_saves_line, rank_operation
+from transom_cli.view.read_memory import Memory
 
 NOW = 10_000.0
 PLAN = NextSaves(1000, every=40, persist=10, durable=1120)
@@ -124,3 +126,10 @@ def test_a_pipe_is_told_once_of_a_restore_and_of_no_save_while_it_trains(tmp_pat
     assert not {change.what for change in Changes().of(busy)} & {"saving", "copying"}
     ending = replace(busy, phase="stopping")
     assert {change.what for change in Changes().of(ending)} >= {"saving", "copying"}
+
+
+def test_length_that_the_checkpointer_knows_gives_the_time_to_go(tmp_path: Path) -> None:
+    view = replace(restoring(tmp_path), steps=None)
+    assert Memory(coming=replace(PLAN, total=5000)).added_to(view).steps == 5000
+    assert Memory(coming=PLAN).added_to(view).steps is None
+    assert Memory(coming=replace(PLAN, total=5000)).added_to(replace(view, steps=60)).steps == 60

@@ -40,14 +40,15 @@ def words(lines: list[str]) -> list[str]:
 
 def test_a_node_that_died_is_told_from_its_silence_to_the_next_step() -> None:
     lines = words(told("node_killed", gpus=8))
-    assert lines[0] == "i1  slurm_node_fail on node2  recovered in 9.4 s"
-    assert lines[1].endswith(
-        ", attempt 11.0: node2 lost: 127.0.0.1:31483: no slurmd listens on it ([Errno 111] Connection refused)"
-    )
-    assert lines[2] == (
-        "  --:--:--            seen     no step for 5.6 s (limit 5.4 s) after step 20, ranks 1 stand out"
-    )
-    assert lines[-9:] == [
+    assert lines[0] == "i1  node2 lost  drained, back in 9.4 s"
+    assert lines[1].endswith(", attempt 11.0, slurm_node_fail")
+    assert lines[2:6] == [
+        "  evidence  127.0.0.1:31483: no slurmd listens on it ([Errno 111] Connection refused)",
+        "  cost      15 s: detection 5.6 s, restart 6.1 s, preflight 1.2 s, queue 2.2 s; 5.1 GPU-minutes",
+        "  steps     last step before it: 20; no step lost",
+        "  --:--:--            seen     no step for 5.6 s (limit 5.4 s) after step 20, ranks 1 stand out",
+    ]
+    assert lines[-7:] == [
         "  --:--:--    +1.1 s  seen     same result again",
         "  --:--:--            decided  diagnosed as above",
         "  --:--:--    +0.2 s  done     node2 drained",
@@ -55,15 +56,12 @@ def test_a_node_that_died_is_told_from_its_silence_to_the_next_step() -> None:
         "  --:--:--    +2.2 s  done     job runs on 3 nodes",
         "  --:--:--    +1.5 s  done     training step started: 3 ranks on 3 nodes",
         "  --:--:--    +0.4 s  done     step 21 done",
-        "  cost      15 s: detection 5.6 s, restart 6.1 s, preflight 1.2 s, queue 2.2 s; 5.1 GPU-minutes",
-        "  steps     last step before it: 20; no step lost",
     ]
 
 
 def test_what_ends_a_run_says_so_once() -> None:
     lines = words(told("user_error"))
-    assert lines[-2] == "  --:--:--    +0.2 s  done     stopping the run because of this"
-    assert sum("a wrong shape (rank 0" in line for line in lines) == 1
+    assert lines[-1] == "  --:--:--    +0.2 s  done     stopping the run because of this"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,7 +101,7 @@ class Alone:
         self.write("launch", 5.0, 0, nodes=["n1", "n2"], idle=["n3"], world_size=2)
         self.step(10.0, 0, 1)
         self.step(100.0, 0, 91)
-        self.fault("l1", 110.0, "rank 1 on n2 ended with signal 9")
+        self.fault("l1", 110.0, "rank 1 on n2 killed by SIGKILL")
         self.write("launch", 120.0, 1, nodes=["n1", "n2"], idle=["n3"], world_size=2)
         self.step(125.0, 1, 81)
         self.heal("l1", "recovered", 125.0, "step 81 done in launch 1")
@@ -143,8 +141,8 @@ def test_what_no_operator_heard_of_is_told_all_the_same(alone: Alone) -> None:
     assert first.cost is not None and first.cost.ns[Kind.DETECTION] == 10 * 10**9
     assert (second.id, second.result, second.duration) == ("7.0/l2", "open, relaunching", None)
     lines = timeline_lines(first)
-    assert lines[0] == "7.0/l1  process_crash on n2  recovered in 15 s"
-    assert lines[-2:] == [
+    assert lines[0] == "7.0/l1  rank 1 killed by SIGKILL on n2  back in 15 s"
+    assert lines[2:4] == [
         "  cost      35 s: redone 10 s, detection 10 s, restart 15 s; 9.3 GPU-minutes",
         "  steps     last step before it: 91; 11 steps repeated",
     ]
@@ -154,13 +152,13 @@ def test_one_that_was_handed_up_says_so(alone: Alone) -> None:
     alone.write("outcome", 320.0, 1, status="failed", why="rank 0 on n1 ended with exit code 1")
     book = alone.book()
     last = build_timeline(incidents(book)[-1], book)
-    assert last.result == "handed up" and timeline_lines(last)[-2].endswith("done     escalated because of this")
+    assert last.result == "handed up" and timeline_lines(last)[-1].endswith("done     escalated because of this")
 
 
 def test_an_operator_that_comes_back_tells_the_launchers_times(alone: Alone) -> None:
     journal = Journal(alone.run.journal, 2)
     journal.append(ev.Started(5000.0, 2))
-    for name, what in (("l1", "rank 1 on n2 ended with signal 9"), ("l2", "rank 0 on n1 ended with exit code 1")):
+    for name, what in (("l1", "rank 1 on n2 killed by SIGKILL"), ("l2", "rank 0 on n1 ended with exit code 1")):
         journal.append(ev.RecoverySeen(5001.0, "7.0", name, "seen", what))
     journal.close()
     found = incidents(alone.book(now=5002.0))

@@ -185,7 +185,7 @@ def test_colours_change_no_word(view: RunView, width: int) -> None:
 def test_a_pipe_gets_every_word(view: RunView) -> None:
     """Nothing is cut: what others have said stands there whole, in one line each."""
     told = "\n".join(plain(one) for one in screen(view, None))
-    shown = [view.verdict, *view.reports, *(one.message for one in view.incidents[:3])]
+    shown = [view.verdict, *view.reports, *(one.fault.title for one in view.incidents[:3])]
     for one in shown:
         assert "".join(c if c.isprintable() else repr(c)[1:-1] for c in one).strip() in told
 

@@ -109,7 +109,7 @@ def spares(folder: Path) -> RunView:
     """gpu001 died, and a spare took its place; another stands by."""
     made = Made(folder, nodes=6, spares=2).began(idle=("gpu004", "gpu005"))
     made.seen(
-        (700.0, ev.RecoverySeen(0, f"{JOB}.0", "l1", "seen", "rank 11 on gpu001 ended with signal 9")),
+        (700.0, ev.RecoverySeen(0, f"{JOB}.0", "l1", "seen", "rank 11 on gpu001 killed by SIGKILL")),
         (699.0, ev.RecoverySeen(0, f"{JOB}.0", "l1", "diagnosed", "no answer from gpu001", "node_silent", ("gpu001",))),
         (698.9, ev.RecoverySeen(0, f"{JOB}.0", "l1", "swapped", "gpu004 for gpu001", "node_silent", ("gpu001",))),
         (698.8, ev.LaunchSeen(0, f"{JOB}.0", 1, _without(made, 1, 5), 32, ("gpu001", "gpu005"))),

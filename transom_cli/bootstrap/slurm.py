@@ -42,6 +42,14 @@ def cluster_name(requested: str = "", timeout: float = 10.0) -> str:
     return read_cluster_name(Runner(timeout=timeout, cluster=requested))
 
 
+def partitions(cluster: str = "") -> tuple[str, ...]:
+    """Return the names of the partitions; () if Slurm does not answer. cluster: as in `job.cluster`."""
+    with contextlib.suppress(TransomError):
+        names = Runner(timeout=10.0, cluster=cluster).run(["sinfo", "--noheader", "--format=%R"]).split()
+        return tuple(dict.fromkeys(names))
+    return ()
+
+
 def run_slurm(run: RunDir, timeout: float = 30.0) -> Slurm:
     """Return a client for the cluster that has the run's job. Each call raises WrongCluster if another one answers."""
     # a journal without a submission record can still be viewed

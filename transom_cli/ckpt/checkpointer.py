@@ -19,6 +19,7 @@ from transom_cli.ckpt.options import Also, parse_options, refuse_removed
 from transom_cli.ckpt.publish import check_keep
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restore.resume import Restorer
+from transom_cli.ckpt.samples import SampleLog
 from transom_cli.ckpt.save import final_checkpoint
 from transom_cli.ckpt.save.saver import Saver, check_storable
 from transom_cli.ckpt.save.serialize import Serializer, refuse_code
@@ -56,6 +57,7 @@ class Checkpointer:
             CUDA, numpy, Python) are always included.
         directory: the checkpoints directory. Default: TRANSOM_CHECKPOINT_DIR, which the launcher sets.
         every: steps between saves.
+        steps: steps of the whole training. `transom status` then shows the progress and the time to go.
         keep: number of newest good checkpoints to keep, at least 1.
         keep_every: also keep checkpoints at multiples of this many steps.
         keep_best: also keep this many of the best checkpoints, by the metric `monitor` that save() is given. The best
@@ -95,7 +97,7 @@ class Checkpointer:
 
     def __init__(
         self, state: dict[str, Any], directory: str | os.PathLike[str] | None = None, *,
-        every: int, keep: int = 2, keep_every: int | None = None,
+        every: int, steps: int | None = None, keep: int = 2, keep_every: int | None = None,
         keep_best: int | None = None, monitor: str = "loss", mode: Literal["min", "max"] = "min",
         also: Also | None = None, reshard: bool | Sequence[str] = (),
         persist: int | str = 1, protect: str = "none", protect_rate: float | None = None,
@@ -107,7 +109,7 @@ class Checkpointer:
         keeping = check_keep(keep, keep_every, keep_best, monitor, mode)
         fresh = Declared("reshard", reshard if not isinstance(reshard, bool) else ["*"] * reshard)
         options = parse_options(
-            directory, every, keeping, also, persist, protect, protect_rate, upload_rate, full_every
+            directory, every, keeping, also, persist, protect, protect_rate, upload_rate, full_every, steps
         )
         if not patience > 0:
             raise UsageError(f"patience={patience!r} must be a number of seconds above 0")
@@ -132,6 +134,7 @@ class Checkpointer:
         self._saver = Saver(options, ranks, live, self._snapshots, self._say, serializer, patience)
         self._prepared = False  # for the first save
         self._closed = False
+        self._samples = SampleLog(state, first=ranks.first)
         self._requests = final_checkpoint.listen()
 
     @property
@@ -251,6 +254,7 @@ class Checkpointer:
                     f"warning: restore() was not called, and {self._passed_over} is in {self.directory}. A restart "
                     "resumes from the newest step, also if it is of another training, and a step that is there is kept"
                 )
+        self._samples.done(step)
         requested = self._requests is not None and self._requests.due(step)
         due = step % self.every == 0
         save = None

@@ -48,12 +48,13 @@ class Options:
     protection: Protection
     rate: float | None
     full_every: int | None  # None: every durable checkpoint is written in full
+    steps: int = 0  # of the whole training, for `transom status`; 0: unknown
 
 
 def parse_options(
     directory: str | os.PathLike[str] | None, every: int, keeping: Keep,
     also: Also | None = None, persist: int | str = 1, protect: str = "none", rate: float | None = None,
-    upload_rate: float | None = None, full_every: int | None = None,
+    upload_rate: float | None = None, full_every: int | None = None, steps: int | None = None,
 ) -> Options:  # fmt: skip
     """Check the arguments of a Checkpointer. Raises UsageError."""
     for name, given in (("every", every), ("persist", persist)):
@@ -65,6 +66,8 @@ def parse_options(
             )
     if not isinstance(every, Integral) or every < 1:
         raise UsageError(f"every={every!r} must be a number of steps, at least 1")
+    if steps is not None and (not isinstance(steps, Integral) or steps < 1):
+        raise UsageError(f"steps={steps!r} must be the number of steps of the whole training, at least 1, or None")
     rule, protection = PersistRule(persist, time.monotonic), parse(protect)
     for name, value in (("protect_rate", rate), ("upload_rate", upload_rate)):
         if value is not None and value < LEAST_RATE:
@@ -88,7 +91,18 @@ def parse_options(
     place = Path(where).absolute()
     further, mirrors = check_also(also, place)
     return Options(
-        place, int(every), further, mirrors, upload_rate, attempt, keeping, rule, protection, rate, full_every
+        place,
+        int(every),
+        further,
+        mirrors,
+        upload_rate,
+        attempt,
+        keeping,
+        rule,
+        protection,
+        rate,
+        full_every,
+        int(steps or 0),
     )
 
 

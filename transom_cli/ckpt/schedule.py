@@ -85,6 +85,7 @@ class NextSaves:
 
     persist: one of how many saves becomes durable. durable: the step of the next one that does. Or both are None, and
     the first save from `durable_from` on becomes durable (seconds since the epoch by the clock of rank 0's node).
+    total: steps of the whole training; 0: unknown.
     """
 
     step: int
@@ -92,6 +93,7 @@ class NextSaves:
     persist: int | None = None
     durable: int | None = None
     durable_from: float | None = None
+    total: int = 0
 
     def after(self, done: int) -> int:
         """The first save after step `done`, also if the planned one has passed."""

@@ -10,6 +10,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from transom_cli import __version__
 from transom_cli.cli.advise import advise
@@ -43,12 +44,35 @@ from transom_cli.cli.status import list_, status, top
 from transom_cli.errors import EXIT_CODES, TransomError, UsageError
 
 _INTERNAL_COMMANDS = ("attempt-launcher", "agent", "operate")
+_PARTS = {
+    "Start": ("run", "init", "launch", "adopt", "observe"),
+    "Look": ("status", "top", "attach", "logs", "list", "attempts"),
+    "Understand": ("explain", "goodput", "report", "diagnose", "rules", "bundle"),
+    "Act": ("stop", "cancel", "requeue", "resume", "prune"),
+    "Nodes and cluster": ("nodes", "check", "doctor", "policy", "simulate", "advise"),
+    "Checkpoints": ("ckpt",),
+    "Set up": ("operate", "service", "notify", "sandbox", "help"),
+}
 _DESTRUCTIVE = ("stop", "cancel", "requeue", "prune")  # never suggested for a mistyped command
 _CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_CODES.items())
 
 
+class Grouped(typer.core.TyperGroup):
+    """Lists the commands by what they are for."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rest = set(self.commands)
+        for title, names in (*_PARTS.items(), ("Other", tuple(self.commands))):
+            shown = [name for name in names if name in rest and not self.commands[name].hidden]
+            rest -= set(names)
+            if shown:
+                with formatter.section(title):
+                    formatter.write_dl([(name, self.commands[name].get_short_help_str(50)) for name in shown])
+
+
 app = typer.Typer(
     name="transom",
+    cls=Grouped,
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

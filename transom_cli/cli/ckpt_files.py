@@ -44,7 +44,7 @@ _Only = Annotated[list[str] | None, typer.Option("--only", metavar="NAME", help=
 
 
 def export(
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The file to write.")],
+    out: Annotated[Path, typer.Option("-o", "--output", "--out", metavar="FILE", help="The file to write.")],
     run: Run = None,
     root: Root = None,
     step: Annotated[int | None, typer.Option("--step", help="Step of the checkpoint [default: the newest].")] = None,

@@ -35,15 +35,24 @@ def explain(
     ] = None,
     root: Root = None,
     json_: Json = False,
-    full: Annotated[bool, typer.Option("--full", help="Show all evidence of long incidents.")] = False,
+    samples: Annotated[
+        bool, typer.Option("--samples", help="Show which samples the steps used, and whether each was used once.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the timeline of every incident, as for a single one.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also show repeated incidents, and all evidence of long ones.")
+    ] = False,
 ) -> None:
     """Explain incidents: cause, action and loss.
 
     \b
-    transom explain               every incident of the newest run
-    transom explain demo i2       one incident
+    transom explain               every incident of the newest run, briefly
+    transom explain demo i2       one incident, with its timeline
     transom explain demo gpu017   everything about a node
     transom explain 18430         what happened around a step of the newest run
+    transom explain --samples     which samples the newest run used
     """
     import json
     import shutil
@@ -53,10 +62,13 @@ def explain(
     if what and incident and what != incident:
         raise UsageError(f"`{what}` and `--incident {incident}` were both given", hint="give one of them")
     found, what = _which(run, what or incident, root)
+    if samples:
+        _samples(found, json_=json_)
+        return
     book = _read(found)
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else NEVER_CUT
     if what is None or _INCIDENT.fullmatch(what):
-        _incidents(found, book, what, width, json_=json_, full=full)
+        _incidents(found, book, what, width, json_=json_, verbose=verbose, full=full)
         return
     from transom_cli.view.explain import topic_document, topic_lines
 
@@ -65,6 +77,19 @@ def explain(
         print(json.dumps({"schema": 2, "run_id": book.run_id, "about": what, **topic_document(topic)}))
     else:
         print("\n".join(topic_lines(topic, width)))
+
+
+def _samples(run: RunDir, *, json_: bool) -> None:
+    import json
+
+    from transom_cli.supervise.attempt_files import prove_samples
+    from transom_cli.view.samples import sample_document, sample_lines
+
+    proof = prove_samples(run)
+    if json_:
+        print(json.dumps({"schema": 2, "run_id": run.run_id, "samples": sample_document(proof)}))
+    else:
+        print("\n".join(sample_lines(run.run_id, proof)))
 
 
 def _which(run: str | None, what: str | None, root: Path | None) -> tuple[RunDir, str | None]:
@@ -100,29 +125,33 @@ def _read(run: RunDir) -> RunRecord:
     return read_run_record(run, gpus=read_run_settings(run).gpus)
 
 
-def _incidents(run: RunDir, book: RunRecord, what: str | None, width: int, *, json_: bool, full: bool) -> None:
+def _incidents(
+    run: RunDir, book: RunRecord, what: str | None, width: int, *, json_: bool, verbose: bool, full: bool
+) -> None:
     import json
     from dataclasses import asdict, replace
 
+    from transom_cli.core.fault import failed_again
     from transom_cli.supervise.attempt_files import saves_fail
     from transom_cli.supervise.run_record import incidents
     from transom_cli.view.read import read_run_settings
     from transom_cli.view.text import clock_time
     from transom_cli.view.timeline import (
+        brief_lines,
         build_timeline,
         held_lines,
-        repeated,
         save_failure_lines,
         timeline_document,
         timeline_lines,
     )
 
-    timelines = [build_timeline(one, book, full=full) for one in incidents(book) if what in (None, one.id)]
+    every = incidents(book)
+    timelines = [build_timeline(one, book, full=full) for one in every if what in (None, one.id)]
     if what is not None and not timelines:
-        known = ", ".join(one.id for one in incidents(book))
+        known = ", ".join(one.id for one in every)
         why = f"it has: {known}" if known else "it has had no incident so far"
         raise UsageError(f"Run `{book.run_id}` has no incident `{what}`", why)
-    again = repeated(timelines)
+    again = failed_again(every) if what is None else set()
     timelines = [replace(one, result="failed again") if one.id in again else one for one in timelines]
     fails = saves_fail(run, book.state)
     if json_:
@@ -132,18 +161,19 @@ def _incidents(run: RunDir, book: RunRecord, what: str | None, width: int, *, js
         head |= {"observed": book.state.policy.observe, "withheld": [asdict(one) for one in book.state.withheld]}
         print(json.dumps({**head, "incidents": [timeline_document(timeline) for timeline in timelines]}))
         return
-    folded = {} if full else again
     texts, alike = [], []
     for timeline in timelines:
-        if timeline.id in folded:
+        if timeline.id in again and not full:
             alike.append(timeline.id)
             continue
-        lines = timeline_lines(timeline, width)
+        lines = (timeline_lines if verbose or full or what else brief_lines)(timeline, width)
         if alike:
             which = alike[0] if len(alike) == 1 else f"{alike[0]} to {alike[-1]}"
             lines.insert(1, f"  {which}: the same failure, not shown (--full shows it)")
         texts.append("\n".join(lines))
         alike = []
+    if texts and what is None and not (verbose or full):
+        texts.append(f"details: `transom explain {book.run_id} {timelines[-1].id}`, or `--verbose` for all")
     if fails is not None and what is None:
         texts.insert(0, "\n".join(save_failure_lines(fails, width)))
     if book.held and what is None:

@@ -37,7 +37,7 @@ SHAPES = {
     "status": Shape(
         show_status,
         {"--json": "json_", "--all": "everything", "--phases": "phases", "--exit-code": "exit_code"}
-        | {"--no-color": "no_color", "--watch": "watch", "-w": "watch"},
+        | {"--no-color": "no_color", "--watch": "watch", "--plain": "as_lines"},
         {"--root": "root"},
         "run",
     ),

@@ -26,7 +26,7 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Replace the file even if it is not a report.")] = False,
     root: Root = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Write it again every half minute, until the run has ended.")
+        bool, typer.Option("--follow", help="Write it again every half minute, until the run has ended.")
     ] = False,
 ) -> None:
     """Write a run as one HTML file.

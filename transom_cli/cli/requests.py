@@ -66,13 +66,16 @@ def requeue(run: Run = None, root: Root = None, json_: Json = False) -> None:
 def resume(
     run: Run = None,
     root: Root = None,
+    nodes: Annotated[
+        str | None, typer.Option("--nodes", "-N", metavar="N|MIN-MAX", help="New number of nodes.")
+    ] = None,
     time: Annotated[str | None, typer.Option("--time", "-t", help="New time limit of one attempt.")] = None,
     partition: Annotated[str | None, typer.Option("--partition", "-p", help="New Slurm partition.")] = None,
     exclude: Annotated[
         str | None, typer.Option("--exclude", "-x", help="Nodes to exclude, besides those of the script.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also if no checkpoint restored, or a restored state differed.")
+        bool, typer.Option("--force", help="Also with another number of ranks, or if no checkpoint restored.")
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return when Slurm has accepted the job.")] = False,
     json_: Json = False,
@@ -80,12 +83,13 @@ def resume(
     """Continue a run that has ended, or is held.
 
     A held job is released. A stopped, failed or given-up run continues as the same run, with the same command and
-    settings, from its newest proven checkpoint. Exit code 1: there is nothing to resume.
+    settings, from its newest proven checkpoint. Another number of nodes needs --force, unless the run may shrink to it.
+    Exit code 1: there is nothing to resume.
     """
     from transom_cli.supervise.journal import fold
 
     found = _found(run, root)
-    changes = {"time": time, "partition": partition, "exclude": exclude}
+    changes = {"nodes": nodes, "time": time, "partition": partition, "exclude": exclude}
     given = {name: value for name, value in changes.items() if value is not None}
     state = fold(found.journal).state
     if state.phase.over:
@@ -127,8 +131,7 @@ def _continue(run: RunDir, state: State, changes: dict[str, str], *, force: bool
         scancel = cluster_command(f"scancel {state.job.id}", read_run_settings(run).cluster)
         raise Unknown(f"Job {state.job.id} of run `{run.run_id}` has not ended", "two jobs of a run must not train",
                       f"{scancel}, then repeat this command")  # fmt: skip
-    _change_options(run, changes)
-    continue_run(run, this_user())
+    continue_run(run, this_user(), *_change_options(run, state, changes, force=force))
     newest = f"from checkpoint {state.progress.durable:,}" if state.progress.durable >= 0 else "from the beginning"
     print(f"run {run.run_id} continues {newest}", file=sys.stderr)
     if not json_:
@@ -154,10 +157,15 @@ def _require_resumable(run: RunDir, state: State, *, force: bool) -> None:
         raise TransomError(what, state.verdict, hint)
 
 
-def _change_options(run: RunDir, changes: dict[str, str]) -> None:
-    """Keep the new options for this job and its successors: sbatch prefers them to the script's own."""
+def _change_options(run: RunDir, state: State, changes: dict[str, str], *, force: bool) -> tuple[int, int]:
+    """Keep the new options for this job and its successors: sbatch prefers them to the script's own.
+
+    Returns:
+        The new number of nodes with spares, and the fewest; (0, 0) if they stay.
+    """
     from dataclasses import replace
 
+    from transom_cli.cli.run import nodes_range
     from transom_cli.config.load import freeze
     from transom_cli.config.run_settings import read_run_file, read_settings
     from transom_cli.files import publish_text
@@ -165,16 +173,30 @@ def _change_options(run: RunDir, changes: dict[str, str]) -> None:
     from transom_cli.submit.submission import SubmissionRecord
 
     if not changes:
-        return
-    record = SubmissionRecord.load(run)
+        return 0, 0
+    record, settings = SubmissionRecord.load(run), read_settings(run)
+    count, fewest = 0, 0
+    update: dict[str, Any] = {name: value for name, value in changes.items() if name not in ("nodes", "exclude")}
+    if "nodes" in changes:
+        given = nodes_range(changes["nodes"])
+        before, count = state.request.num_nodes - state.request.spares, given["job.nodes"]
+        fewest = given.get("job.min_nodes", min(state.request.fewest, count))
+        if count != before and not (state.request.fewest or before) <= count <= before and not force:
+            why = f"with {count} nodes in place of {before}, it has another number of ranks"
+            raise UsageError(
+                "`--nodes` changes the training", why, "if its batch and its checkpoints allow that, `--force`"
+            )
+        update |= {"nodes": count, "min_nodes": fewest}
+        count += state.request.spares
+        changes = {**changes, "nodes": str(count)}
     if "exclude" in changes:
         script = inspect_script(read_run_file(run, run.script)).exclude
         changes = {**changes, "exclude": ",".join(x for x in (script, changes["exclude"]) if x)}
     kept = tuple(one for one in record.options if one.partition("=")[0][2:] not in changes)
     replace(record, options=(*kept, *(f"--{name}={value}" for name, value in changes.items() if value))).save(run)
-    settings = read_settings(run)
-    update = {name: value for name, value in changes.items() if name != "exclude" and value}
+    update = {name: value for name, value in update.items() if value != ""}
     publish_text(run.settings, freeze(settings.model_copy(update={"job": settings.job.model_copy(update=update)})))
+    return count, fewest
 
 
 def _confirm(run_id: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transom_cli.cli.options import Root, run_ids
+from transom_cli.cli.status import Plain
 from transom_cli.errors import TransomError, UsageError, printable
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def run(
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Run the operator in this process (tmux, systemd, cron).")
     ] = False,
+    as_lines: Plain = False,
 ) -> None:
     """Submit a training run and keep it alive."""
     flags: dict[str, Any] = {
@@ -88,7 +90,7 @@ def run(
         "job.partition": partition,
         "job.account": account,
         "job.qos": qos,
-        **_numbers_of_nodes(nodes),
+        **nodes_range(nodes),
         "job.spares": spares,
         "job.gpus_per_node": gpus_per_node,
         "job.tasks_per_node": tasks_per_node,
@@ -136,7 +138,7 @@ def run(
     for one in prepared.each():
         made = create(one, cluster)
         print(f"run {made.run_id}", file=sys.stderr)
-        code = operate_or_watch(made, detach=detach or several, foreground=foreground, new=True)
+        code = operate_or_watch(made, detach=detach or several, foreground=foreground, new=True, as_lines=as_lines)
         if code:
             break
     raise typer.Exit(code)
@@ -149,6 +151,7 @@ def attach(
     root: Root = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start an operator if there is none, and return.")] = False,
     foreground: Annotated[bool, typer.Option("--foreground", help="Run the operator in this process.")] = False,
+    as_lines: Plain = False,
 ) -> None:
     """Watch a run. Start an operator if it has none."""
     from transom_cli.cli.common import leaving, run_to_act_on
@@ -159,7 +162,7 @@ def attach(
     found = run_to_act_on(where, run)
     if not detach:
         unanswered.stop()
-    raise typer.Exit(operate_or_watch(found, detach=detach, foreground=foreground))
+    raise typer.Exit(operate_or_watch(found, detach=detach, foreground=foreground, as_lines=as_lines))
 
 
 def _require_nodes(prepared: Prepared) -> None:
@@ -179,10 +182,10 @@ def _require_nodes(prepared: Prepared) -> None:
         raise UsageError("The cluster does not have enough nodes", why, "use a smaller `--nodes`, or `--force`")
 
 
-def operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool = False) -> int:
+def operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool = False, as_lines: bool = False) -> int:
     """Make sure that the run has an operator, then watch the run. Returns the exit code."""
     try:
-        return _operate_or_watch(made, detach=detach, foreground=foreground, new=new)
+        return _operate_or_watch(made, detach=detach, foreground=foreground, new=new, as_lines=as_lines)
     except KeyboardInterrupt:
         print(
             f"\ninterrupted before the view started; the run may continue. Check with `transom status {made.run_id}`, "
@@ -192,7 +195,7 @@ def operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool 
         return _INTERRUPTED
 
 
-def _operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool) -> int:
+def _operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool, as_lines: bool) -> int:
     from transom_cli.bootstrap.operator import operator_for
     from transom_cli.bootstrap.slurm import require_own_cluster
     from transom_cli.cli.show import query_slurm
@@ -214,13 +217,14 @@ def _operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool
         code = _await_submission(made) if new else 0
         print(made.run_id)
         return code
-    return watch_run(made, query_slurm, lambda: _next_operator_started(made))
+    return watch_run(made, query_slurm, lambda: _next_operator_started(made), as_lines=as_lines)
 
 
 def _await_submission(made: RunDir) -> int:
     """Wait until Slurm has accepted or refused the job. Returns 0, or the exit code of the refused run."""
     import time
 
+    from transom_cli.bootstrap.slurm import partitions
     from transom_cli.supervise.journal import fold
 
     if not _submits_here(made):
@@ -229,7 +233,8 @@ def _await_submission(made: RunDir) -> int:
     while time.monotonic() < deadline:
         state = fold(made.journal).state
         if state.phase.over and not state.job.id:
-            hint = f"See `transom explain {made.run_id}`; `sinfo -s` lists the partitions."
+            known = ", ".join(partitions()) if "partition" in state.verdict.lower() else ""
+            hint = f"the partitions are: {known}" if known else f"transom explain {made.run_id}"
             print(
                 f"error: {TransomError(f'Run `{made.run_id}` was not submitted', state.verdict, hint)}", file=sys.stderr
             )
@@ -405,7 +410,7 @@ def cancel_pending_operator(run: RunDir) -> None:
         print(f"warning: cannot check whether the operator's job is still pending: {what}", file=sys.stderr)
 
 
-def _numbers_of_nodes(given: str | None) -> dict[str, int]:
+def nodes_range(given: str | None) -> dict[str, int]:
     """Read `4`, or `2-4` as srun does (also `2:4` as torchrun does): at most 4 nodes, and at least 2."""
     if given is None:
         return {}

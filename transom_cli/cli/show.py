@@ -38,17 +38,19 @@ def show_status(
     exit_code: bool = False,
     no_color: bool = False,
     watch: bool = False,
+    as_lines: bool = False,
 ) -> int:
     from transom_cli.cli.common import bounded, run_to_read
     from transom_cli.config.sources import runs_root
     from transom_cli.view.read import read_view, with_goodput
 
     where = runs_root(root, os.environ)
+    watch = watch or as_lines
     found = run_to_read(where if watch else bounded(where, run), run)
     if watch:
         from transom_cli.view.live import watch_status
 
-        return watch_status(found, query_slurm, json_=json_, colours=not no_color)
+        return watch_status(found, query_slurm, json_=json_, colours=not no_color, as_lines=as_lines)
     view = with_goodput(found, query_slurm(read_view(found, patience=LEASE_PATIENCE)))
     if json_:
         from transom_cli.view.document import to_json

@@ -20,6 +20,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 NoColor = Annotated[
     bool, typer.Option("--no-color", help="Do not use colours (NO_COLOR in the environment does the same).")
 ]
+Plain = Annotated[bool, typer.Option("--plain", help="Print one line per change, not the live screen.")]
 
 
 def status(
@@ -38,8 +39,9 @@ def status(
     ] = False,
     no_color: NoColor = False,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show the live screen; in a pipe, one line per change.")
+        bool, typer.Option("--watch", help="Show the live screen; in a pipe, one line per change.")
     ] = False,
+    as_lines: Plain = False,
 ) -> None:
     """Show the state of a run on one screen.
 
@@ -48,12 +50,12 @@ def status(
 
     Examples: transom status; transom status llama-70b --all; transom status --watch; transom status --json | jq .step
     """
-    _leave(show_status(run, root, json_, everything, phases, exit_code, no_color, watch))
+    _leave(show_status(run, root, json_, everything, phases, exit_code, no_color, watch, as_lines))
 
 
-def top(run: Run = None, root: Root = None, no_color: NoColor = False) -> None:
+def top(run: Run = None, root: Root = None, no_color: NoColor = False, as_lines: Plain = False) -> None:
     """Show the live screen: `transom status --watch`."""
-    _leave(show_status(run, root, False, False, False, False, no_color, True))
+    _leave(show_status(run, root, no_color=no_color, watch=True, as_lines=as_lines))
 
 
 def list_(

@@ -64,6 +64,9 @@ class Job(Section):
     shrink_unit: int = Field(
         default=1, ge=1, description="with min_nodes: train on multiples of this many nodes (one model replica)"
     )
+    top_up: bool = Field(
+        default=True, description="with min_nodes: submit a job for the missing nodes, which join the running one"
+    )
     gpus_per_node: int = Field(default=0, ge=0, description="GPUs per node (sbatch --gres=gpu:N)")
     tasks_per_node: int | None = Field(
         default=None, ge=1, description="ranks per node; unset: one per GPU, or one on nodes without GPUs"
@@ -144,6 +147,10 @@ class Launch(Section):
         default_factory=lambda: sys.executable,
         min_length=1,
         description="interpreter on the nodes that has transom; unset: the interpreter of transom run",
+    )
+    standby: bool = Field(
+        default=False,
+        description="keep a Python per rank ready, with the training's modules imported, for the next relaunch",
     )
     agent_cpus: str = Field(
         default="",
@@ -354,6 +361,13 @@ class Metrics(Section):
         return self.textfile is not None or self.port is not None
 
 
+class Report(Section):
+    """The cost of a run in `transom report` (docs/report.md)."""
+
+    gpu_hour: float = Field(default=0.0, ge=0, description="price of a GPU-hour; 0: the cost is not shown in money")
+    currency: Line = Field(default="USD", min_length=1, max_length=8, description="currency of that price")
+
+
 OBSERVE = "observe"
 
 
@@ -412,6 +426,7 @@ class Settings(Section):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     notify: Notify = Field(default_factory=Notify)
     metrics: Metrics = Field(default_factory=Metrics)
+    report: Report = Field(default_factory=Report)
     security: Security = Field(default_factory=Security)
     run: RunSection = Field(default_factory=RunSection)
 

@@ -273,7 +273,10 @@ def _rank_ended(
         return Diagnosis("job_failed", words + line, (), sure=False, isolate="none", restart=True)
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
-    blameless = incident.log_category in OWN_WORDS or bool(others)
+    exits = incident.outcome.exits if incident.outcome else ()
+    begun = max(run.max_step, run.durable, run.step) >= 0
+    everywhere = not begun and bool(first.code) and len({x.node for x in exits if x.code == first.code}) > 1
+    blameless = incident.log_category in OWN_WORDS or bool(others) or everywhere
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     line += f"; or first {others[0].words}{more}: the nodes' clocks do not show the order" if others else ""
     again = 0 if blameless or len(run.nodes) == 1 else _blamed_before(run, first.node)

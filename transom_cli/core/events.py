@@ -25,6 +25,17 @@ class Decided:
 UNDECIDED = Decided()
 
 
+_SIGNALS = {
+    1: "HUP", 2: "INT", 3: "QUIT", 4: "ILL", 6: "ABRT", 7: "BUS", 8: "FPE", 9: "KILL", 11: "SEGV", 13: "PIPE",
+    15: "TERM",
+}  # fmt: skip
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGKILL`, or `signal 77` for a number that rarely ends a process."""
+    return f"SIG{_SIGNALS[number]}" if number in _SIGNALS else f"signal {number}"
+
+
 @dataclass(frozen=True)
 class Taken:
     """What was decided about an earlier failure of the run, and when (seconds, by the reader's clock)."""
@@ -58,8 +69,8 @@ class RankExit:
 
     @property
     def words(self) -> str:
-        how = f"signal {self.signal}" if self.signal is not None else f"exit code {self.code}"
-        return f"rank {self.rank} on {self.node} ended with {how}"
+        how = f"ended with exit code {self.code}" if self.signal is None else f"killed by {signal_name(self.signal)}"
+        return f"rank {self.rank} on {self.node} {how}"
 
 
 @dataclass(frozen=True)
@@ -452,9 +463,14 @@ class ResumeRequested(Event):
 
 @dataclass(frozen=True)
 class Resumed(Event):
-    """A person continues a run that is over, in a new job."""
+    """A person continues a run that is over, in a new job.
+
+    num_nodes: of the job, with spares; 0: as before. fewest: as in `Request`.
+    """
 
     who: str
+    num_nodes: int = 0
+    fewest: int = 0
 
 
 @dataclass(frozen=True)

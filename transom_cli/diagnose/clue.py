@@ -76,6 +76,10 @@ class Category(str, enum.Enum):
     """The training failed, and nothing known explains it."""
 
 
+DEVICES = (Category.GPU_HARDWARE, Category.NVLINK_FABRIC)
+"""Faults of a device, which outlive the job."""
+
+
 class Action(str, enum.Enum):
     """What to do, as in `transom diagnose --json`. A run's policy may decide otherwise."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transom_cli.core.fault import fault_of, outcome
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.plural import several
@@ -147,12 +148,10 @@ def _holding(state: State, at: float) -> bool:
 
 
 def _incident(state: State, incident: Incident, at: float) -> Notification:
-    first = incident.marks[0].words if incident.marks else ""
-    cause = incident.diagnosis.words if incident.diagnosis is not None else first or "not known yet"
-    line = f"log: {incident.log_line}" if incident.log_line and incident.log_line not in cause else ""
-    details = _lines("" if first == cause else first, line, _progress(state), _next(state, incident))
-    kind = _kind(incident, "incident")
-    return Notification(f"{incident.id}/incident", kind, at, f"{incident.id}: {cause}", details, _of(state, incident))
+    fault = fault_of(incident, state.isolation.exclusions)
+    details = _lines(fault.evidence and f"evidence: {fault.evidence}", _progress(state), _next(state, incident))
+    head, kind = f"{incident.id}: {fault.line}", _kind(incident, "incident")
+    return Notification(f"{incident.id}/incident", kind, at, head, details, _of(state, incident))
 
 
 def _kind(incident: Incident, usual: str) -> str:
@@ -189,17 +188,16 @@ def _closed(before: State, after: State, at: float) -> list[Notification]:
 
 def _recovered(state: State, incident: Incident, at: float) -> Notification:
     seconds = (incident.ended_at or at) - incident.began
-    cause = incident.diagnosis.words if incident.diagnosis is not None else ""
-    again = _steps_again(state, incident)
+    fault, again = fault_of(incident, state.isolation.exclusions), _steps_again(state, incident)
     out = tuple(x.node for x in state.isolation.exclusions if x.incident == incident.id)
     details = _lines(
-        cause,
+        fault.line,
         f"without {', '.join(out)}" if out else "",
         _again(state.progress.step, again) if again else _progress(state),
     )
     facts = _of(state, incident, seconds=round(seconds, 1), steps_again=again, result=incident.result)
-    how = "recovered in" if incident.result == "recovered" else "no fault, closed after"
-    headline = f"{incident.id}: {how} {_span(seconds)}"
+    done = f"{fault.done}, " if fault.done else ""
+    headline = f"{incident.id}: {done}{outcome(incident.result)} {_span(seconds)}"
     return Notification(f"{incident.id}/recovered", _kind(incident, "recovered"), at, headline, details, facts)
 
 

@@ -34,18 +34,24 @@ NO_OPERATOR = 22
 
 
 def watch_run(
-    run: RunDir, with_slurm: Callable[[RunView], RunView], comes_back: Callable[[], bool] = lambda: False
+    run: RunDir,
+    with_slurm: Callable[[RunView], RunView],
+    comes_back: Callable[[], bool] = lambda: False,
+    *,
+    as_lines: bool = False,
 ) -> int:
     """Show the run until it is over: the live screen on a terminal, changes elsewhere.
 
     Args:
         with_slurm: Adds Slurm's answer to a view.
+        as_lines: Show changes also on a terminal.
         comes_back: Called when the operator is gone; returns whether the run has one again.
 
     Returns:
         The run's exit code; 130 if the user left the view, 22 if the run lost its operator.
     """
-    shown = partial(_live_screen, run, with_slurm, _over, colours=True) if _redraws() else partial(_line_by_line, run)
+    shown: Callable[[], RunView | None] = partial(_live_screen, run, with_slurm, _over, colours=True)
+    shown = shown if _redraws() and not as_lines else partial(_line_by_line, run)
     try:
         view = shown()
         while view is not None and not view.over and comes_back():
@@ -169,10 +175,12 @@ def _live_screen(
     return None if app.left else last
 
 
-def watch_status(run: RunDir, with_slurm: Callable[[RunView], RunView], *, json_: bool, colours: bool) -> int:
+def watch_status(
+    run: RunDir, with_slurm: Callable[[RunView], RunView], *, json_: bool, colours: bool, as_lines: bool
+) -> int:
     """Run `transom status --watch`: the live screen on a terminal, changes elsewhere. Return 130 if interrupted."""
     try:
-        if json_ or not _redraws():
+        if json_ or as_lines or not _redraws():
             _line_by_line(run, json_=json_)
         else:
             _live_screen(run, with_slurm, lambda _, view: view.over, colours=colours)

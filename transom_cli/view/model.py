@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from transom_cli.core.crash_loop import CrashLoop, crash_loop, reached
+from transom_cli.core.crash_loop import CrashLoop, crash_loop
 from transom_cli.core.events import UNDECIDED
+from transom_cli.core.fault import NOTHING, Fault, failed_again, fault_of, outcome
 from transom_cli.core.incident import Incident
-from transom_cli.core.operator.state import Exclusion, SavesFail, State, UserRequest, WouldHave
+from transom_cli.core.operator.state import Exclusion, Phase, SavesFail, State, UserRequest, WouldHave
 from transom_cli.core.progress import newest_step
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat import table
 from transom_cli.plural import several, times
+from transom_cli.view.text import span
 
 _LIVE = ("pending", "starting", "training", "recovering")
 FRESH = 15.0  # seconds: a file newer than this describes the present
@@ -106,6 +108,7 @@ class IncidentView:
         rule: The policy rule that decided.
         nodes: The nodes at fault, as far as known.
         isolated: (node, drained or excluded).
+        fault: The same as every screen words it.
     """
 
     id: str
@@ -120,6 +123,14 @@ class IncidentView:
     fingerprint: str = ""
     nodes: tuple[str, ...] = ()
     isolated: tuple[tuple[str, str], ...] = ()
+    fault: Fault = NOTHING
+
+    def outcome(self, now: float) -> str:
+        """Return what was done, and how it ended: `relaunched, back in 6.2 s`."""
+        done = f"{self.fault.done}, " if self.fault.done else ""
+        if self.duration is None:
+            return f"{done}{outcome(self.result)}, {span(now - self.began)} so far"
+        return f"{done}{outcome(self.result)} {span(self.duration)}"
 
 
 @dataclass(frozen=True)
@@ -315,6 +326,7 @@ def incident_view(incident: Incident, exclusions: tuple[Exclusion, ...] = ()) ->
         id=incident.id,
         began=incident.began,
         message=diagnosis.words if diagnosis else (incident.marks[0].words if incident.marks else ""),
+        fault=fault_of(incident, exclusions),
         result=incident.result or incident.stage.value,
         duration=incident.ended_at - incident.began if incident.ended_at is not None else None,
         marks=tuple((m.at, m.what, m.words) for m in incident.marks),
@@ -337,8 +349,11 @@ def build_view(
     replaced = {x.node for x in state.idle.probes}
     step, since_start = newest_step((state.progress.step, state.progress.since_start), table.reached(ranks))
     of_start = step
-    if step < 0:  # nothing yet: show how far the run had come
-        step, since_start = state.progress.max_step, state.progress.since_start
+    known = state.progress.max_step
+    if state.incident is not None and not state.incident.since_start:
+        known = max(known, state.incident.step)
+    if step < 0 or (state.phase is Phase.RECOVERING and step < known):  # show how far the run had come
+        step, since_start = known, state.progress.since_start
     loss = next((r.loss for r in sorted(ranks, key=lambda r: r.rank) if r.loss is not None), None)
     rules = state.policy.rules
     loop = None if state.phase.over else crash_loop((*state.counting, state.incident), of_start, rules)
@@ -389,21 +404,9 @@ def _incidents(
     Args:
         looping: The run has not got past the step of the newest one.
     """
-    found, later = [], None
-    for one in incidents:
-        view = incident_view(one, exclusions)
-        if one.result == "recovered" and later is not None and not one.since_start and _same(one, later):
-            view = replace(view, result="failed again")
-        elif one.result == "recovered" and later is None and looping:
-            view = replace(view, result="starting", duration=None)
-        found.append(view)
-        later = one
+    again = failed_again(incidents[::-1])
+    views = [incident_view(one, exclusions) for one in incidents]
+    found = [replace(view, result="failed again") if view.id in again else view for view in views]
+    if looping and found and found[0].result == "recovered":
+        found[0] = replace(found[0], result="starting", duration=None)
     return tuple(found)
-
-
-def _same(one: Incident, later: Incident) -> bool:
-    """Whether the later incident is the same failure, at or before the same step."""
-    if one.diagnosis is None or later.diagnosis is None or not 0 <= reached(later) <= reached(one):
-        return False
-    fingerprint = one.diagnosis.decided.fingerprint
-    return bool(fingerprint) and fingerprint == later.diagnosis.decided.fingerprint

@@ -19,6 +19,7 @@ TONES = {
     "ok": "good", "slow": "warn", "silent": "bad", "suspect": "bad", "probing": "note", "isolated": "bad",
     "waiting": "dim",
 }  # fmt: skip
+WORST_FIRST = ("isolated", "suspect", "silent", "probing", "slow", "waiting", "ok")
 _HEAD = ("NODE", "STATE", "STEP", "BEAT", "RANKS", "GPU", "WORST", "NOTE")
 _RIGHT = frozenset({"STEP", "BEAT", "RANKS", "GPU"})
 _GPU_TONES = {"fault": "bad", "throttled": "warn", "heavy": "warn", "moderate": "note"}
@@ -27,13 +28,17 @@ _GIB = 2**30
 # --- map ---
 
 
-def map_rows(view: RunView, width: int) -> list[Line]:
-    """Return the map, or only names if there is no recent report of the nodes."""
+def map_rows(view: RunView, width: int, most: int = 0) -> list[Line]:
+    """Return the map, or only names if there is no recent report of the nodes.
+
+    Args:
+        most: Lines of the map: of more nodes, a letter shows the worst of several. 0: a letter for each node.
+    """
     if not view.node_views or not view.nodes_fresh:
         return _names("nodes", view.nodes, view) + (_names("spares", view.spares, view) if view.spares else [])
     working = tuple(one for one in view.node_views if one.role != "spare")
     spares = tuple(one for one in view.node_views if one.role == "spare")
-    return [*_map("nodes", working, width), *_map("spares", spares, width)]
+    return [*_map("nodes", working, width, most), *_map("spares", spares, width, most)]
 
 
 def _names(label: str, nodes: tuple[str, ...], view: RunView) -> list[Line]:
@@ -42,13 +47,15 @@ def _names(label: str, nodes: tuple[str, ...], view: RunView) -> list[Line]:
     return [row(label, f"{len(nodes)}: {some(nodes)}")]
 
 
-def _map(label: str, nodes: tuple[NodeView, ...], width: int) -> list[Line]:
+def _map(label: str, nodes: tuple[NodeView, ...], width: int, most: int) -> list[Line]:
     per_line = max(1, (width - LABEL + 1) // (GROUP + 1)) * GROUP
+    each = max(1, -(-len(nodes) // (per_line * most))) if most else 1
+    states = [min((n.state for n in nodes[i : i + each]), key=WORST_FIRST.index) for i in range(0, len(nodes), each)]
     lines: list[Line] = []
-    for start in range(0, len(nodes), per_line):
+    for start in range(0, len(states), per_line):
         spans: list[Span] = []
-        for i, one in enumerate(nodes[start : start + per_line]):
-            gap, letter, tone = " " * bool(i and i % GROUP == 0), LETTERS[one.state], TONES[one.state]
+        for i, state in enumerate(states[start : start + per_line]):
+            gap, letter, tone = " " * bool(i and i % GROUP == 0), LETTERS[state], TONES[state]
             if spans and spans[-1][1] == tone:
                 spans[-1] = (spans[-1][0] + gap + letter, tone)
             else:
@@ -57,6 +64,8 @@ def _map(label: str, nodes: tuple[NodeView, ...], width: int) -> list[Line]:
     if 0 < len(nodes) <= NAMED:
         names = some(tuple(one.node for one in nodes), NAMED)
         lines[0] = (*lines[0], *line((f"{' ' * (NAMED + 1 - len(nodes))}{names}", "dim")))
+    elif each > 1:
+        lines.append(row("", (f"each letter is the worst of {each} nodes", "dim")))
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -11,14 +12,17 @@ from typing import Any
 
 from transom_cli import __version__
 from transom_cli.core.goodput.account import Loss, Point, goodput_series, step_times
+from transom_cli.errors import TransomError
 from transom_cli.files import json_lines
 from transom_cli.heartbeat.step_breakdown import BadStepBreakdown, NodeSteps, decode
-from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.layout import RUN_ID, AttemptDir, RunDir
+from transom_cli.ownership import other_owner
 from transom_cli.supervise.attempt_files import read_losses
 from transom_cli.supervise.handoff_record import attempt_numbers
-from transom_cli.supervise.journal import Folded
+from transom_cli.supervise.journal import Folded, fold
 from transom_cli.supervise.record_reader import WELL, read_run_record
-from transom_cli.view.read import Reader
+from transom_cli.view.model import RunView
+from transom_cli.view.read import Reader, read_brief, with_goodput
 from transom_cli.view.report.model import FACTS, AgentFinding, CheckFinding, ReportData
 
 try:
@@ -30,6 +34,7 @@ FILES = 4000  # findings and health runs to read, the newest attempts first
 TAIL = 64 << 10  # bytes of a node's findings
 MAX_HEALTH_RUN = 16 << 20  # bytes of a health run's file
 POINTS = 240  # of the goodput series
+EARLIER = 5  # runs of the same name that a report compares
 
 # --- a report ---
 
@@ -71,7 +76,20 @@ def read_report(run: RunDir, *, patience: float = 0.0, now: float | None = None)
         found=tuple(found),
         checked=tuple(checked),
         limits=(limit,) if budget.spent else (),
+        earlier=tuple(_earlier_runs(run)),
     )
+
+
+def _earlier_runs(run: RunDir) -> Iterator[RunView]:
+    """Yield the runs of the same name that were submitted before, newest first, with goodput."""
+    this = RUN_ID.fullmatch(run.run_id)
+    found = ((RUN_ID.fullmatch(path.name), path) for path in run.path.parent.glob(f"{this['name']}-*")) if this else ()
+    before = [(m["stamp"], path) for m, path in found if this and m and m["name"] == this["name"]]
+    for _, path in sorted((one for one in before if this and one[0] < this["stamp"]), reverse=True)[:EARLIER]:
+        earlier = RunDir(path)
+        with contextlib.suppress(OSError, TransomError):
+            if not other_owner(earlier):
+                yield with_goodput(earlier, read_brief(earlier, fold(earlier.journal)))
 
 
 class _Budget:

@@ -43,6 +43,7 @@ class Memory:
             memory_age=None if self.committed is None else max(0.0, view.now - self.committed),
             memory_protection=self.protection,
             save_schedule=self.schedule,
+            steps=view.steps or (self.coming.total if self.coming is not None else 0) or None,
             operations=operations(self.parts, self.directory, view.now),
         )
         if self.coming is None or view.phase != Phase.TRAINING.value or view.step < 0:

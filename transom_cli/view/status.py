@@ -15,15 +15,12 @@ from transom_cli.view.slurm_reasons import pending_reason, reason_message
 from transom_cli.view.text import (
     LABEL,
     Line,
-    Span,
     age,
     cells,
-    clock_time,
     command_rows,
     count,
     cut,
     day_time,
-    fit,
     line,
     plain,
     row,
@@ -41,24 +38,8 @@ _TONES = {
 }  # fmt: skip
 _CONDITIONS = {"crash loop", "starved", "leaving"}  # explained in a row of their own
 _BAR = (12, 40)  # smallest and largest width of the progress bar
-_REPAIRS = {"swapped": "swapped", "requeued": "requeued", "launched": "relaunched"}  # by kind of mark
-_OPEN = {
-    "relaunching": ("launcher is recovering", "warn"),
-    "examining": ("being diagnosed", "warn"),
-    "isolating": ("isolating", "warn"),
-    "waiting": ("waiting to restart", "warn"),
-    "restarting": ("restarting", "warn"),
-    "starting": ("coming back", "warn"),
-    "withheld": ("only observed", "warn"),
-}
-_CLOSED = {
-    "recovered": ("back in", "good"),
-    "nothing": ("false alarm, closed after", "dim"),
-    "ignored": ("ignored, closed after", "dim"),
-    "stopped": ("stopped the run after", "bad"),
-    "failed again": ("failed again after", "bad"),
-    "done": ("run ended after", "dim"),
-}
+_OUTCOMES = {"recovered": "good", "nothing": "dim", "ignored": "dim", "done": "dim", "stopped": "bad",
+             "failed again": "bad"}  # fmt: skip
 
 
 def status_lines(view: RunView, width: int = 80, *, everything: bool = False) -> list[str]:
@@ -66,8 +47,8 @@ def status_lines(view: RunView, width: int = 80, *, everything: bool = False) ->
     return [plain(one) for one in screen(view, width, everything=everything)]
 
 
-def screen(view: RunView, width: int | None, *, everything: bool = False) -> list[Line]:
-    """Return the screen; with `everything`, list every node and every incident."""
+def screen(view: RunView, width: int | None, *, everything: bool = False, map_lines: int = 0) -> list[Line]:
+    """Return the screen; with `everything`, list every node and every incident. map_lines: as in `map_rows`."""
     lines = [
         _headline(view),
         *(rows("why", view.condition, width, tone=_TONES.get(view.status, "")) if _CONDITIONS & {view.status} else []),
@@ -82,7 +63,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False) -> lis
         *_operations(view, width),
         *_checkpoints(view, width),
         *(rows("goodput", view.goodput_summary, width, most=2) if view.goodput_summary else []),
-        *map_rows(view, width or PIPED),
+        *map_rows(view, width or PIPED, map_lines),
         *_excluded(view, width),
         *_requests(view, width),
         *_sources(view, width),
@@ -326,8 +307,10 @@ def incident_rows(view: RunView, width: int | None, *, everything: bool) -> list
         return []
     found = folded(view.incidents)
     shown = found if everything else found[:INCIDENTS]
-    names = [(_ids(group), day_time(group[0].began, view.now), _nodes(group[0]), group[0].message) for group in shown]
-    outcomes = [_outcome(group[0], view.now) for group in shown]
+    names = [
+        (_ids(group), day_time(group[0].began, view.now), _nodes(group[0]), group[0].fault.title) for group in shown
+    ]
+    outcomes = [(group[0].outcome(view.now), outcome_tone(group[0])) for group in shown]
     lines = table(("",) * 5, [(*one, outcome) for one, outcome in zip(names, outcomes, strict=True)], frozenset())[1:]
     if width is not None and max(cells(plain(one)) for one in lines) > width:
         above = table(("",) * 4, names, frozenset())[1:]
@@ -363,32 +346,5 @@ def _nodes(incident: IncidentView) -> str:
     return f"{incident.nodes[0]}{more}" if incident.nodes else "-"
 
 
-def _outcome(incident: IncidentView, now: float) -> Span:
-    """What was done about nodes, or else how the run was repaired; then the result."""
-    did = " and ".join(dict.fromkeys(how for _, how in incident.isolated)) or _repair(incident)
-    did = f"{did}, " if did else ""
-    if incident.duration is None:
-        text, tone = _OPEN.get(incident.result, (incident.result, "warn"))
-        return f"{did}{text}, {span(now - incident.began)} so far", tone
-    text, tone = _CLOSED.get(incident.result, (f"{incident.result} after", ""))
-    return f"{did}{text} {span(incident.duration)}", tone
-
-
-def _repair(incident: IncidentView) -> str:
-    marks = {what for _, what, _ in incident.marks}
-    if incident.result != "recovered":
-        return ""
-    return next((text for what, text in _REPAIRS.items() if what in marks), "")
-
-
-def incident_line(incident: IncidentView) -> str:
-    after = f" in {span(incident.duration)}" if incident.duration is not None else ""
-    return plain(line(f"{incident.id:<4}{clock_time(incident.began)}  {incident.result}{after}  {incident.message}"))
-
-
-def incident_lines(incident: IncidentView, width: int = 100) -> list[str]:
-    """Return an incident with its marks: time, seconds since the first sign, kind, message."""
-    lines = [incident_line(incident)]
-    for at, what, message in incident.marks:
-        lines.append(f"    {clock_time(at)}  +{at - incident.began:6.2f} s  {what:<10} {message}")
-    return [fit(one, width) for one in lines]
+def outcome_tone(incident: IncidentView) -> str:
+    return "warn" if incident.duration is None else _OUTCOMES.get(incident.result, "")

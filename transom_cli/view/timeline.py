@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from typing import Any
 
 from transom_cli.core.events import UNDECIDED, Decided
+from transom_cli.core.fault import Fault, fault_of, outcome
 from transom_cli.core.goodput import NS, Cause, Kind, Sums, cost
 from transom_cli.core.incident import Incident
 from transom_cli.core.operator.state import SavesFail
@@ -22,12 +22,14 @@ from transom_cli.view.goodput import lost_by_kind
 from transom_cli.view.outlook import release_commands
 from transom_cli.view.text import NEVER_CUT, clock_time, count, fit, span, utc, wrapped
 
+EVIDENCE = 200  # characters, where an incident is shown in brief
 _LABEL = 10
 SHORT = 0.05  # seconds: shorter intervals are not shown
 _PARTS = {
     "diagnosed": "decided",
     "decided": "decided",
     "nothing": "decided",
+    "compared": "decided",
     "spared": "decided",
     "withheld": "withheld",
     "capped": "refused",
@@ -49,7 +51,7 @@ _REPEATED = {
     "handed_up": "escalated because of this",
 }
 """What replaces a message that was shown before; other repeated entries are left out."""
-_WITHOUT_NODES = (Kind.QUEUE, Kind.HOLD, Kind.IDLE)
+WITHOUT_NODES = (Kind.QUEUE, Kind.HOLD, Kind.IDLE)
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,6 @@ class Entry:
     part: str
     what: str
     message: str
-
-
-def repeated(timelines: Sequence[Timeline]) -> dict[str, str]:
-    """Return, by ID, which later incident repeats one: the same failure directly after it, at no later step."""
-    same = ((a, b) for a, b in pairwise(timelines) if a.decided.fingerprint == b.decided.fingerprint)
-    alike = ((a, b) for a, b in same if a.decided.fingerprint and a.nodes == b.nodes and b.step <= a.step)
-    return {a.id: b.id for a, b in alike if a.duration is not None}
 
 
 @dataclass(frozen=True)
@@ -94,6 +89,7 @@ class Timeline:
     began: float
     category: str
     title: str
+    fault: Fault
     result: str
     duration: float | None
     step: int
@@ -123,6 +119,7 @@ def build_timeline(incident: Incident, book: RunRecord, *, full: bool = False) -
         began=incident.began,
         category=diagnosis.decided.category or diagnosis.cause if diagnosis else "",
         title=diagnosis.words if diagnosis else incident.marks[0].words if incident.marks else "",
+        fault=fault_of(incident, book.state.isolation.exclusions),
         result=incident.result or f"open, {incident.stage.value}",
         duration=None if incident.ended_at is None else incident.ended_at - incident.began,
         step=incident.step if incident.since_start else max(incident.step, cause.step),
@@ -134,34 +131,49 @@ def build_timeline(incident: Incident, book: RunRecord, *, full: bool = False) -
         ),
         lost=-1 if incident.since_start else cause.lost,
         cost=sums,
-        gpu_hours=None if sums is None else _gpu_hours(sums, book),
+        gpu_hours=None if sums is None else gpu_hours(sums.without(*WITHOUT_NODES), book),
         since_start=incident.since_start,
     )
 
 
-def _gpu_hours(sums: Sums, book: RunRecord) -> float | None:
-    """Count the run's own nodes while they did no new steps, without time in the queue."""
+def gpu_hours(ns: int, book: RunRecord) -> float | None:
+    """Return the GPU-hours of the run's own nodes in this time, without spares; None if unknown."""
     state = book.state
     nodes = max(state.request.num_nodes - state.request.spares, 0) or len(state.job.nodes)
-    return sums.without(*_WITHOUT_NODES) / NS / 3600 * nodes * book.gpus if book.gpus and nodes else None
+    return ns / NS / 3600 * nodes * book.gpus if book.gpus and nodes else None
 
 
 def headline(timeline: Timeline) -> str:
-    """Return `i2  gpu_hardware on n3  recovered in 4m 12s`."""
-    where = f" on {', '.join(timeline.nodes[:3])}" if timeline.nodes else ""
-    after = f" in {span(timeline.duration)}" if timeline.duration is not None else ""
-    return f"{timeline.id}  {timeline.category or 'not diagnosed'}{where}  {timeline.result}{after}"
+    """Return `i2  gpu017 lost  drained, back in 4m 12s`."""
+    fault, result = timeline.fault, timeline.result.removeprefix("open, ")
+    after = f" {span(timeline.duration)}" if timeline.duration is not None else ""
+    done = f"{fault.done}, " if fault.done else ""
+    return f"{timeline.id}  {fault.line}  {done}{outcome(result)}{after}"
+
+
+def brief_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
+    """Return what broke, where, the evidence, what was done and what it cost."""
+    category = f", {timeline.category}" if timeline.category else ""
+    rows = [("when", f"{when(timeline.began)}, attempt {timeline.attempt}{category}")]
+    rows += [("evidence", timeline.fault.evidence[:EVIDENCE])] if timeline.fault.evidence else []
+    found = wrapped("", headline(timeline), width)
+    for label, text in (*rows, *ending(timeline)):
+        found += wrapped(f"  {label:<{_LABEL}}", text, width)
+    return [fit(line, width) for line in found]
 
 
 def timeline_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
-    found = wrapped("", headline(timeline), width)
-    found += wrapped("    ", f"{when(timeline.began)}, attempt {timeline.attempt}: {timeline.title}", width)
+    """Return the incident in brief, then each entry."""
+    return [*brief_lines(timeline, width), *entry_lines(timeline, width)]
+
+
+def entry_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
+    found: list[str] = []
     last, shown = timeline.began, list(distinct_entries(timeline))
     for time, (entry, message) in zip(clock([entry.at for entry, _ in shown]), shown, strict=True):
         took = f"+{span(entry.at - last)}" if entry.at - last >= SHORT else ""
         found += wrapped(f"  {time} {took:>9}  {entry.part:<9}", message, width)
         last = entry.at
-    found += [line for label, text in ending(timeline) for line in wrapped(f"  {label:<{_LABEL}}", text, width)]
     return [fit(line, width) for line in found]
 
 
@@ -180,7 +192,8 @@ def distinct_entries(timeline: Timeline) -> Iterator[tuple[Entry, str]]:
 
 def mark_message(what: str, message: str) -> str:
     """Return a mark's message, with its kind if the message alone does not say it."""
-    return _PREFIXES.get(what, "") + message
+    prefix = "" if message.startswith("continues ") else _PREFIXES.get(what, "")
+    return prefix + message
 
 
 def clock(times: Sequence[float]) -> list[str]:
@@ -198,7 +211,7 @@ def ending(timeline: Timeline) -> Iterator[tuple[str, str]]:
     """Yield (label, text): cost and steps."""
     if timeline.cost is not None:
         kinds = ", ".join(f"{kind} {time}" for kind, time in lost_by_kind(timeline.cost))
-        hours = f"; {_gpu_time(timeline.gpu_hours)}" if timeline.gpu_hours is not None else ""
+        hours = f"; {gpu_time(timeline.gpu_hours)}" if timeline.gpu_hours is not None else ""
         yield "cost", f"{span(timeline.cost.wall / NS)}: {kinds}{hours}"
     if timeline.since_start and timeline.step >= 0:
         yield "steps", f"last step before it: {count(timeline.step)} since its start"
@@ -207,7 +220,7 @@ def ending(timeline: Timeline) -> Iterator[tuple[str, str]]:
         yield "steps", f"last step before it: {count(timeline.step)}; {again}"
 
 
-def _gpu_time(hours: float) -> str:
+def gpu_time(hours: float) -> str:
     return f"{hours:,.1f} GPU-hours" if hours >= 1 else f"{hours * 60:.1f} GPU-minutes"
 
 

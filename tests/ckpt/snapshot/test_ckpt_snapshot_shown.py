@@ -105,7 +105,7 @@ def test_a_plain_directorys_holder_is_asked_and_nothing_is_told_once_all_is_dura
         checkpointer.save(step)
     checkpointer._saver.settle()
     listed = _run("ls", directory)
-    assert "in memory, 1 of 1 node" in listed.stdout and "not protected" in listed.stdout
+    assert "in memory, 1 of 1 node" in listed.stdout and "one copy" in listed.stdout
     steps = _memory("verify", directory)["steps"]
     assert (steps[0]["step"], steps[0]["checked"]["state"], steps[0]["checked"]["shares"]) == (2, "good", 1)
     checkpointer.close()
@@ -137,8 +137,8 @@ def test_where_no_node_can_be_asked_the_command_that_can_is_said(tmp_path: Path)
         ({}, (), "replica, protected"),
         ({"left_out": ("n9",)}, (), "replica, protected but for n9"),
         ({"protected": 3}, ("being protected",), "replica, being protected"),
-        ({"protected": 3}, ("being made durable",), "replica, not protected"),
-        ({"protect": "none", "protected": None}, (), "not protected"),
+        ({"protected": 3}, ("being made durable",), "replica, one copy"),
+        ({"protect": "none", "protected": None}, (), "one copy"),
     ],
 )
 def test_protection_in_words(tmp_path: Path, more: dict[str, Any], uses: tuple[str, ...], words: str) -> None:

@@ -19,6 +19,7 @@ from textual.pilot import Pilot
 from transom_cli.layout import RunDir
 from transom_cli.view.model import NodeView, RunView
 from transom_cli.view.read_history import TimeSeries
+from transom_cli.view.text import Line, line
 from transom_cli.view.watch.app import WatchApp
 from transom_cli.view.watch.follow import Follow
 from transom_cli.view.watch.pane import Pane
@@ -30,7 +31,7 @@ class Shown(Follow):
     """What is looked at, as the test wants it."""
 
     def __init__(self, view: RunView, output: str = "") -> None:
-        self.view, self.output, self.looks, self.tells = view, output, 0, False
+        self.view, self.printed, self.looks, self.tells, self.rank = view, output, 0, False, 0
 
     def look(self) -> RunView:
         self.looks += 1
@@ -42,8 +43,9 @@ class Shown(Follow):
     def time_series(self) -> TimeSeries | None:
         return TimeSeries(loss=((self.view.now - 600.0, 4.0), (self.view.now - 300.0, 3.0)))
 
-    def log(self, view: RunView) -> tuple[Path, str]:
-        return Path("/runs/a b/slurm-1.log"), self.output
+    def output(self, view: RunView, by: int = 0) -> tuple[int | None, list[Line]]:
+        self.rank += by
+        return self.rank, [line(one) for one in self.printed.splitlines()]
 
 
 def text(app: WatchApp) -> list[str]:
@@ -139,7 +141,7 @@ def test_an_incident_is_opened_as_explain_tells_it_and_its_command_is_copied(man
         await pilot.press("2", "enter")
         await pilot.pause(0.2)
         shown = "\n".join(text(app))
-        assert "diagnosed" in shown and f"transom explain {many.run_id} i1" in shown
+        assert "reading ..." in shown and f"transom explain {many.run_id} i1" in shown
         await pilot.press("y")
         await until(pilot, lambda: app.clipboard == f"transom explain {many.run_id} i1")
         assert text(app)[-1].startswith("copied (if the terminal supports it): transom explain")
@@ -165,7 +167,9 @@ def test_tabs_by_number_and_by_tab(many: RunView) -> None:
             await pilot.press(key)
             await until(pilot, lambda said=said: said in "\n".join(text(app)))  # type: ignore[misc]
         await pilot.press("4")
-        await until(pilot, lambda: selected(app) == "log 2")  # the newest line
+        await until(pilot, lambda: selected(app) == "output 2")  # the newest line
+        await pilot.press(">")
+        await until(pilot, lambda: "output of rank 1" in "\n".join(text(app)))
 
     play(Shown(many, "step 5 loss 3.1\nstep 6\nstep 7 loss\x1b[31m 3.0\n"), story)
 
@@ -260,7 +264,7 @@ def test_what_a_person_can_do_stays_in_sight_when_the_head_is_long(many: RunView
         assert f"scontrol release {many.job_id}" in shown and f"transom stop {many.run_id}" in shown
         assert "JobHeldUser" in shown and "q quit" in text(app)[-1]
         await pilot.press("2", "enter")
-        await until(pilot, lambda: "diagnosed" in "\n".join(text(app)))
+        await until(pilot, lambda: "reading ..." in "\n".join(text(app)))
         assert "q quit" in text(app)[-1] and app.screen.max_scroll_y == 0
 
     play(Shown(held), story, (80, 24))

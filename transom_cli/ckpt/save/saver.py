@@ -393,7 +393,7 @@ class Saver:
         left, seconds = rule.left()
         durable = None if left is None else step + (left - 1) * every
         durable_from = time.time() + seconds if left is None else None
-        saves = NextSaves(step, every, rule.every, durable, durable_from)
+        saves = NextSaves(step, every, rule.every, durable, durable_from, self._options.steps)
         with contextlib.suppress(*FAILURES):  # only displays wait for it
             if (mirrored := self._snapshots.mirrored()) is not None:
                 self._status.mirrored(mirrored)

@@ -113,9 +113,9 @@ def newest_whole(trainings: Iterable[Mapping[str, Account]]) -> InMemory | None:
 def _protection(step: int, uses: tuple[str, ...], accounts: list[Account]) -> str:
     scheme = accounts[0].protect
     if scheme == str(NONE):
-        return "not protected"
+        return "one copy"
     by = [account for account in accounts if account.protected == step]
     if by:
         out = sorted({node for account in by for node in account.left_out})
         return f"{scheme}, protected" + (f" but for {', '.join(out)}" if out else "")
-    return f"{scheme}, {BEING_PROTECTED if BEING_PROTECTED in uses else 'not protected'}"
+    return f"{scheme}, {BEING_PROTECTED if BEING_PROTECTED in uses else 'one copy'}"

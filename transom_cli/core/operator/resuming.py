@@ -13,9 +13,13 @@ def resumed(state: State, e: ev.Resumed) -> Step:
     """Submit another job. What the run knows of its training, nodes and incidents stays; its budgets begin again."""
     if not state.phase.over or state.phase is Phase.DONE or state.policy.observe:
         return state, ()
+    request = replace(state.request, waived="", shrunk="")
+    if e.num_nodes:
+        request = replace(request, num_nodes=e.num_nodes, fewest=e.fewest)
     past = (*state.past_jobs, *((state.job.id,) if state.job.id else ()))
     state = replace(
         state.requested(e.at, "resume", e.who, result="the run continues in a new job"),
+        request=request,
         job=Job(starts=state.job.starts + bool(state.job.id)),
         launch=Launch(),
         idle=Idle(),

@@ -78,13 +78,19 @@ class NodeChecks:
 
     def _check(self, action: CheckNodes) -> None:
         try:
-            request = self.request(action)
-            report = self._examine(self._allocation.job_id, action.nodes, request)
-            report = with_fleet(report, request.off, os.environ)
-            self._keep(action.key, report)
-            checked = NodesChecked(0.0, action.key, faults(report.findings), summary_line(report))
+            checked = NodesChecked(0.0, action.key)
+            words: list[str] = []
+            measured: list[Cell] = []
+            for job_id, nodes in self._allocation.by_job(action.nodes).items():
+                request = self.request(replace(action, nodes=nodes))
+                report = with_fleet(self._examine(job_id, nodes, request), request.off, os.environ)
+                self._keep(action.key, report)
+                checked = replace(checked, faults=(*checked.faults, *faults(report.findings)))
+                words.append(summary_line(report))
+                measured += report.cells
+            checked = replace(checked, words="; ".join(words))
             if action.key == PREFLIGHT and not own_order(self._options.srun_args, os.environ):
-                checked = replace(checked, links=links(report.cells), switches=tuple(topology().items()))
+                checked = replace(checked, links=links(measured), switches=tuple(topology().items()))
             self._inbox.put(checked)
         except Exception as error:  # a failed health run accuses no node
             self._inbox.put(NodesChecked(0.0, action.key, words=f"the health run failed: {error!r}"))

@@ -149,8 +149,11 @@ def give_up_unsubmitted(run: RunDir, words: str) -> None:
         lease.give_up()
 
 
-def continue_run(run: RunDir, who: str) -> None:
+def continue_run(run: RunDir, who: str, num_nodes: int = 0, fewest: int = 0) -> None:
     """Record that a person resumes a run that is over. The next operator submits its job.
+
+    Args:
+        num_nodes, fewest: As in `core.events.Resumed`.
 
     Raises:
         OperatorAlive: an operator is alive.
@@ -162,7 +165,7 @@ def continue_run(run: RunDir, who: str) -> None:
             request.unlink(missing_ok=True)  # else the next operator would carry it out again
         now = time.time()
         journal.append(ev.Started(now, lease.epoch))
-        journal.append(ev.Resumed(now, who))
+        journal.append(ev.Resumed(now, who, num_nodes, fewest))
     finally:
         journal.close()
         lease.give_up()

@@ -51,6 +51,7 @@ class ReportData:
         settings: run.toml, or why it cannot be read.
         losses: Over time; `last` is the newest of each attempt.
         limits: What was left out because there is too much of it.
+        earlier: Runs of the same name that were submitted before, newest first, with goodput.
     """
 
     book: RunRecord
@@ -62,6 +63,7 @@ class ReportData:
     found: tuple[AgentFinding, ...] = ()
     checked: tuple[CheckFinding, ...] = ()
     limits: tuple[str, ...] = ()
+    earlier: tuple[RunView, ...] = ()
 
 
 # --- blocks ---
@@ -147,7 +149,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Plot:
-    """top, bottom: labels of the upper and the lower edge."""
+    """top, bottom: labels of the upper and the lower edge. marks: vertical lines."""
 
     kind: ClassVar[str] = "plot"
     caption: str
@@ -157,6 +159,7 @@ class Plot:
     traces: tuple[Trace, ...]
     axis: tuple[Mark, ...]
     note: str = ""
+    marks: tuple[Tick, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,7 @@ class Document:
     """A report.
 
     Attributes:
+        hero: The run in a sentence.
         figures: Label, value, and what the value is a part of.
         head: Label and toned text of the rows of the status screen.
     """
@@ -219,6 +223,7 @@ class Document:
     verdict: str
     tone: str
     headline: str
+    hero: str
     figures: tuple[tuple[str, str, str], ...]
     head: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
     sections: tuple[Section, ...]

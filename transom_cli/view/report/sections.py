@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from transom_cli.core import events as ev
 from transom_cli.core.goodput import NS, Kind
+from transom_cli.core.goodput.partition import START
 from transom_cli.plural import several
 from transom_cli.supervise.run_record import RunRecord
 from transom_cli.supervise.run_record import incidents as incidents_of
+from transom_cli.view.explain import newest_step
 from transom_cli.view.goodput import duration, percent
 from transom_cli.view.model import RunView
 from transom_cli.view.report.charts import losses, scale_of, step_time_plot, steps
@@ -26,15 +29,28 @@ from transom_cli.view.report.model import (
     IncidentBlock,
     IncidentBlocks,
     Paragraph,
+    Plot,
     ReportData,
     Section,
     Table,
 )
 from transom_cli.view.report.tables import facts, goodput, nodes
-from transom_cli.view.report.timeline import run_timeline, tone_of
+from transom_cli.view.report.timeline import fault_ticks, run_timeline, tone_of
 from transom_cli.view.status import screen
 from transom_cli.view.text import Line, count, plain, some, span
-from transom_cli.view.timeline import SHORT, Timeline, build_timeline, clock, distinct_entries, ending, headline, when
+from transom_cli.view.timeline import (
+    SHORT,
+    WITHOUT_NODES,
+    Timeline,
+    build_timeline,
+    clock,
+    distinct_entries,
+    ending,
+    gpu_hours,
+    gpu_time,
+    headline,
+    when,
+)
 
 CHECKPOINTS = 50  # rows
 LISTED = 1000  # incidents in the table
@@ -60,17 +76,21 @@ def document(data: ReportData) -> Document:
     known = anchors(timelines)
     scale = scale_of(book)
     rows = _head(view)
-    progress = (steps(book.history, scale), step_time_plot(book.history, scale), losses(data.losses, data.last, scale))
+    loss = losses(data.losses, data.last, scale)
+    if isinstance(loss, Plot) and timelines:
+        loss = replace(loss, marks=fault_ticks(timelines, scale), note=f"{loss.note} Dashed lines are incidents.")
+    progress = (steps(book.history, scale), step_time_plot(book.history, scale), loss)
     return Document(
         run_id=book.run_id,
         verdict=view.status.upper(),
         tone=_TONES.get(view.health, ""),
         headline=rows[0][1][0][0],
-        figures=_figures(book, view, len(timelines)),
+        hero=_hero(data, len(timelines)),
+        figures=_figures(data, len(timelines)),
         head=rows[1:],
         sections=(
             Section("timeline", "Timeline", run_timeline(book, timelines)),
-            goodput(book.account, known),
+            _with(goodput(book.account, known), *_earlier(data)),
             Section("progress", "Progress", progress),
             incidents(book.run_id, timelines, known),
             nodes(data, timelines),
@@ -79,6 +99,10 @@ def document(data: ReportData) -> Document:
         ),
         made=f"Made {when(view.now)} by transom {data.version} from the run's files; Slurm was not queried.",
     )
+
+
+def _with(section: Section, *blocks: Block) -> Section:
+    return replace(section, blocks=(*section.blocks, *blocks))
 
 
 # --- head ---
@@ -106,19 +130,69 @@ def _without_bar(parts: Line) -> Line:
     return tuple(part for n, one in enumerate(kept) for part in ([(", ", ""), one] if barred and n else [one]))
 
 
-def _figures(book: RunRecord, view: RunView, incidents: int) -> tuple[tuple[str, str, str], ...]:
+def _hero(data: ReportData, incidents: int) -> str:
+    """Return the run in a sentence: steps, time, nodes, goodput, and what incidents cost."""
+    book, view, whole = data.book, data.view, data.book.account.whole
+    step = newest_step(book)
+    of = f" of {count(view.steps)}" if view.steps else ""
+    did = f"{count(step)}{of} steps" if step >= 0 else "No step was seen"
+    nodes = f" on {several(len(view.nodes), 'node')}" if view.nodes else ""
+    share = f"; {percent(whole.goodput)} of it went into new steps" if book.account.steps_seen else ""
+    faults = [sums for cause, sums in book.account.by_cause if cause.key != START]
+    lost, hours = sum(one.wall for one in faults), gpu_hours(sum(one.without(*WITHOUT_NODES) for one in faults), book)
+    price = f", {_cost(hours, data.settings)}" if hours else ""
+    cost = f"; {several(incidents, 'incident')} cost {duration(lost)}{price}" if incidents and lost else ""
+    return f"{did} in {duration(whole.wall)}{nodes}{share}{cost}."
+
+
+def _cost(hours: float, settings: Mapping[str, Any] | str) -> str:
+    """Return GPU-hours, and money if a price is set."""
+    report = settings.get("report") if isinstance(settings, Mapping) else None
+    price = report.get("gpu_hour") if isinstance(report, Mapping) else None
+    if not isinstance(price, (int, float)) or price <= 0 or not isinstance(report, Mapping):
+        return gpu_time(hours)
+    return f"{gpu_time(hours)}, {hours * price:,.2f} {report.get('currency', 'USD')}"
+
+
+def _figures(data: ReportData, incidents: int) -> tuple[tuple[str, str, str], ...]:
+    book, view = data.book, data.view
+    hours = gpu_hours(book.account.whole.without(*WITHOUT_NODES), book)
+    spent, _, money = _cost(hours, data.settings).partition(", ") if hours else ("", "", "")
     account, saved = book.account, view.durable >= 0
     of = f"of {count(view.steps)}" if view.steps else ""
     progress = book.state.progress
-    step = view.step if progress.since_start else max(view.step, progress.max_step)  # a new attempt has none yet
+    step = view.step if progress.since_start else max(view.step, newest_step(book))  # a new attempt has none yet
     return (
         ("goodput", percent(account.whole.goodput), f"of {duration(account.whole.wall)}"),
         ("newest step", count(step) if step >= 0 else "-", "since this start" if progress.since_start else of),
-        ("restarts", count(view.starts), several(len(account.attempts), "attempt")),
-        ("incidents", count(incidents), ""),
+        (
+            "incidents",
+            count(incidents),
+            f"{several(view.starts, 'restart')}, {several(len(account.attempts), 'attempt')}",
+        ),
         ("lost time", duration(account.whole.without(Kind.PRODUCTIVE)), ""),
         ("on disk", count(view.durable) if saved else "-", "newest checkpoint" if saved else ""),
+        *([("spent", spent, money)] if hours else []),
     )
+
+
+def _earlier(data: ReportData) -> tuple[Table, ...]:
+    """Compare the run with earlier ones of its name."""
+    whole = data.book.account.whole
+    now = replace(data.view, goodput=whole.goodput if data.book.account.steps_seen else None)
+    rows = tuple(
+        (
+            Cell(one.run_id + (" (this run)" if one is now else "")),
+            Cell(one.phase, _TONES.get(one.phase, "")),
+            Cell(span((one.since if one.over else one.now) - one.submitted) if one.submitted else "-"),
+            Cell(count(one.step) if one.step >= 0 else "-"),
+            Cell(count(one.starts)),
+            Cell(percent(one.goodput)),
+        )
+        for one in (now, *data.earlier)
+    )
+    head = ("run", "state", "duration", "newest step", "restarts", "goodput")
+    return (Table("Runs of the same name, newest first", head, rows, frozenset(head[2:])),) if data.earlier else ()
 
 
 # --- checkpoints ---
@@ -161,7 +235,7 @@ def incidents(run_id: str, timelines: Sequence[Timeline], known: Mapping[str, st
         return Section("incidents", "Incidents", (Paragraph("No incident so far."),))
     shown = timelines[-LISTED:]
     rows = tuple(_incident_row(one, known) for one in reversed(shown))
-    head = ("id", "began", "category", "on", "result", "took", "cost", "what")
+    head = ("id", "began", "what", "on", "result", "took", "cost", "category")
     left = len(timelines) - len(shown)
     note = f"{several(left, 'earlier incident')} not listed: see `transom explain {run_id}`." if left else ""
     table = Table("Incidents, newest first", head, rows, frozenset({"took", "cost"}), note)
@@ -175,12 +249,12 @@ def _incident_row(timeline: Timeline, known: Mapping[str, str]) -> tuple[Cell, .
     return (
         Cell(timeline.id, link=known.get(timeline.id, "")),
         Cell(when(timeline.began), "time"),
-        Cell(timeline.category or "not diagnosed"),
+        Cell(timeline.fault.title),
         Cell(some(timeline.nodes, 3) or "-"),
         Cell(timeline.result, tone_of(timeline)),
         Cell(span(timeline.duration) if timeline.duration is not None else "open"),
         Cell(span(timeline.cost.wall / NS) if timeline.cost is not None else "-"),
-        Cell(timeline.title),
+        Cell(timeline.category or "not diagnosed"),
     )
 
 
@@ -195,7 +269,7 @@ def _incident(timeline: Timeline, anchor: str) -> IncidentBlock:
     ends = list(ending(timeline))
     if len(shown) > _ENTRIES:
         ends.append(("left out", f"{len(shown) - _ENTRIES} more entries: see `transom explain`"))
-    about = f"{when(timeline.began)}, attempt {timeline.attempt}: {timeline.title}"
+    about = f"{when(timeline.began)}, attempt {timeline.attempt}: {timeline.fault.evidence or timeline.title}"
     return IncidentBlock(anchor, headline(timeline), about, tone_of(timeline), tuple(rows), tuple(ends))
 
 

@@ -119,9 +119,13 @@ def _launches(book: RunRecord, scale: Scale) -> Strip | None:
 
 
 def _incidents(timelines: Sequence[Timeline], scale: Scale) -> Strip | None:
-    marks = [(s.began, tone_of(s), f"{s.id}, {s.category or 'not diagnosed'}: {s.result}", s.id) for s in timelines]
-    about = f"{several(len(marks), 'incident')}; listed in the table of incidents."
-    return Strip("incidents", about, (), _ticks(marks, scale, "incidents")) if marks else None
+    about = f"{several(len(timelines), 'incident')}; listed in the table of incidents."
+    return Strip("incidents", about, (), fault_ticks(timelines, scale)) if timelines else None
+
+
+def fault_ticks(timelines: Sequence[Timeline], scale: Scale) -> tuple[Tick, ...]:
+    marks = [(s.began, tone_of(s), f"{s.id}, {s.fault.line}: {s.result}", s.id) for s in timelines]
+    return _ticks(marks, scale, "incidents")
 
 
 def tone_of(timeline: Timeline) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -73,7 +72,8 @@ class WatchApp(App[RunView | None]):
         self._view: RunView | None = None
         self._tab, self._chosen = panels.NODES, Filter()
         self._plots = plots.LivePlots()
-        self._output: tuple[str, str] = ("", "")
+        self._output: tuple[int | None, list[Line]] = (None, [])
+        self._by = 0  # ranks to go on in the output
         self._opened: str | None = None
         self._timelines: dict[str, tuple[str, ...]] = {}  # of the open incident
         self._paused = self._wrap = False
@@ -118,23 +118,23 @@ class WatchApp(App[RunView | None]):
         except TransomError as error:  # the run directory is gone, or cannot be read
             self.call_from_thread(self.say, error.what)
             return
-        log = self._follow.log(view) if self._tab == panels.LOG else None
+        by, self._by = self._by, 0
+        output = self._follow.output(view, by) if self._tab == panels.OUTPUT else None
         kind, _, name = (self._opened or "").partition(" ")
         timelines = {name: self._follow.timeline(name, self._room)} if kind == "incident" else {}
-        series = self._follow.time_series() if self._tab in (panels.NODES, panels.PLOTS) else None
-        self.call_from_thread(self._seen, view, log, timelines, series)
+        series = self._follow.time_series()
+        self.call_from_thread(self._seen, view, output, timelines, series)
 
     def _seen(
         self,
         view: RunView,
-        log: tuple[object, str] | None,
+        output: tuple[int | None, list[Line]] | None,
         timelines: dict[str, tuple[str, ...]],
         series: TimeSeries | None,
     ) -> None:
         self._view, self._timelines = view, timelines
         self._plots.series = series or self._plots.series
-        if log is not None:
-            self._output = (shlex.quote(str(log[0])), log[1])
+        self._output = output or self._output
         self._plots.add(view.now, view.step, view.loss, view.step_time, view.goodput)
         self._draw()
         if self._ends(view):
@@ -153,10 +153,11 @@ class WatchApp(App[RunView | None]):
             return
         pane = self._main.query_one("#pane", Pane)
         columns, items = self._items(view)
-        pane.tail, pane.pointed = self._tab == panels.LOG, bool(items) and self._tab != panels.PLOTS
+        pane.tail, pane.pointed = self._tab == panels.OUTPUT, bool(items) and self._tab != panels.PLOTS
         listed = len(items)
         items = items or [Item("", line((panels.empty(view, self._tab, self._chosen), "dim")))]
-        head = panels.head(view, self.size.width, self.size.height)
+        trend = plots.trend(self._plots, self.size.width) if view.confirmed == "training" else ()
+        head = panels.head(view, self.size.width, self.size.height, trend)
         if self._tab == panels.NODES and self._opened is None and not self._chosen.text:
             items = [*items, *self._below(view, self.size.height - len(head) - bool(columns) - 2 - len(items))]
         pane.selectable = max(1, listed) if self._tab == panels.NODES else None  # not what is below the nodes
@@ -164,7 +165,7 @@ class WatchApp(App[RunView | None]):
         taken = len(head) + bool(columns) + _FRAME + min(_LISTED, max(1, len(items)))
         self._main.query_one("#details").styles.max_height = max(_LISTED, self.size.height - taken)
         self._put("head", head)
-        self._put("tabs", [panels.tabs(view, self._tab, self._chosen, listed)])
+        self._put("tabs", [panels.tabs(view, self._tab, self._chosen, listed, self._output[0])])
         self._put("columns", [columns] if columns else [])
         self._put_details(self._details(items))
         self._put("foot", [line((self._said or ("paused: p continues  " if self._paused else "") + FOOT, "dim"))])
@@ -189,8 +190,8 @@ class WatchApp(App[RunView | None]):
             return (), panels.incident_items(view, self._chosen, self._timelines)
         if self._tab == panels.CHECKPOINTS:
             return (), panels.checkpoint_items(view)
-        if self._tab == panels.LOG:
-            return (), panels.log_items(*self._output, self._chosen)
+        if self._tab == panels.OUTPUT:
+            return (), panels.output_items(view.run_id, *self._output, self._chosen)
         size = self._main.query_one("#pane", Pane).size
         drawn = plots.plot_lines(self._plots, size.width, size.height)
         return (), [Item(f"plot {n}", one) for n, one in enumerate(drawn)]
@@ -212,7 +213,8 @@ class WatchApp(App[RunView | None]):
         if found is None:
             return []
         does = [line(("do          ", "dim"), (found.command, "note"))] if found.command else []
-        return [found.line, *found.details, *does]
+        head = [] if self._tab == panels.INCIDENTS else [found.line]
+        return [*head, *found.details, *does]
 
     # --- keys ---
 
@@ -238,6 +240,8 @@ class WatchApp(App[RunView | None]):
             "tab": lambda: self._to(1), "shift+tab": lambda: self._to(-1),
             "enter": self._open, "escape": self._close, "y": self._copy, "slash": self._filter,
             "a": lambda: self._choose(everything=not self._chosen.everything),
+            **dict.fromkeys(("left", "less_than_sign", "<"), lambda: self._another(-1)),
+            **dict.fromkeys(("right", "greater_than_sign", ">"), lambda: self._another(1)),
             "s": self._sort, "S": lambda: self._choose(backwards=not self._chosen.backwards),
             "w": self._wrapped, "p": self._pause, "r": self._look,
             "q": self._leave, "ctrl+c": self._leave, "ctrl+q": self._leave, "?": lambda: self.push_screen(Help()),
@@ -265,7 +269,13 @@ class WatchApp(App[RunView | None]):
 
     def _go(self, tab: str) -> None:
         self._tab, self._opened = tab, None
-        if tab in (panels.LOG, panels.PLOTS):
+        if tab in (panels.OUTPUT, panels.PLOTS):
+            self._look()
+
+    def _another(self, by: int) -> None:
+        """Show the output of another rank."""
+        if self._tab == panels.OUTPUT:
+            self._by += by
             self._look()
 
     def _open(self) -> None:

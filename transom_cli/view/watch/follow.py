@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
+from transom_cli.view.logs import LogFile, LogLine, RootLine, drawn, find_root, log_files
 from transom_cli.view.model import RunView
 from transom_cli.view.read import Reader, with_goodput
 from transom_cli.view.read_history import TimeSeries, read_time_series
+from transom_cli.view.text import Line
 
 SLURM = 10.0  # seconds between two queries to Slurm
 CALM = 60.0  # seconds without a new phase after which queries are as rare as that
 BUDGET = 0.01  # seconds for heartbeat tables per look: each of two thousand is read every few seconds
 GOODPUT = 30.0  # seconds between two accounts
 SERIES, SERIES_SHARE = 30.0, 100.0  # seconds between readings of time series, or so many times what one takes
-TAIL = 64 << 10  # bytes of the job's output
+OUTPUT = 2000  # lines of a rank's output
 
 
 class Follow:
@@ -39,6 +41,10 @@ class Follow:
         self._goodput_at = float("-inf")
         self._goodput: tuple[float | None, str] = (None, "")
         self._series_due = float("-inf")
+        self._rank: int | None = 0
+        self._output: LogFile | None = None
+        self._lines: deque[LogLine] = deque(maxlen=OUTPUT)
+        self._root: RootLine | None = None
 
     def look(self) -> RunView:
         view = self._reader.look()
@@ -66,7 +72,7 @@ class Follow:
         )
 
     def timeline(self, incident: str, width: int) -> tuple[str, ...]:
-        """Return what `transom explain` prints for an incident, without its first line; () if it cannot be read."""
+        """Return what `transom explain` prints for an incident; () if it cannot be read."""
         from transom_cli.supervise.record_reader import read_run_record
         from transom_cli.supervise.run_record import incidents
         from transom_cli.view.timeline import build_timeline, timeline_lines
@@ -76,7 +82,7 @@ class Follow:
         except (OSError, TransomError):
             return ()
         found = next((one for one in incidents(book) if one.id == incident), None)
-        return tuple(timeline_lines(build_timeline(found, book), width)[1:]) if found is not None else ()
+        return tuple(timeline_lines(build_timeline(found, book), width)) if found is not None else ()
 
     def time_series(self) -> TimeSeries | None:
         """Return new time series; None if the last ones are recent enough, or the run cannot be read."""
@@ -91,14 +97,19 @@ class Follow:
             took = time.monotonic() - began
             self._series_due = began + max(SERIES, SERIES_SHARE * took)
 
-    def log(self, view: RunView) -> tuple[Path, str]:
-        """Return the path of the job's output and its last lines."""
-        path = self.run.job_log(view.job_id)
-        try:
-            with path.open("rb") as file:
-                start = max(0, file.seek(0, 2) - TAIL)
-                file.seek(start)
-                text = file.read(TAIL).decode(errors="replace")
-        except OSError:
-            return path, ""
-        return path, text.partition("\n")[2] if start else text
+    def output(self, view: RunView, by: int = 0) -> tuple[int | None, list[Line]]:
+        """Return the rank whose output is shown, and its last lines; None: there is only the job's output.
+
+        Args:
+            by: Show the output of a later or an earlier rank.
+        """
+        files = log_files(self.run, view)
+        if not files:
+            return None, []
+        ranks = [file.rank for file in files]
+        at = min(max(0, (ranks.index(self._rank) if self._rank in ranks else 0) + by), len(ranks) - 1)
+        if self._output is None or self._output.path != files[at].path:
+            self._output, self._lines, self._root = files[at], deque(maxlen=OUTPUT), find_root(self.run, view)
+            self._rank = files[at].rank
+        self._lines += self._output.more()
+        return self._rank, [drawn(one, self._root, 0) for one in self._lines]

@@ -10,21 +10,23 @@ from dataclasses import dataclass
 
 from transom_cli.health.gpu.status import LEVELS
 from transom_cli.plural import several
-from transom_cli.view.model import IncidentView, NodeView, RunView
-from transom_cli.view.node_table import TONES, gpu_rows, node_rows
+from transom_cli.view.model import NodeView, RunView
+from transom_cli.view.node_table import TONES, WORST_FIRST, gpu_rows, node_rows
 from transom_cli.view.outlook import planned_saves_line
-from transom_cli.view.status import incident_line, incident_lines, screen
+from transom_cli.view.status import folded, outcome_tone, screen
 from transom_cli.view.text import Line, age, count, day_time, line, plain, row
 
-NODES, INCIDENTS, CHECKPOINTS, LOG, PLOTS = TABS = ("nodes", "incidents", "checkpoints", "log", "plots")
+NODES, INCIDENTS, CHECKPOINTS, OUTPUT, PLOTS = TABS = ("nodes", "incidents", "checkpoints", "output", "plots")
 BELOW, PLOT_ROWS = 5, 8  # incidents below the nodes; fewest free rows for plots
 HEAD = 0.4  # largest share of the rows for the head
+MAP = 8  # a line of the map of nodes for each so many rows
 FOOT = "q quit  ? help  / filter  a all  s sort  enter open  y copy  p pause  w wrap"
 HELP = """\
  transom status --watch only reads; it changes nothing
 
- 1-5 tab      nodes, incidents, checkpoints, log, plots
+ 1-5 tab      nodes, incidents, checkpoints, output, plots
  j k arrows   move
+ < >          output of the rank before, of the next; left, right
  g G          first, last; also home and end
  ctrl-d -u    half a page down, up; pgdn, pgup a whole one;
               in an open item if it is longer than its pane
@@ -41,7 +43,6 @@ HELP = """\
  x isolated  - no sign yet
 
  any key closes this page"""
-_WORST_FIRST = ("isolated", "suspect", "silent", "probing", "slow", "waiting", "ok")
 _LEAST_FIRST = (
     "requests",
     "saves",
@@ -51,6 +52,7 @@ _LEAST_FIRST = (
     "slurm",
     "updated",
     "noticed",
+    "trend",
     "checkpoint",
     "nodes",
 )
@@ -77,7 +79,7 @@ class Filter:
 
 
 _BY: dict[str, Callable[[NodeView], object]] = {
-    "state": lambda one: (_WORST_FIRST.index(one.state), -LEVELS.index(one.gpus.level if one.gpus else "")),
+    "state": lambda one: (WORST_FIRST.index(one.state), -LEVELS.index(one.gpus.level if one.gpus else "")),
     "step": lambda one: one.step,
     "beat": lambda one: -(one.beat_age if one.beat_age is not None else float("inf")),
     "name": lambda one: one.node,
@@ -95,7 +97,7 @@ def node_items(view: RunView, chosen: Filter, opened: str | None = None) -> tupl
     """
     nodes = [one for one in view.node_views if chosen.everything or one.differs]
     nodes.sort(key=_BY[chosen.sort], reverse=chosen.backwards)  # type: ignore[arg-type]
-    head, *rows = node_rows(nodes)
+    head, *rows = node_rows(nodes) if nodes else [()]
     items = [
         Item(key, drawn, _node_details(view, one) if key == opened else (), f"transom explain {view.run_id} {one.node}")
         for one, drawn in zip(nodes, rows, strict=True)
@@ -106,15 +108,14 @@ def node_items(view: RunView, chosen: Filter, opened: str | None = None) -> tupl
 
 def incident_items(view: RunView, chosen: Filter, timelines: Mapping[str, tuple[str, ...]]) -> list[Item]:
     """Return incidents, newest first. timelines: of open items, as `transom explain` prints them."""
-    items = [
-        Item(
-            f"incident {one.id}",
-            line((incident_line(one), _tone(one))),
-            tuple(line(text) for text in timelines.get(one.id, ()) or incident_lines(one, 10_000)[1:]),
-            f"transom explain {view.run_id} {one.id}",
-        )
-        for one in view.incidents
-    ]
+    items = []
+    for group in folded(view.incidents):
+        one, tone = group[0], outcome_tone(group[0])
+        ids = one.id if len(group) == 1 else f"{group[-1].id} to {one.id}"
+        shown = line(f"{ids:<4}{day_time(one.began, view.now)}  {one.fault.line}  ", (one.outcome(view.now), tone))
+        details = timelines.get(one.id, ()) or ("reading ...",)
+        command = f"transom explain {view.run_id} {one.id}"
+        items.append(Item(f"incident {one.id}", shown, tuple(map(line, details)), command))
     return _matching(items, chosen.text)
 
 
@@ -139,11 +140,10 @@ def checkpoint_items(view: RunView) -> list[Item]:
     return [Item(f"checkpoint {key}", one, (), command) for key, one in rows]
 
 
-def log_items(path: str, text: str, chosen: Filter) -> list[Item]:
-    """Return the last lines of the job's output. path: quoted for a shell."""
-    lines = [one.rpartition("\r")[2] for one in text.splitlines()]
-    items = [Item(f"log {n}", line(one), (line(one),), f"less {path}") for n, one in enumerate(lines)]
-    return _matching(items, chosen.text)
+def output_items(run_id: str, rank: int | None, lines: list[Line], chosen: Filter) -> list[Item]:
+    """Return the last lines of a rank's output. rank: None for the output of the job."""
+    command = f"transom logs {run_id}{'' if rank is None else f' --rank {rank}'} --follow"
+    return _matching([Item(f"output {n}", one, (one,), command) for n, one in enumerate(lines)], chosen.text)
 
 
 def _matching(items: list[Item], text: str) -> list[Item]:
@@ -162,21 +162,26 @@ def _node_details(view: RunView, one: NodeView) -> tuple[Line, ...]:
     rows += [row("noticed", report) for report in view.reports if one.node in report]
     for incident in view.incidents:
         if one.node in incident.nodes:
-            rows.append(row(incident.id, f"{day_time(incident.began, view.now)}  {incident.message}"))
+            rows.append(row(incident.id, f"{day_time(incident.began, view.now)}  {incident.fault.title}"))
     return tuple(rows)
-
-
-def _tone(one: IncidentView) -> str:
-    return "warn" if one.duration is None else ""
 
 
 # --- head and tabs ---
 
 
-def head(view: RunView, width: int, height: int) -> list[Line]:
-    """Return the status screen without its tables. If there is no room, the least important rows are left out."""
-    lines = screen(view, width)
+def head(view: RunView, width: int, height: int, trend: Line = ()) -> list[Line]:
+    """Return the status screen without its tables. If there is no room, the least important rows are left out.
+
+    Args:
+        trend: Sparklines, shown below the step.
+    """
+    lines = screen(view, width, map_lines=max(2, height // MAP))
     shown = _rows(lines[: lines.index(())] if () in lines else lines)
+    if view.fresh and view.nodes_fresh:  # what is shown is a second old
+        shown = [(name, one) for name, one in shown if name != "updated"]
+    if trend:
+        below = next((n for n, (name, _) in enumerate(shown, 1) if name == "step"), len(shown))
+        shown.insert(below, ("trend", [trend]))
     most = max(3, int(HEAD * height))
     for label in _LEAST_FIRST:
         if sum(len(one) for _, one in shown) <= most:
@@ -200,10 +205,11 @@ def _rows(lines: list[Line]) -> list[tuple[str, list[Line]]]:
     return found
 
 
-def tabs(view: RunView, tab: str, chosen: Filter, shown: int) -> Line:
-    """Return the line of tabs. shown: the number of nodes listed."""
+def tabs(view: RunView, tab: str, chosen: Filter, shown: int, rank: int | None) -> Line:
+    """Return the line of tabs. shown: the number of nodes listed. rank: whose output is shown."""
     counts = {NODES: f" ({shown} of {len(view.node_views)})" if tab == NODES else ""}
     counts[INCIDENTS] = f" ({len(view.incidents)})" if view.incidents else ""
+    counts[OUTPUT] = "" if tab != OUTPUT else " of the job" if rank is None else f" of rank {rank}, < > others"
     parts: list[tuple[str, str]] = []
     for n, name in enumerate(TABS, 1):
         parts += [(f"{n} {name}{counts.get(name, '')}", "strong" if name == tab else "dim"), ("  ", "")]

@@ -1,18 +1,21 @@
-"""Plots of loss, step time and goodput as text, by plotext. Pure, except for plotext's global figure."""
+"""Plots of loss, step time and goodput, and sparklines, as text. Pure, except for plotext's global figure."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from transom_cli.core.goodput.account import Point
 from transom_cli.view.read_history import TimeSeries
-from transom_cli.view.text import Line, line, span
+from transom_cli.view.text import LABEL, Line, Span, line, row, span
 
 KEPT = 1800  # points per series that the screen itself has seen
 _TICKS, _LABEL = 5, 7
 _AXIS = 2  # rows of the time axis, below the last plot
+_BLOCKS = "▁▂▃▄▅▆▇█"
+RECENT = 900.0  # seconds that a sparkline covers
 
 
 def _points() -> deque[Point]:
@@ -53,6 +56,27 @@ def _joined(series: Sequence[Point], seen: Sequence[Point]) -> list[Point]:
         return list(series)
     first, last = seen[0][0], seen[-1][0]
     return [*(one for one in series if one[0] < first), *seen, *(one for one in series if one[0] > last)]
+
+
+def trend(plots: LivePlots, width: int) -> Line:
+    """Return sparklines of loss and step time over the last quarter of an hour; () if there is nothing to draw."""
+    room = min(48, (width - LABEL - 36) // 2)
+    spans: list[Span] = []
+    for name, (_, points) in zip(("loss", "step time"), plots.named(), strict=False):
+        recent = [value for at, value in points if at >= points[-1][0] - RECENT]
+        if len(recent) > 1 and room > 0:
+            unit = " s" if name == "step time" else ""
+            spans += [(f"{name} ", ""), (sparkline(recent, room), "note"), (f" {recent[-1]:.4g}{unit}   ", "")]
+    return row("trend", *spans) if spans else ()
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return a block character per value; of more values than `width`, per mean of neighbours."""
+    size = max(1.0, len(values) / width)
+    edges = [int(n * size) for n in range(int(len(values) / size) + 1)]
+    means = [sum(values[begin:end]) / (end - begin) for begin, end in pairwise(edges)]
+    low, high = min(means), max(means)
+    return "".join(_BLOCKS[round(7 * (mean - low) / (high - low)) if high > low else 3] for mean in means)
 
 
 def plot_lines(plots: LivePlots, width: int, height: int, most: int = 3) -> list[Line]:

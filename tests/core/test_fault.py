@@ -1,0 +1,65 @@
+"""An incident in brief: the words that screens, notifications and the report share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from transom_cli.core.events import Decided, OutcomeSeen, RankExit
+from transom_cli.core.fault import failed_again, fault_of
+from transom_cli.core.incident import Diagnosis, Incident, Mark
+from transom_cli.core.operator.state import Exclusion
+
+
+def incident(words: str, *nodes: str, step: int = 7, name: str = "i1", print_: str = "") -> Incident:
+    decided = Decided(fingerprint=print_)
+    diagnosis = Diagnosis("x", words, nodes, sure=False, isolate="none", restart=True, decided=decided)
+    return Incident(name, 7, 0, 5.0, step, diagnosis=diagnosis, result="recovered")
+
+
+KILLED = RankExit(3, "n2", None, 9).words
+FAILED = RankExit(3, "n2", 1, None).words
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes", "title", "line", "evidence"),
+    [
+        (KILLED, ("n2",), "rank 3 killed by SIGKILL", "rank 3 killed by SIGKILL on n2", ""),
+        (KILLED, (), "rank 3 on n2 killed by SIGKILL", "rank 3 on n2 killed by SIGKILL", ""),
+        (f"{FAILED}: KeyError", (), "rank 3 on n2 failed: KeyError", "rank 3 on n2 failed: KeyError", ""),
+        (FAILED, ("n2",), "rank 3 ended with exit code 1", "rank 3 ended with exit code 1 on n2", ""),
+        ("n2 lost: no slurmd: refused", ("n2",), "n2 lost", "n2 lost", "no slurmd: refused"),
+        ("n2: Xid 79", ("n2",), "Xid 79", "Xid 79 on n2", ""),
+        ("a, b", ("n1", "n2", "n3", "n4"), "a, b", "a, b on n1, n2, n3 and 1 more", ""),
+    ],
+)  # fmt: skip
+def test_title_says_what_broke(words: str, nodes: tuple[str, ...], title: str, line: str, evidence: str) -> None:
+    fault = fault_of(incident(words, *nodes))
+    assert (fault.title, fault.line, fault.evidence) == (title, line, evidence)
+
+
+def test_evidence_is_one_line_of_the_log_or_the_best_mark() -> None:
+    one = incident("no rank has stepped since step 7")
+    assert fault_of(replace(one, log_line="NCCL\n  timeout")).evidence == "NCCL timeout"
+    marks = (Mark(5.0, "seen", "silent"), Mark(6.0, "evidence", "a stack"), Mark(7.0, "probed", "n2: fail"))
+    assert fault_of(replace(one, marks=marks)).evidence == "n2: fail"
+    assert fault_of(replace(one, diagnosis=None, marks=marks)).title == "silent"
+
+
+def test_what_was_done_is_an_isolation_or_else_the_repair() -> None:
+    one = replace(incident(KILLED, "n2"), marks=(Mark(6.0, "launched", "again"),))
+    assert fault_of(one).done == "relaunched"
+    drained = Exclusion("n2", 6.0, None, "drained", "i1", "lost")
+    assert fault_of(one, (drained, replace(drained, node="n3", incident="i2"))).done == "drained"
+    assert fault_of(replace(one, result="stopped")).done == ""
+
+
+def test_recovery_counts_only_beyond_the_step_of_the_failure() -> None:
+    first, second = incident(FAILED, print_="k", name="i1"), incident(FAILED, print_="k", name="i2")
+    assert failed_again((first, second)) == {"i1"}
+    assert failed_again((first, replace(second, step=8))) == set()
+    assert failed_again((replace(first, since_start=True), second)) == set()
+    exits = (RankExit(3, "n2", 1, None, step=9),)
+    known = replace(second, outcome=OutcomeSeen(5.0, "7.0", "failed", "x", exits=exits, nodes=("n2",)))
+    assert failed_again((first, known)) == set(), "it came further than its heartbeats said"

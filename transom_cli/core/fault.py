@@ -1,0 +1,102 @@
+"""An incident in brief: what broke, where, the evidence, what was done, and how it ended. Pure.
+
+Screens, notifications and the report use these words, so that a person recognises the incident everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from transom_cli.core.crash_loop import reached
+from transom_cli.core.incident import Incident
+from transom_cli.core.operator.state import Exclusion
+
+_REPAIRS = {"swapped": "swapped", "requeued": "requeued", "launched": "relaunched"}  # by kind of mark
+_OUTCOMES = {
+    "relaunching": "launcher is recovering",
+    "examining": "being diagnosed",
+    "isolating": "isolating",
+    "waiting": "waiting to restart",
+    "starting": "coming back",
+    "withheld": "only observed",
+    "recovered": "back in",
+    "nothing": "false alarm, closed after",
+    "ignored": "ignored, closed after",
+    "stopped": "stopped the run after",
+    "done": "run ended after",
+}
+_EVIDENCE = ("found", "probed", "evidence")  # kinds of marks, the best first
+_HOW = r"ended with exit code \d+|killed by (?:SIG\w+|signal \d+)"
+_RANK = re.compile(rf"(rank \d+) on (\S+) ({_HOW})(?:: (.*))?", re.DOTALL)
+_NODE = re.compile(r"([^:]* (?:lost|silent)): (.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """title: what broke. nodes: at fault. evidence: one line, or "" if the title has it. done: isolation or repair."""
+
+    title: str
+    nodes: tuple[str, ...] = ()
+    evidence: str = ""
+    done: str = ""
+
+    @property
+    def line(self) -> str:
+        """What broke, and where."""
+        names = ", ".join(self.nodes[:3]) + (f" and {len(self.nodes) - 3} more" if len(self.nodes) > 3 else "")
+        return self.title if not names or all(n in self.title for n in self.nodes[:3]) else f"{self.title} on {names}"
+
+
+NOTHING = Fault("")
+
+
+def fault_of(incident: Incident, exclusions: Iterable[Exclusion] = ()) -> Fault:
+    diagnosis = incident.diagnosis
+    words = diagnosis.words if diagnosis else incident.marks[0].words if incident.marks else "not known yet"
+    nodes = diagnosis.nodes if diagnosis else incident.suspect_nodes
+    title, evidence = _parted(words, nodes)
+    if not evidence and incident.log_line not in title:
+        evidence = incident.log_line
+    if not evidence:
+        marks = [m for kind in _EVIDENCE for m in incident.marks if m.what == kind and m.words not in words]
+        evidence = marks[0].words if marks else ""
+    isolated = dict.fromkeys(x.how for x in exclusions if x.incident == incident.id)
+    kinds = {mark.what for mark in incident.marks}
+    repair = next((text for kind, text in _REPAIRS.items() if kind in kinds and incident.result == "recovered"), "")
+    return Fault(title, nodes, " ".join(evidence.split()), " and ".join(isolated) or repair)
+
+
+def _parted(words: str, nodes: tuple[str, ...]) -> tuple[str, str]:
+    """Split a diagnosis into title and evidence."""
+    if found := _RANK.fullmatch(words):
+        rank, node, how, line = found.groups()
+        who = rank if nodes == (node,) else f"{rank} on {node}"
+        return (f"{who} failed: {line}" if line and "exit code" in how else f"{who} {how}"), ""
+    if found := _NODE.fullmatch(words):
+        return found[1], found[2]
+    return (words.removeprefix(f"{nodes[0]}: ") if len(nodes) == 1 else words), ""
+
+
+def outcome(result: str) -> str:
+    """Return what comes before a duration. result: of an incident, or its stage while it is open."""
+    return _OUTCOMES.get(result, result if result.endswith("ing") else f"{result} after")
+
+
+def failed_again(incidents: Sequence[Incident]) -> set[str]:
+    """Return the IDs of recoveries after which the same failure occurred, at or before the same step.
+
+    Args:
+        incidents: Oldest first.
+    """
+    return {one.id for one, later in pairwise(incidents) if one.result == "recovered" and _same(one, later)}
+
+
+def _same(one: Incident, later: Incident) -> bool:
+    if one.since_start or one.diagnosis is None or later.diagnosis is None:
+        return False
+    fingerprint = one.diagnosis.decided.fingerprint
+    same = bool(fingerprint) and fingerprint == later.diagnosis.decided.fingerprint
+    return same and 0 <= reached(later) <= reached(one)
