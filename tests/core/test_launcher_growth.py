@@ -197,20 +197,16 @@ def test_a_lost_node_compares_what_shrinking_and_a_requeue_cost() -> None:
     assert words.startswith("shrink to 3 nodes: 60 node-min lost; wait: 4") and "; requeue: " in words
 
 
-def test_a_requeue_is_chosen_only_if_it_is_clearly_cheaper_and_after_progress() -> None:
-    soon = costs.Situation(8, 4, startup=30.0, repeated=10.0, queued=20.0, left=36000.0)
-    assert costs.requeue_is_better(soon)
-    assert not costs.requeue_is_better(replace(soon, queued=None)), "the wait is not known"
-    assert not costs.requeue_is_better(replace(soon, left=None)), "nor is the time that remains"
-    assert not costs.requeue_is_better(replace(soon, top_up=True)), "the nodes come back anyway"
-    assert not costs.requeue_is_better(replace(soon, left=300.0)), "little time remains"
+def test_a_run_that_may_shrink_keeps_its_nodes_whatever_a_requeue_would_cost() -> None:
     state = elastic()
-    state = replace(state, begun=replace(state.before, queued=5.0, ends_at=360000.0))
-    state, actions = lost(state, 9.0, "n2")
-    assert "a requeue costs less" in outcome(actions).outcome.why
-    stuck = replace(elastic(), begun=state.begun)
-    stuck = replace(stuck, progress=stuck.progress.charged())
-    assert started(lost(stuck, 9.0, "n2")[1]), "without progress a run that may shrink never gives its nodes back"
+    state = replace(state, begun=replace(state.before, queued=1.0, ends_at=360000.0))
+    _, actions = lost(state, 9.0, "n2")
+    assert started(actions) == [("n1", "n3", "n4")], "nobody knows whether Slurm has other nodes this time"
+
+
+def test_a_growth_pays_if_the_new_nodes_train_longer_than_the_others_start_up() -> None:
+    assert costs.growth_pays(7, 1, startup=30.0, left=3600.0)
+    assert not costs.growth_pays(7, 1, startup=30.0, left=300.0)
 
 
 at = st.just(0.0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 REQUEUE_DELAY = 120.0  # seconds before Slurm considers a requeued job again (its default)
-CLEARLY = 3.0  # by this factor a requeue must be cheaper than to keep the nodes that the run has
 PAYS = 1.5  # by this factor a growth must gain more than it costs
 UNLIMITED = 86400.0  # seconds that are assumed to remain if the time limit is unknown
 
@@ -35,7 +34,7 @@ class Situation:
     def words(self) -> str:
         known = [f"start-up {self.startup:.0f} s", f"{self.repeated:.0f} s to repeat"]
         known += [] if self.queued is None else [f"{self.queued:.0f} s in the queue before"]
-        known += [] if self.left is None else [f"{self.left / 60:.0f} min remain"]
+        known.append("a day assumed to remain" if self.left is None else f"{self.left / 60:.0f} min remain")
         return ", ".join(known)
 
 
@@ -60,18 +59,6 @@ def of_wait(s: Situation) -> float | None:
 def of_requeue(s: Situation) -> float | None:
     """The job waits in the queue as it did before. None: no wait is known."""
     return None if s.queued is None else s.nodes * (REQUEUE_DELAY + s.queued) + of_relaunch(s)
-
-
-def requeue_is_better(s: Situation) -> bool:
-    """Whether to give the allocation back although the run could shrink.
-
-    Nobody knows that Slurm has the nodes this time. So the nodes are kept while a top-up job may bring the others, and
-    if it is not known how long the run would go without them.
-    """
-    requeue = of_requeue(s)
-    if requeue is None or s.left is None or s.top_up:
-        return False
-    return requeue * CLEARLY < of_shrink(s)
 
 
 def comparison(s: Situation) -> str:

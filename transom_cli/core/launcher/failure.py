@@ -169,11 +169,8 @@ def _swap_if_possible(state: State, at: float, diagnosis: Diagnosis, suspects: t
         return swap(state, at, suspects, nearest_spares(state, suspects), diagnosis.cause)
     smaller = without(state, suspects) if _may_shrink(state, suspects) else ()
     if smaller:
-        situation = _situation(state, at, smaller)
-        entry = Journal(state.incident.id if state.incident else "", "compared", costs.comparison(situation))
-        if costs.requeue_is_better(situation) and state.progress.further() and diagnosis.decided.action != SWAP:
-            why = f"{why}; a requeue costs less than to continue on {several(len(smaller), 'node')}"
-            return after((entry,), finish(state, at, "failed", why))
+        comparison = costs.comparison(_situation(state, at, smaller))  # for a person: the nodes are kept in any case
+        entry = Journal(state.incident.id if state.incident else "", "compared", comparison)
         return after((entry,), resize(state, at, suspects, smaller, diagnosis.cause))
     lack = "no spare is ready" if not usable else f"{len(suspects)} spares are needed, and {len(usable)} ready"
     had_spares = len(state.nodes.allocated) > state.nodes.wanted
