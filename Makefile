@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock frameworks test test-drains test-frameworks test-long test-neighbour test-slurm test-sites bench-callbacks bench-own-way bench-contended bench-slurm check lint types docs docs-reference demo clean
-.PHONY: bench-published bench-replay .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
+.PHONY: bench-published bench-replay .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images bench-silent bench-placement
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,6 +116,16 @@ bench-limits: setup ## a training over ten time limits, as one run (about 20 min
 
 bench-identity: setup ## is the result of 20 runs with a random fault bit-identical? (about 20 minutes)
 	$(PY) bench/identity.py
+
+bench-silent: setup ## wrong bits in trainings: found, missed, who was it, false alarms, cost (2 hours; interruptible)
+	$(PY) bench/silent.py
+	$(PY) bench/silent_culprits.py
+	$(PY) bench/guard.py alarms
+	$(PY) bench/guard.py overhead
+
+bench-placement: setup ## what the order of nodes saves, and slow nodes by learned criteria, in simulated clusters (a minute)
+	$(PY) bench/placement.py
+	$(PY) bench/criteria.py
 
 bench-operator: setup ## the operator killed in 10 incidents: is every action done exactly once? (about 16 minutes)
 	$(PY) bench/operator_kill.py

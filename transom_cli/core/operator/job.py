@@ -201,7 +201,7 @@ def expiry_at(state: State) -> float | None:
 
 def _too_dear_at(state: State) -> float | None:
     """When suspicions have kept the job waiting for longer than they are worth, since Slurm has no other nodes."""
-    lacking = state.policy.expiry_by_cost and state.isolation.suspected and state.job.reason == _LACKING
+    lacking = state.isolation.suspected and state.job.reason == _LACKING
     return state.since + isolation.patience(state) if lacking else None
 
 
