@@ -50,15 +50,13 @@ UNCHANGED = {  # the examples without transom: what to replace
         ("latest(args.out)", NEWEST),
     ),
     "deepspeed": (
-        ("from transom_cli.integrations.deepspeed import attach, latest", ""),
+        ("from transom_cli.integrations.deepspeed import attach, resume", ""),
         (
             "run = attach(engine, snapshot_every=args.snapshot_every)",
             "deepspeed.utils.set_log_level_from_string('info')",
         ),
-        (
-            "if path := latest(args.out)",
-            "if path := os.path.exists(args.out) and (Path(args.out) / 'latest').read_text()",
-        ),
+        ("resume(engine, args.out)", "os.path.exists(args.out) and engine.load_checkpoint(args.out)"),
+        ("run.close()", ""),
         ("import hashlib\n", "import hashlib, os\n"),
         (" and not run.stop", ""),
         (" or run.due", ""),
