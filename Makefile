@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock frameworks test test-drains test-frameworks test-long test-neighbour test-slurm test-sites bench-callbacks bench-contended bench-slurm check lint types docs docs-reference demo clean
-.PHONY: bench-published .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
+.PHONY: bench-published bench-replay .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -191,9 +191,14 @@ endurance: setup ## a rank killed every 25 s for 15 minutes: memory, descriptors
 
 bench-hangs: setup ## which rank is named in a hang: composed hangs of 8, 64 and 512 ranks (2 minutes)
 	$(PY) bench/hang_culprits.py --seeds 20
+# Results are kept in .test-results/: remove published.jsonl there after a change of the simulator.
 bench-published: setup ## the simulator beside published figures, and how long a node stays excluded (20 minutes)
-	$(PY) bench/simulate_published.py
+	$(PY) bench/simulate_published.py --log .test-results/published.jsonl
 	$(PY) bench/expiry.py
+
+bench-replay: setup ## 16 faults in the sandbox, replayed in the simulator: how far off is it? (20 minutes)
+	$(PY) bench/recovery.py --runs 4 --elastic 0 --baseline 0 --json > .test-results/recoveries.json
+	$(PY) bench/replay.py .test-results/recoveries.json
 
 bench-slowness: setup ## slowness and numerics: false alarms and delays on generated trainings (a few minutes)
 	$(PY) bench/slowness.py

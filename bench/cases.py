@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness import Bench, BenchError, LiveRun, Training, progress, wait_for
-from injury import injure, launcher_records, random_step, recovery, seen_after
+from injury import injure, launcher_records, preflight, random_step, recovery, seen_after
 
 BEYOND = 5.0  # s to the first new step, besides the trainer's own start-up
 SWAP = 5.0  # s more where a spare takes a lost node's place
@@ -29,6 +29,7 @@ class Case:
     limit: float | None = None
     spares: int = 0
     batch_host: bool | None = None
+    options: tuple[str, ...] = ()  # of `transom run`
 
 
 CASES = {
@@ -36,6 +37,7 @@ CASES = {
     for case in (
         Case("rank-kill", "rank-kill", BEYOND),
         Case("node-kill", "node-kill"),
+        Case("rank-kill-standby", "rank-kill", BEYOND, options=("--set", "launch.standby=true")),
         # The launcher lives on the batch script's node: with that, the attempt is over and no spare can help.
         Case("node-kill-spare", "node-kill", BEYOND + SWAP, spares=1, batch_host=False),
         Case("hang", "rank-stop"),
@@ -84,12 +86,12 @@ def one_run(bench: Bench, case: Case, number: int, training: Training, seed: int
     row: dict[str, Any] = {"case": case.name, "run": number}
     try:
         step = random_step(rng, training)
-        run = bench.train(f"{case.name}-{number}", training, case.spares)
+        run = bench.train(f"{case.name}-{number}", training, case.spares, case.options)
         row["median_step"] = pace = round(watch_pace(run, step), 3)
         fault = injure(run, case.kind, rng, step, case.batch_host)
         row |= vars(fault)
         result = run.wait_result() if case.spares else run.wait_done()
-        row |= {**recovery(run, fault).as_json(), "bit_identical": result.sha256 == wanted}
+        row |= {**recovery(run, fault).as_json(), "preflight": preflight(run), "bit_identical": result.sha256 == wanted}
         if case.kind == "rank-stop":
             seen = seen_after(launcher_records(run), fault.at)
             row["seen"] = row["detect"] if seen is None else seen  # the operator's sign where the launcher gave none

@@ -24,6 +24,7 @@ from pathlib import Path
 from diagnosis_report import tell
 from diagnosis_score import ASKED, BENIGN, Label, labels, right
 
+from transom_cli.diagnose.clue import DEVICES
 from transom_cli.diagnose.logs.rule_files import load
 from transom_cli.diagnose.logs.rulebook import Level, Rulebook
 
@@ -73,8 +74,12 @@ def two_failures(one: Base, other: Base, draw: random.Random) -> Base:
 
 
 def then_healthy(one: Base, other: Base, draw: random.Random) -> Base:
-    healthy = Label("", BENIGN, "none", "", "")
-    return Base(healthy, one.text + draw.choice(LAUNCHES) + "".join(steps(draw)) + "training completed\n")
+    """A healthy launch replaces what ended the one before, but a fault of a device is still to be reported."""
+    device = one.label.category in {category.value for category in DEVICES}
+    return Base(
+        one.label if device else Label("", BENIGN, "none", "", ""),
+        one.text + draw.choice(LAUNCHES) + "".join(steps(draw)) + "training completed\n",
+    )
 
 
 def interleaved(one: Base, other: Base, draw: random.Random) -> Base:

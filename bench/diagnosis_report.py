@@ -17,7 +17,7 @@ from pathlib import Path
 
 from diagnosis_score import ASKED, Label, Told, accuracy, confusion, labels, misses, only_from
 
-from transom_cli.diagnose.logs.diagnosis import diagnose_logs
+from transom_cli.diagnose.logs.diagnosis import action_of, diagnose_logs
 from transom_cli.diagnose.logs.rule_files import load
 from transom_cli.diagnose.logs.rulebook import Rulebook
 from transom_cli.errors import printable
@@ -30,7 +30,7 @@ def tell(folder: Path, label: Label, book: Rulebook) -> Told:
     if not incidents:
         return Told()
     root = incidents[0].root
-    return Told(incidents[0].category.value, root.rule.action.value, root.record.line, root.rule.name)
+    return Told(incidents[0].category.value, action_of(incidents[0]).value, root.record.line, root.rule.name)
 
 
 def left_out(folder: Path, wanted: Sequence[Label], told: dict[str, Told]) -> dict[str, Told]:

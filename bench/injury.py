@@ -102,6 +102,12 @@ def launcher_records(run: LiveRun) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
+def preflight(run: LiveRun) -> float:
+    """Seconds from the start of the newest launcher to its first launch."""
+    began = {record["type"]: record["wall"] for record in reversed(launcher_records(run))}
+    return round(began["launch"] - began["attempt"], 2)
+
+
 def training_nodes(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Of the newest launch, in the order of the ranks: a spare is not among them."""
     launches = [record["nodes"] for record in records if record["type"] == "launch"]

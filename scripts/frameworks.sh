@@ -56,5 +56,8 @@ for framework in "${FRAMEWORK_LIST[@]}"; do
         printf '%s: %s\n' "$name" "${why:-see $LOG}" >>"$MISSING"
     fi
 done
+# NVIDIA's client alone; what it depends on is not needed without GPUs.
+"${pip[@]}" --no-deps 'nvidia-resiliency-ext>=0.4,<1' defusedxml pyyaml >>"$LOG" 2>&1 || # 0.4.1, 0.7.0
+    printf 'nvidia-resiliency-ext: see %s\n' "$LOG" >>"$MISSING"
 printf '%s\n' "$want" >"$STAMP"
 say "done: $VENV"

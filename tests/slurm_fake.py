@@ -123,12 +123,13 @@ class FakeSlurm:
             raise refused("submit", "Batch job submission failed: Invalid node name specified")
         if not submission.script.is_file():
             raise refused("submit", f"sbatch: error: Unable to open file {submission.script}")
+        nodes = int(options.get("nodes", "1").rpartition("-")[2])  # of a range: the most
         job = FakeJob(
             self._next_id,
             submission,
-            num_nodes=int(options.get("nodes", "1")),
+            num_nodes=nodes,
             tasks_per_node=int(options.get("ntasks-per-node", "0")),
-            num_tasks=int(options.get("nodes", "1")) * int(options.get("ntasks-per-node", "0")),
+            num_tasks=nodes * int(options.get("ntasks-per-node", "0")),
             user=self.user,
             name=options.get("job-name", submission.script.name),
             comment=options.get("comment", "") if self.comment_rule is None else self.comment_rule,

@@ -41,7 +41,7 @@ PURE = (
     "sandbox.release.known",
     "simulate",
     "simulate.*",
-    *(f"slurm.{name}" for name in ("accounting", "parse", "port", "tags")),
+    *(f"slurm.{name}" for name in ("accounting", "parse", "port", "tags", "topology")),
     *(f"submit.{name}" for name in ("adopt", "directives", "render", "script")),
     *(f"submit.{name}" for name in ("shell_commands", "srun_options", "starters", "unsupported")),
     "supervise.launcher.plan",
@@ -65,7 +65,7 @@ READERS = (
     "health.gpu.watch",
     "health.history.files",
     "health.history.shared",
-    *(f"simulate.{name}" for name in ("advise", "campaign", "export", "setup", "traces")),
+    *(f"simulate.{name}" for name in ("advise", "campaign", "export", "page", "setup", "traces")),
     "view.report.page",
 )
 # Values and text only. Not here: os, subprocess, time, socket, random, and all else that looks around.
@@ -212,9 +212,16 @@ def test_implementations_are_chosen_only_for_commands() -> None:
 
 def test_torch_is_imported_only_by_what_trainers_use_the_probe_and_hooks() -> None:
     users = [n for n in GRAPH.paths if "torch" in GRAPH.outside(n, late=True)]
-    allowed = matching("ckpt.*", "elastic.*", "integrations.*", *PROBES, *HOOKS)
+    allowed = matching("ckpt.*", "elastic.*", "guard.*", "inject", "integrations.*", *PROBES, *HOOKS)
     assert [short(n) for n in users if n not in allowed] == []
     assert "transom_cli.ckpt.save.commit" in users, "this test looks for the wrong name"
+
+
+def test_faults_are_injected_by_tests_and_by_the_sandbox_alone() -> None:
+    """A guard imports the injector late, where TRANSOM_INJECT is set."""
+    users = {short(n) for n in GRAPH.paths if "transom_cli.inject" in GRAPH.inside(n, late=True)}
+    assert users == {"guard.guard"}
+    assert "transom_cli.inject" not in GRAPH.inside("transom_cli.guard.guard", late=False)
 
 
 @pytest.mark.parametrize("name", matching("health.probe", "health.probe.*"), ids=short)

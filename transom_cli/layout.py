@@ -101,6 +101,10 @@ class AttemptDir:
         """Steps and their times, one JSON object per line, from the launcher (supervise.progress)."""
         return self.path / "progress.jsonl"
 
+    def samples(self, launch: int) -> Path:
+        """Which samples its steps use, one JSON object per line, from rank 0 (ckpt.samples)."""
+        return self.path / "samples" / f"{launch}.jsonl"
+
     @property
     def agents_log(self) -> Path:
         """The output of the agents' step, from srun."""
@@ -113,6 +117,16 @@ class AttemptDir:
     def logs(self, launch: int) -> Path:
         """Rank logs of one launch: `rank-<n>.log`."""
         return self.path / "logs" / str(launch)
+
+    @property
+    def modules(self) -> Path:
+        """The modules that rank 0 has imported, as JSON, for standbys (heartbeat.standby)."""
+        return self.path / "modules.json"
+
+    @property
+    def standby_log(self) -> Path:
+        """What standbys print before their launch begins."""
+        return self.path / "standby.log"
 
     def exits(self, launch: int) -> Path:
         """How each rank of one launch ended: `rank-<n>.json`, from the rank's own wrapper."""

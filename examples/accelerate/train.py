@@ -17,6 +17,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("out", help="folder of the checkpoints")
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
+parser.add_argument("--snapshot-every", type=int, help="steps between two snapshots in memory")
 parser.add_argument("--step-delay", type=float, default=0.0, help="seconds; a real step takes longer than this one")
 parser.add_argument("--final", type=Path, help="file for a hash of the final parameters")
 args = parser.parse_args()
@@ -31,7 +32,7 @@ dataset = torch.utils.data.TensorDataset(features)
 order = torch.Generator().manual_seed(2)  # else each pass over the data changes the random numbers of dropout
 loader = torch.utils.data.DataLoader(dataset, batch_size=4, generator=order)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-run = attach(accelerator)  # transom
+run = attach(accelerator, snapshot_every=args.snapshot_every)  # transom
 if path := latest(args.out):  # transom
     accelerator.load_state(path)
 
@@ -45,6 +46,7 @@ while run.step < args.steps and not run.stop:
         optimizer.zero_grad()
         if run.step % args.every == 0 or run.due:  # transom: a final checkpoint is due
             accelerator.save_state(f"{args.out}/checkpoint_{run.step}")
+        run.snapshot()  # transom
         if run.step >= args.steps or run.stop:
             break
 

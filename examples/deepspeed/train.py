@@ -11,12 +11,13 @@ from pathlib import Path
 import deepspeed
 import torch
 
-from transom_cli.integrations.deepspeed import attach, latest  # transom
+from transom_cli.integrations.deepspeed import attach, resume  # transom
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", help="folder of the checkpoints")
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
+parser.add_argument("--snapshot-every", type=int, help="steps between two snapshots in memory")
 parser.add_argument("--step-delay", type=float, default=0.0, help="seconds; a real step takes longer than this one")
 parser.add_argument("--final", type=Path, help="file for a hash of the final parameters")
 parser.add_argument("--local_rank", type=int, default=-1)
@@ -36,9 +37,8 @@ engine, *_ = deepspeed.initialize(
         "zero_optimization": {"stage": 1},
     },
 )
-run = attach(engine)  # transom
-if path := latest(args.out):  # transom
-    engine.load_checkpoint(args.out, tag=Path(path).name)
+run = attach(engine, snapshot_every=args.snapshot_every)  # transom
+resume(engine, args.out)  # transom: also with another number of ranks
 
 while engine.global_steps < args.steps and not run.stop:
     time.sleep(args.step_delay)
@@ -49,6 +49,7 @@ while engine.global_steps < args.steps and not run.stop:
     if engine.global_steps % args.every == 0 or run.due:  # transom: a final checkpoint is due
         engine.save_checkpoint(args.out)
 
+run.close()  # transom: the last checkpoint is sealed
 if args.final and torch.distributed.get_rank() == 0:
     parameters = b"".join(p.detach().float().numpy().tobytes() for p in engine.module.parameters())
     args.final.write_text(hashlib.sha256(parameters).hexdigest())

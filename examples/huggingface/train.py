@@ -18,6 +18,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("out", help="folder of the checkpoints")
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
+parser.add_argument("--snapshot-every", type=int, help="steps between two snapshots in memory")
 parser.add_argument("--step-delay", type=float, default=0.0, help="seconds; a real step takes longer than this one")
 parser.add_argument("--final", type=Path, help="file for a hash of the final parameters")
 args = parser.parse_args()
@@ -48,9 +49,9 @@ trainer = Trainer(
         disable_tqdm=True,
     ),
     train_dataset=data,
-    callbacks=[TransomCallback(), Pause()],  # transom
+    callbacks=[TransomCallback(snapshot_every=args.snapshot_every), Pause()],  # transom
 )
-trainer.train(resume_from_checkpoint=latest(args.out))  # transom
+trainer.train(resume_from_checkpoint=latest(trainer))  # transom
 if args.final and trainer.is_world_process_zero():
     parameters = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     args.final.write_text(hashlib.sha256(parameters).hexdigest())

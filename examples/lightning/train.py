@@ -19,6 +19,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("out", help="folder of the checkpoints")
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
+parser.add_argument("--snapshot-every", type=int, help="steps between two snapshots in memory")
 parser.add_argument("--step-delay", type=float, default=0.0, help="seconds; a real step takes longer than this one")
 parser.add_argument("--final", type=Path, help="file for a hash of the final parameters")
 args = parser.parse_args()
@@ -56,7 +57,7 @@ trainer = L.Trainer(
     enable_model_summary=False,
     callbacks=[
         ModelCheckpoint(args.out, filename="{step}", every_n_train_steps=args.every, save_top_k=-1),
-        TransomCallback(args.out),  # transom
+        TransomCallback(args.out, snapshot_every=args.snapshot_every),  # transom
     ],
 )
 trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=4), ckpt_path=latest(args.out))  # transom

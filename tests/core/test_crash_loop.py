@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from core_launcher import NODES, feed, outcome, started, training
+from core_launcher import NODES, exits, feed, fresh, outcome, started, training
 
 from transom_cli.config.load import load
 from transom_cli.config.run_settings import rules_of
@@ -84,3 +84,47 @@ def test_operator_learns_the_step_of_the_failure_from_the_launcher() -> None:
     assert state.incident is not None and state.incident.step == 7, "its heartbeats had shown step 1"
     _, counted = fails(ruled(), 10.0, 7, since_start=True)
     assert {a.step for a in counted if isinstance(a, launcher.Journal)} == {-1}
+
+
+def exits_at_once(
+    state: launcher.State, at: float, codes: tuple[int | None, ...], seconds: float = 5.0
+) -> tuple[launcher.State, list[launcher.Action]]:
+    """The launch ends before its first step, some seconds after its start; nothing explains it."""
+    launch, at = state.launch.number, at + seconds
+    state, _ = feed(
+        state,
+        launcher.RanksExited(at, launch, exits(*codes)),
+        launcher.Tick(at + 3),
+        launcher.LaunchEnded(at + 4, launch),
+    )
+    return feed(state, launcher.LogsRead(at + 5, launch, "unknown", "reading settings", "rank-0.log"))
+
+
+def begun() -> launcher.State:
+    state, _ = feed(fresh(relaunches=20), launcher.AttemptStarted(0.0))
+    return replace(state, policy=replace(state.policy, rules=RULES))
+
+
+@pytest.mark.parametrize("codes", [(3, 3, 3), (3, None, None)])
+def test_second_identical_exit_at_once_stops_the_run(codes: tuple[int | None, ...]) -> None:
+    state, actions = exits_at_once(begun(), 0.0, codes)
+    assert started(actions) == [NODES], "a first unknown failure restarts"
+    state, actions = exits_at_once(state, state.since, codes)
+    if codes[1] is None:
+        assert outcome(actions).outcome.blamed == ("n1",), "one node's rank alone failed twice: the node is suspected"
+        return
+    left = outcome(actions).outcome
+    assert (left.status, started(actions)) == ("failed", [])
+    assert "stopped by rule `quick-exit`" in left.why and "exit code 3" in left.why
+
+
+@pytest.mark.parametrize(
+    ("codes", "seconds"),
+    [(((3, 3, 3), (4, 4, 4)) * 2, 5.0), (((3, 3, 3),) * 4, 90.0), (((137, 137, 137),) * 4, 5.0)],
+    ids=["different codes", "after a minute", "a shell's code of a signal"],
+)
+def test_other_exits_before_the_first_step_are_restarted(codes: tuple[tuple[int, ...], ...], seconds: float) -> None:
+    state = begun()
+    for some in codes:
+        state, actions = exits_at_once(state, state.since, some, seconds)
+        assert started(actions) == [NODES]

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
-from transom_cli.core.operator.actions import Isolate
+from transom_cli.core.operator.actions import Isolate, Patch, Restart
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.isolation import LONGEST, drain_refused
+from transom_cli.core.operator.isolation import LONGEST, drain_refused, on_probation, patience
 from transom_cli.core.operator.state import Policy, Request, State
 
 NODES = ("n1", "n2", "n3")
@@ -111,3 +111,41 @@ def test_large_job_excludes_a_suspect_for_longer_where_that_is_set() -> None:
     assert lasts == 6 * 3600.0
     assert detail == "for 6 h, since another failure would cost 256 node-hours"
     assert excluded_in(16384, expiry_by_cost=True)[0] == LONGEST
+
+
+def waiting(reason: str, **policy: Any) -> State:
+    """The job is requeued without the suspect n2, and waits."""
+    state, (order,) = played(Policy(**policy), SUSPECT)
+    state, _ = decide(state, ev.Isolated(21.0, order.key, "n2", "excluded", ""))
+    (restart,) = (a for a in state.pending if isinstance(a, Restart))
+    state, _ = decide(state, ev.Restarted(25.0, restart.key, 7, 1, "requeued"))
+    return decide(state, ev.JobSeen(30.0, 7, 1, "PENDING", reason=reason))[0]
+
+
+def test_job_that_waits_for_nodes_uses_its_suspects_again_when_waiting_costs_more() -> None:
+    state = waiting("Resources", expiry_by_cost=True)
+    lasts = patience(state)
+    assert 60.0 < lasts < 300.0
+    assert decide(state, ev.Tick(25.0 + lasts - 1.0))[0].isolation.excluded == ("n2",)
+    after, actions = decide(state, ev.Tick(25.0 + lasts + 1.0))
+    assert after.isolation.excluded == () and [a.drop for a in actions if isinstance(a, Patch)] == [("n2",)]
+    assert after.incident is not None and "waits for nodes" in after.incident.marks[-1].words
+
+
+def test_job_that_waits_for_its_priority_or_a_proven_fault_keeps_its_exclusions() -> None:
+    for state in (waiting("Priority", expiry_by_cost=True), waiting("Resources", expiry_by_cost=False)):
+        assert decide(state, ev.Tick(2000.0))[0].isolation.excluded == ("n2",)
+    state = waiting("Resources", expiry_by_cost=True)
+    sure = tuple(replace(x, until=None) for x in state.isolation.exclusions)
+    state = replace(state, isolation=replace(state.isolation, exclusions=sure))
+    assert decide(state, ev.Tick(90_000.0))[0].isolation.excluded == ("n2",)
+
+
+def test_node_is_on_probation_once_its_exclusion_has_ended() -> None:
+    state = waiting("Priority")
+    assert on_probation(state, 100.0) == ()
+    state, _ = decide(state, ev.Tick(4000.0))
+    state, _ = decide(state, ev.JobSeen(4010.0, 7, 1, "RUNNING", nodes=NODES))
+    state, _ = decide(state, ev.StepSeen(4100.0, "7.1", 9))
+    assert on_probation(state, 4200.0) == ("n2",)
+    assert on_probation(state, 4200.0 + 31 * 86400.0) == ()

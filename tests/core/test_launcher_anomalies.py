@@ -264,3 +264,49 @@ def test_the_operator_counts_on_no_step_beyond_a_rollback() -> None:
     state = State(job=Job(7, nodes=NODES), launch=Launch(started=True), progress=Progress(25, 25, durable=20))
     told = RecoverySeen(10.0, "7.0", "l1", "rolled_back", "back to step 8 of 25", "diverged", durable=8)
     assert decide(state, told)[0].progress.durable == 8
+
+
+DOUBT = launcher.AnomalyReported(
+    10.0, 0, "silent_corruption", "silent_corruption", "n2 differs", 20, ("n2",), before=10, back_to=8
+)
+WRONG = replace(DOUBT, key="corrupting_node", what="corrupting_node", words="n2 was wrong")
+
+
+def by_default(state: launcher.State) -> launcher.State:
+    return replace(state, policy=replace(state.policy, rules=DEFAULT))
+
+
+def test_doubtful_weights_go_back_and_every_rank_moves_to_another_node() -> None:
+    state, actions = feed(by_default(training()), DOUBT)
+    assert actions[-1] == launcher.EndLaunch(0, "", evidence=False), "the doubtful state is not saved"
+    state, actions = feed(state, launcher.LaunchEnded(12.0, 0))
+    assert actions[-2:] == [
+        launcher.RollBack(1, 8, None, "silent_corruption at step 20: n2 differs"),
+        launcher.StartLaunch(1, ("n2", "n3", "n1")),
+    ]
+    assert state.health.faults == (), "a doubt is held against nobody"
+
+
+def test_a_node_that_was_wrong_once_is_left_after_a_checkpoint() -> None:
+    state, actions = feed(by_default(with_spare()), replace(WRONG, before=-1, back_to=-1))
+    assert actions[-1] == launcher.RequestCheckpoint(0), "the present state is clean"
+    saved = (launcher.CheckpointPlanned(11.0, 0, 30), launcher.CheckpointDurable(12.0, 30))
+    _, actions = feed(state, *saved, launcher.LaunchEnded(13.0, 0))
+    assert started(actions) == [("n1", "n4", "n3")]
+    assert not [o for o in actions if isinstance(o, launcher.RollBack)]
+
+
+def test_a_node_that_is_wrong_again_is_left_and_its_weights_too() -> None:
+    state, actions = feed(by_default(with_spare()), WRONG)
+    assert actions[-1] == launcher.EndLaunch(0, "", evidence=False)
+    _, actions = feed(state, launcher.LaunchEnded(12.0, 0))
+    assert started(actions) == [("n1", "n4", "n3")]
+    (back,) = [o for o in actions if isinstance(o, launcher.RollBack)]
+    assert (back.to, back.skip) == (8, None)
+
+
+def test_doubtful_weights_without_a_clean_checkpoint_are_only_reported() -> None:
+    for doubt in (replace(DOUBT, back_to=-1), replace(WRONG, back_to=-1)):
+        _, actions = feed(by_default(training()), doubt)
+        (entry,) = actions
+        assert isinstance(entry, launcher.Journal) and "no checkpoint is from step 10 or before" in entry.words

@@ -233,3 +233,37 @@ def test_any_other_first_failure_is_relaunched_without_an_examination() -> None:
     state, _ = feed(fresh(deep=True), launcher.AttemptStarted(0.0), launcher.Stepped(5.0, 0, 4))
     _, actions = failing(state, 10.0, "unknown")
     assert started(actions) == [NODES] and not any(isinstance(o, launcher.CheckNodes) for o in actions)
+
+
+SWITCHES = (("n1", ("top", "a")), ("n2", ("top", "b")), ("n3", ("top", "a")), ("n4", ("top", "a")))
+
+
+def test_ranks_are_ordered_by_the_network_and_the_far_node_is_the_spare() -> None:
+    state, _ = preflight()
+    state, actions = feed(state, launcher.NodesChecked(3.0, "preflight", switches=SWITCHES))
+    assert [sorted(nodes) for nodes in started(actions)] == [["n1", "n3", "n4"]] and state.nodes.spares == ("n2",)
+    assert any("ordered by the network" in entry.words for entry in told(actions, "checked"))
+
+
+def test_a_swap_takes_the_spare_nearest_to_the_neighbours_of_the_lost_node() -> None:
+    five = (*ALL, "n5")
+    where = (*((n, ("top", "a")) for n in NODES), (SPARE, ("top", "far")), ("n5", ("top", "a")))
+    state, _ = preflight(five)
+    ready = [launcher.SpareChecked(4.0, n, good=True) for n in (SPARE, "n5")]
+    state, actions = feed(state, launcher.NodesChecked(3.0, "preflight", switches=where), *ready)
+    assert started(actions) == [NODES]
+    steps = (launcher.Stepped(5.0, 0, 4), launcher.CheckpointDurable(6.0, 4))
+    _, actions = feed(
+        state,
+        *steps,
+        launcher.FaultsFound(7.0, (fault("n2"),)),
+        launcher.LaunchEnded(9.0, 0),
+        launcher.LogsRead(9.5, 0, "unknown", ""),
+    )
+    assert started(actions) == [("n1", "n5", "n3")]
+
+
+def test_slurms_order_stays_if_nothing_is_known_of_the_network() -> None:
+    state, _ = preflight()
+    _, actions = feed(state, launcher.NodesChecked(3.0, "preflight"))
+    assert started(actions) == [NODES]

@@ -7,6 +7,7 @@ from core_launcher import NODES, exits, feed, fresh, outcome
 from transom_cli.core import launcher
 from transom_cli.core.launcher import Action, State
 
+PERSIST = launcher.PersistMemory(0, 15.0)
 MADE = "step 9 was made durable from memory"
 
 
@@ -30,12 +31,12 @@ def died(state: State, at: float = 9.0) -> tuple[State, list[Action]]:
 
 def test_a_launch_that_is_started_again_finds_its_memory_and_nothing_is_written() -> None:
     _, actions = died(training())
-    assert launcher.StartLaunch(1, NODES) in actions and launcher.PersistMemory(0) not in actions
+    assert launcher.StartLaunch(1, NODES) in actions and PERSIST not in actions
 
 
 def test_an_attempt_that_is_handed_up_waits_for_what_is_in_memory() -> None:
     state, actions = died(training(relaunches=0))
-    assert actions[-1] == launcher.PersistMemory(0) and not any(isinstance(o, launcher.FinishAttempt) for o in actions)
+    assert actions[-1] == PERSIST and not any(isinstance(o, launcher.FinishAttempt) for o in actions)
     assert (
         feed(state, launcher.Tick(14.0), launcher.Stepped(15.0, 0, 99), launcher.RanksExited(15.0, 0, exits(0, 0, 0)))[
             1
@@ -73,6 +74,24 @@ def test_it_is_not_waited_for_without_end() -> None:
     assert feed(left, launcher.MemoryPersisted(29.0, 0, 9, MADE))[1] == [], "the outcome stands"
 
 
+def test_large_checkpoints_get_the_time_that_they_are_known_to_take() -> None:
+    """A step takes 60 s, and step 4 became durable 100 s after it was done."""
+    begun = launcher.AttemptStarted(0.0, memory=True)
+    steps = (launcher.Stepped(60.0 * n, 0, n) for n in range(1, 6))
+    state, _ = feed(fresh(relaunches=0), begun, *steps, launcher.CheckpointDurable(340.0, 4))
+
+    def limit(step: int) -> float:
+        (action,) = (a for a in died(feed(state, launcher.Stepped(60.0 * step, 0, step))[0], 2000.0)[1] if
+                     isinstance(a, launcher.PersistMemory))  # fmt: skip
+        return action.seconds
+
+    assert limit(30) == 200.0, "twice as long"
+    assert limit(6) == 120.0, "two steps are repeated in that time"
+    waiting, _ = died(feed(state, launcher.Stepped(1800.0, 0, 30))[0], 2000.0)
+    assert feed(waiting, launcher.Tick(2203.0))[1] == []
+    assert outcome(feed(waiting, launcher.Tick(2205.0))[1]).outcome.why.endswith("did not become durable in time")
+
+
 def test_stop_request_with_hanging_ranks_writes_memory_in_time() -> None:
     state, actions = feed(
         training(),
@@ -80,9 +99,9 @@ def test_stop_request_with_hanging_ranks_writes_memory_in_time() -> None:
         launcher.CheckpointPlanned(20.5, 0, 30),
         launcher.Tick(27.9),
     )
-    assert launcher.PersistMemory(0) not in actions
+    assert PERSIST not in actions
     state, actions = feed(state, launcher.Tick(28.0), launcher.Tick(29.0))
-    assert actions == [launcher.PersistMemory(0)], "once"
+    assert actions == [PERSIST], "once"
     kept, _ = feed(state, launcher.MemoryPersisted(31.0, 0, 9, MADE))
     _, actions = feed(kept, launcher.Tick(40.0), launcher.GracePeriodOver(47.0))
     found = outcome(actions).outcome
@@ -103,7 +122,7 @@ def test_stop_request_with_saving_ranks_leaves_memory_alone() -> None:
     )
     _, actions = feed(state, launcher.Tick(29.0), launcher.LaunchEnded(30.0, 0))
     assert outcome(actions).outcome.why == "stopped by SIGTERM; step 12 is durable"
-    assert launcher.PersistMemory(0) not in actions
+    assert PERSIST not in actions
 
 
 def test_stop_request_while_memory_is_written_ends_in_time() -> None:

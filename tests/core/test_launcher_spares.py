@@ -74,3 +74,24 @@ def test_isolated_nodes_carry_no_rank() -> None:
     assert outcome(actions).again == "hold"
     _, actions = feed(fresh(), launcher.AttemptStarted(0.0, isolated=("n2",)))
     assert actions == [launcher.StartLaunch(0, NODES)], "an operator lives, and knows better"
+
+
+def test_node_on_probation_is_a_spare_first_and_the_last_one_to_be_used() -> None:
+    nodes = (*NODES, SPARE, "n5")
+    begun = launcher.AttemptStarted(0.0, probation=("n1", "n5"))
+    state, actions = feed(fresh(nodes), begun)
+    assert started(actions) == [("n2", "n3", "n4")]
+    assert state.nodes.spares == ("n1", "n5")
+    (entry,) = (a for a in actions if isinstance(a, launcher.Journal))
+    assert (entry.what, entry.nodes) == ("probation", ("n1", "n5"))
+    ready = (launcher.SpareChecked(1.0, n, good=True) for n in ("n1", "n5"))
+    state, _ = feed(state, launcher.Stepped(5.0, 0, 4), *ready)
+    assert started(lost(state, 9.0, "n2")[1]) == [("n1", "n3", "n4")]
+
+
+def test_node_on_probation_carries_a_rank_where_no_other_is_left() -> None:
+    _, actions = feed(fresh(), launcher.AttemptStarted(0.0, probation=("n1",)))
+    assert started(actions) == [NODES]
+    assert not any(isinstance(a, launcher.Journal) for a in actions), "nothing has changed"
+    _, actions = feed(fresh((*NODES, SPARE)), launcher.AttemptStarted(0.0, probation=("n1",)))
+    assert started(actions) == [("n2", "n3", SPARE)]

@@ -30,6 +30,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PACKAGES = {"huggingface": "transformers", "torch_save": "torch"}  # else: the framework's own name
 FRAMEWORKS = ("huggingface", "lightning", "accelerate", "deepspeed", "torch_save")
 WITH_CALLBACK = FRAMEWORKS[:-1]
+WITH_SNAPSHOTS = ("huggingface", "lightning", "accelerate", "deepspeed")
 REPEATS = ("lightning",)  # it begins an interrupted epoch with its first batch again, unless the loader is stateful
 RANKS, STEPS, EVERY = 2, 60, 10
 PATIENCE = 600.0
@@ -38,19 +39,22 @@ NEWEST = "max(Path(args.out).glob('*.ckpt'), key=lambda path: path.stat().st_mti
 UNCHANGED = {  # the examples without transom: what to replace
     "huggingface": (
         ("from transom_cli.integrations.huggingface import TransomCallback, latest", ""),
-        ("TransomCallback(), ", ""),
+        ("TransomCallback(snapshot_every=args.snapshot_every), ", ""),
         ("disable_tqdm=True", "disable_tqdm=False"),
-        ("latest(args.out)", "any(Path(args.out).glob('checkpoint-*'))"),
+        ("latest(trainer)", "any(Path(args.out).glob('checkpoint-*'))"),
     ),
     "lightning": (
         ("from transom_cli.integrations.lightning import TransomCallback, latest", ""),
-        ("TransomCallback(args.out)", "L.pytorch.callbacks.TQDMProgressBar()"),
+        ("TransomCallback(args.out, snapshot_every=args.snapshot_every)", "L.pytorch.callbacks.TQDMProgressBar()"),
         ("enable_progress_bar=False", "enable_progress_bar=True"),
         ("latest(args.out)", NEWEST),
     ),
     "deepspeed": (
         ("from transom_cli.integrations.deepspeed import attach, latest", ""),
-        ("run = attach(engine)", "deepspeed.utils.set_log_level_from_string('info')"),
+        (
+            "run = attach(engine, snapshot_every=args.snapshot_every)",
+            "deepspeed.utils.set_log_level_from_string('info')",
+        ),
         (
             "if path := latest(args.out)",
             "if path := os.path.exists(args.out) and (Path(args.out) / 'latest').read_text()",
@@ -111,15 +115,18 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 class Training:
     """A framework's example, supervised."""
 
-    def __init__(self, person: Person, framework: str, every: int = EVERY, *, plain: bool = False) -> None:
+    def __init__(
+        self, person: Person, framework: str, every: int = EVERY, *, plain: bool = False, snapshots: int = 0
+    ) -> None:
         self.person, self.framework = person, framework
         self.out, self.final = person.cwd / "out", person.cwd / "final"
         person.env |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TRANSOM_CHECKPOINT__FOREIGN__PATTERN": ""}
         if framework == "torch_save" and not plain:
             person.env["TRANSOM_CHECKPOINT__FOREIGN__PATTERN"] = f"{self.out}/ckpt-*.pt"
-        delay = 0.5 if framework == "torch_save" else 0.2  # a seal without code needs 10 s
+        delay = 0.5 if framework == "torch_save" or snapshots else 0.2  # a seal without code needs 10 s
         script = unchanged(framework, person.cwd) if plain else None
         command = example(framework, self.out, self.final, delay=delay, every=every, script=script)
+        command += ("--snapshot-every", str(snapshots)) if snapshots else ()
         self.run = person.start("-N", str(RANKS), "--", *command)
 
     def wait(self, ready: Any) -> dict[str, Any]:
@@ -142,7 +149,7 @@ class Training:
         return view
 
 
-def rank_pid(run: RunDir, rank: int) -> int:
+def rank_pid(run: RunDir, rank: int, script: str = "train.py") -> int:
     """The newest process of a rank, by its environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
@@ -152,7 +159,7 @@ def rank_pid(run: RunDir, rank: int) -> int:
             continue
         names = (paths.RUN_DIR, paths.ROLE, "RANK")
         mine = tuple(map(env.get, names)) == (str(run.path), "rank", str(rank))
-        if mine and "train.py" in (path.parent / "cmdline").read_text(errors="replace"):
+        if mine and script in (path.parent / "cmdline").read_text(errors="replace"):
             found.append(int(path.parent.name))
     return min(found)  # its loader workers are younger
 
@@ -187,6 +194,19 @@ def test_hang_is_seen_without_a_changed_line(person: Person, framework: str) -> 
     assert any("step" in one["message"] for one in view["incidents"]), view["incidents"]
 
 
+def test_trainer_that_reports_to_nvrx_is_watched(person: Person) -> None:
+    if importlib.util.find_spec("nvidia_resiliency_ext") is None:
+        pytest.skip("nvidia-resiliency-ext is not installed; `make test-frameworks` has it")
+    script = Path(__file__).with_name("nvrx_trainer.py")
+    run = person.start("-N", str(RANKS), "--", sys.executable, str(script), str(STEPS))
+    person.wait(run, lambda view: over(view) or (view["step"] >= EVERY and view["steps_since_start"]), PATIENCE)
+    os.kill(rank_pid(run, 1, script.name), signal.SIGSTOP)
+    hung = person.wait(run, lambda view: over(view) or bool(view["incidents"]), PATIENCE)
+    assert "step" in hung["incidents"][0]["message"], hung["incidents"]
+    view = person.wait(run, over, PATIENCE)
+    assert (view["phase"], view["excluded"], view["step"]) == ("done", [], STEPS)
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_resumes_from_sealed_checkpoint_after_rank_kill(person: Person, undisturbed: Any, framework: str) -> None:
     undisturbed(framework)
@@ -196,6 +216,23 @@ def test_resumes_from_sealed_checkpoint_after_rank_kill(person: Person, undistur
     view = training.finish(undisturbed)
     assert max(resumed_from(training)) >= 2 * EVERY
     assert view["checkpoint"]["step"] >= 4 * EVERY if "checkpoint" in view else True
+
+
+@pytest.mark.parametrize("framework", WITH_SNAPSHOTS)
+@pytest.mark.parametrize("newer", ["snapshot", "checkpoint"])
+def test_resumes_from_memory_after_rank_kill(person: Person, undisturbed: Any, framework: str, newer: str) -> None:
+    """Of a snapshot and a sealed checkpoint, the newer one is used."""
+    undisturbed(framework)
+    training = Training(person, framework, every=1000 if newer == "snapshot" else EVERY, snapshots=7)
+    training.wait(lambda view: over(view) or view["step"] >= (2 * 7 + 5 if newer == "snapshot" else 2 * EVERY))
+    if newer == "checkpoint":
+        training.wait_for_seal(2 * EVERY)  # newer than 2 * 7, older than 3 * 7
+    training.signal_rank()
+    training.finish(undisturbed)
+    restored = [int(step) for step in re.findall(r"restored step-(\d+) \(", training.logs())]
+    begun = max([*restored, *resumed_from(training)])
+    assert begun >= (2 * 7 if newer == "snapshot" else 2 * EVERY), training.logs()[-4000:]
+    assert newer == "checkpoint" or begun in restored
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ import pytest
 from slurm_support import client, sleepers, submit, wait_sleepers
 
 from transom_cli.errors import UsageError
+from transom_cli.inject import Fault
 from transom_cli.sandbox import fault_processes, faults, processes
 from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.sandbox.processes import Ident, Proc
@@ -186,3 +188,17 @@ def test_an_unknown_node_is_refused(sandbox: Sandbox) -> None:
     for fault in (faults.kill_node, faults.stop_node, faults.cont_node, faults.restore_node):
         with pytest.raises(UsageError, match="no node 'node9'"):
             fault(sandbox, "node9")
+
+
+def test_a_node_that_computes_wrong_is_listed_until_it_is_undone(sandbox: Sandbox) -> None:
+    faults.corrupt(sandbox, "node2", {"where": "weight", "bit": 3})
+    faults.corrupt(sandbox, "node1", {"where": "weight", "bit": 4})
+    assert [one.undo for one in faults.active(sandbox)] == ["uncorrupt node1", "uncorrupt node2"]
+    file = Path(sandbox.env()["TRANSOM_INJECT"])
+    assert [Fault(**one).node for one in json.loads(file.read_text())] == ["node2", "node1"]
+    faults.uncorrupt(sandbox, "node1")
+    assert [one.undo for one in faults.active(sandbox)] == ["uncorrupt node2"]
+    faults.uncorrupt(sandbox)
+    assert faults.active(sandbox) == []
+    with pytest.raises(UsageError, match="no node 'node77'"):
+        faults.corrupt(sandbox, "node77", {})

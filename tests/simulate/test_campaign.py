@@ -50,6 +50,36 @@ def test_two_policies_are_compared_on_the_same_failures(tmp_path: Path) -> None:
     assert "now against now, on the same failures: goodput +0.000%" in words
 
 
+def test_another_setting_and_another_assumption_are_compared_on_the_same_failures() -> None:
+    found = rows("--what-if", "restart.relaunches=0", "--what-if", "costs.start=900", "-j", "1")
+    assert [r["policy"] for r in found] == ["now", "restart.relaunches=0", "costs.start=900"]
+    assert found[0]["relaunches"] > 0 == found[1]["relaunches"]
+    assert found[0]["hours"]["restart"] < found[2]["hours"]["restart"]
+    for wrong in ("costs.nothing=1", "costs.start=soon", "restart.relaunches"):
+        assert CliRunner().invoke(app, [*SMALL, "--what-if", wrong]).exit_code != 0, wrong
+
+
+def test_restart_within_living_processes_costs_less() -> None:
+    off, on = rows("--in-process", "0,5", "-j", "1")
+    assert (off["in-process"], on["in-process"]) == ("0", "5")
+    assert on["hours"]["restart"] < off["hours"]["restart"] and on["goodput"]["mean"] > off["goodput"]["mean"]
+
+
+def test_run_that_may_shrink_trains_more_slowly_and_does_not_requeue() -> None:
+    waits, shrinks = rows("--min-nodes", "0,6", "-j", "1")
+    assert shrinks["requeues"] < waits["requeues"]
+    assert shrinks["hours"]["slower"] > 10 * waits["hours"]["slower"]
+
+
+def test_page_has_a_curve_over_all_intervals_and_all_assumptions(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    rows("--save-every", "1-4", "--runs", "1", "-j", "1", "--html", str(page))
+    text = page.read_text()
+    assert "Goodput by save every" in text and text.count('<path d="M') == 2, "the mean and its interval"
+    assert "costs.start" in text and "hazard.per_node_day" in text
+    assert "<script" not in text and "http:" not in text
+
+
 def test_first_run_is_kept_for_the_commands_that_read_runs(tmp_path: Path) -> None:
     CliRunner().invoke(app, [*SMALL, "--keep", str(tmp_path / "runs"), "-j", "1"])
     result = CliRunner().invoke(app, ["explain", "--root", str(tmp_path / "runs")])

@@ -116,6 +116,7 @@ def test_blame_expires(run: RunDir) -> None:
     then = attempt.launcher_journal.stat().st_mtime - EXPIRY - 1
     os.utime(old.outcome, (then, then))
     assert begun(run, attempt).isolated == ("n2",)
+    assert begun(run, attempt).probation == ("n1",), "a spare before it carries a rank again"
 
 
 def test_a_live_operator_knows_better_than_the_blame_of_launchers(run: RunDir) -> None:

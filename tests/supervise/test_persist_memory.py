@@ -34,33 +34,33 @@ class Nodes:
 
 def test_a_node_that_has_the_newest_step_is_asked(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, {"n1": (8, False), "n2": (9, False), "n3": (9, False)})
-    assert persist_memory(nodes.ask, NODES, tmp_path, 3) == "step 9 was made durable from memory"
+    assert persist_memory(nodes.ask, NODES, tmp_path, 3, 14.0) == "step 9 was made durable from memory"
     assert nodes.asked == [("n2", 9)]
 
 
 def test_the_next_one_is_asked_where_one_cannot(tmp_path: Path) -> None:
     held = {"n1": (9, False), "n3": (9, False)}
     nodes = Nodes(tmp_path, held, n1={"state": "failed", "trouble": "No space left on device"})
-    assert persist_memory(nodes.ask, NODES, tmp_path, 3) == "step 9 was made durable from memory"
+    assert persist_memory(nodes.ask, NODES, tmp_path, 3, 14.0) == "step 9 was made durable from memory"
     assert nodes.asked == [("n1", 9), ("n3", 9)]
     nodes = Nodes(tmp_path, {"n1": (9, False)}, n1={"state": "failed", "trouble": "No space left on device"})
     words = "step 9, which was held in memory, could not be made durable: No space left on device"
-    assert persist_memory(nodes.ask, NODES, tmp_path, 3) == words
+    assert persist_memory(nodes.ask, NODES, tmp_path, 3, 14.0) == words
 
 
 def test_what_is_durable_or_not_there_is_left_alone(tmp_path: Path) -> None:
     for held in ({"n1": (9, True), "n2": (9, False)}, {}):
         nodes = Nodes(tmp_path, held)
-        assert persist_memory(nodes.ask, NODES, tmp_path, 3) == "" and nodes.asked == []
+        assert persist_memory(nodes.ask, NODES, tmp_path, 3, 14.0) == "" and nodes.asked == []
 
 
 def test_a_folder_that_is_not_the_runs_own_is_named(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path / "else", {"n1": (9, False)})
     words = f"step 9 was made durable from memory in {tmp_path / 'else'}"
-    assert persist_memory(nodes.ask, NODES, tmp_path, 3) == words
+    assert persist_memory(nodes.ask, NODES, tmp_path, 3, 14.0) == words
 
 
 def test_when_the_time_is_up_nobody_is_asked(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, {"n1": (9, False)})
-    assert "there is no time for it" in persist_memory(nodes.ask, NODES, tmp_path, 3, seconds=0.0)
+    assert "there is no time for it" in persist_memory(nodes.ask, NODES, tmp_path, 3, 0.0)
     assert nodes.asked == []

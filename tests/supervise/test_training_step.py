@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.supervise.launcher import training
-from transom_cli.supervise.launcher.training import TrainingStep
+from transom_cli.supervise.launcher.training import StepPlan, TrainingStep
 
 SRUN = """
 import pathlib, sys, time
@@ -37,7 +37,7 @@ def step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Train
 
     def make(away: int, then: str, words: str = AWAY) -> TrainingStep:
         argv = [sys.executable, "-I", "-c", SRUN, str(count), str(away), then, words]
-        return TrainingStep(argv, dict(os.environ), tmp_path / "exits", ("n1", "n2"), 2)
+        return TrainingStep(StepPlan(argv, dict(os.environ), ("n1", "n2"), 2), tmp_path / "exits")
 
     return make
 

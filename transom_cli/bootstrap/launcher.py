@@ -13,6 +13,7 @@ import transom_cli
 from transom_cli.bootstrap.slurm import launcher_slurm
 from transom_cli.config.run_settings import checkpoints_of, health_options, read_settings, rules_of, stall_limits
 from transom_cli.layout import RunDir
+from transom_cli.submit.render import top_up_options
 from transom_cli.supervise.launcher.allocation import gpus_on_node, limit_of, require_commands
 from transom_cli.supervise.launcher.loop import main
 from transom_cli.supervise.launcher.plan import Image, LaunchOptions, container_words, find_program
@@ -70,9 +71,11 @@ def start_launcher(run: RunDir, form: LaunchForm) -> int:
         limits=stall_limits(settings),
         relaunches=settings.restart.relaunches,
         max_without_progress=settings.restart.max_without_progress,
-        nodes=form.nodes,
+        nodes=settings.job.nodes if settings.job.min_nodes and not form.job_step else form.nodes,
         min_nodes=0 if form.job_step else settings.job.min_nodes,
         shrink_unit=settings.job.shrink_unit,
+        top_up=top_up_options(settings, run) if settings.job.top_up and not form.job_step else (),
+        exclude=settings.job.exclude,
         resubmit=settings.restart.how == "resubmit",
         leave_drained=settings.restart.leave_drained,
         expiry=settings.isolate.expiry,
@@ -83,6 +86,7 @@ def start_launcher(run: RunDir, form: LaunchForm) -> int:
         within=within,
         job_step=form.job_step,
         observe=settings.run.mode == "observe",
+        standby=settings.launch.standby,
         agent_cpus=settings.launch.agent_cpus,
     )
     return main(options, launcher_slurm)

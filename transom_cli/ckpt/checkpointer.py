@@ -19,6 +19,7 @@ from transom_cli.ckpt.options import Also, parse_options, refuse_removed
 from transom_cli.ckpt.publish import check_keep
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restore.resume import Restorer
+from transom_cli.ckpt.samples import SampleLog
 from transom_cli.ckpt.save import final_checkpoint
 from transom_cli.ckpt.save.saver import Saver, check_storable
 from transom_cli.ckpt.save.serialize import Serializer, refuse_code
@@ -133,6 +134,7 @@ class Checkpointer:
         self._saver = Saver(options, ranks, live, self._snapshots, self._say, serializer, patience)
         self._prepared = False  # for the first save
         self._closed = False
+        self._samples = SampleLog(state, first=ranks.first)
         self._requests = final_checkpoint.listen()
 
     @property
@@ -252,6 +254,7 @@ class Checkpointer:
                     f"warning: restore() was not called, and {self._passed_over} is in {self.directory}. A restart "
                     "resumes from the newest step, also if it is of another training, and a step that is there is kept"
                 )
+        self._samples.done(step)
         requested = self._requests is not None and self._requests.due(step)
         due = step % self.every == 0
         save = None

@@ -120,11 +120,14 @@ def settings_for(assignments: Sequence[str], off: Sequence[str]) -> Settings:
 
 def run_check(options: Options) -> int:
     """Check, record and print, and return the exit code."""
+    from transom_cli.health.fleet import with_fleet
     from transom_cli.view.terminal import waiting
 
     request = _request(options)
     with waiting(f"checking nodes, for at most {request.budget:.0f} s"):
         report = _replayed(options) if options.replay is not None else _checked(options, request)
+        if options.replay is None:
+            report = with_fleet(report, request.off, os.environ)
     if options.record is not None:
         _record(options, request, report)
     if options.place:

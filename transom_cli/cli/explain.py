@@ -35,6 +35,9 @@ def explain(
     ] = None,
     root: Root = None,
     json_: Json = False,
+    samples: Annotated[
+        bool, typer.Option("--samples", help="Show which samples the steps used, and whether each was used once.")
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show the timeline of every incident, as for a single one.")
     ] = False,
@@ -49,6 +52,7 @@ def explain(
     transom explain demo i2       one incident, with its timeline
     transom explain demo gpu017   everything about a node
     transom explain 18430         what happened around a step of the newest run
+    transom explain --samples     which samples the newest run used
     """
     import json
     import shutil
@@ -58,6 +62,9 @@ def explain(
     if what and incident and what != incident:
         raise UsageError(f"`{what}` and `--incident {incident}` were both given", hint="give one of them")
     found, what = _which(run, what or incident, root)
+    if samples:
+        _samples(found, json_=json_)
+        return
     book = _read(found)
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else NEVER_CUT
     if what is None or _INCIDENT.fullmatch(what):
@@ -70,6 +77,19 @@ def explain(
         print(json.dumps({"schema": 2, "run_id": book.run_id, "about": what, **topic_document(topic)}))
     else:
         print("\n".join(topic_lines(topic, width)))
+
+
+def _samples(run: RunDir, *, json_: bool) -> None:
+    import json
+
+    from transom_cli.supervise.attempt_files import prove_samples
+    from transom_cli.view.samples import sample_document, sample_lines
+
+    proof = prove_samples(run)
+    if json_:
+        print(json.dumps({"schema": 2, "run_id": run.run_id, "samples": sample_document(proof)}))
+    else:
+        print("\n".join(sample_lines(run.run_id, proof)))
 
 
 def _which(run: str | None, what: str | None, root: Path | None) -> tuple[RunDir, str | None]:

@@ -235,6 +235,44 @@ def reset_clock(
 
 
 @fault_app.command()
+def corrupt(
+    node: Node,
+    where: Annotated[
+        str,
+        typer.Option(
+            help="activation, input_gradient, weight_gradient (results of a linear layer), gradient, reduced, moment "
+            "or weight (of a parameter)."
+        ),
+    ] = "activation",
+    name: Annotated[str, typer.Option(help="Text in the name of the layer or parameter.")] = "",
+    bit: Annotated[int, typer.Option(help="The bit to flip; 30 is the highest of a float32's exponent.")] = 28,
+    step: Annotated[int, typer.Option(help="The first step.", min=1)] = 1,
+    steps: Annotated[int, typer.Option(help="For how many steps; 0: for ever.", min=0)] = 0,
+    chance: Annotated[float, typer.Option(help="Its chance in each step.", min=0.0, max=1.0)] = 1.0,
+    seed: Annotated[int, typer.Option(help="Which element is hit.")] = 0,
+    dir: Dir = None,
+) -> None:
+    """Make a node compute wrong in trainings that call `transom_cli.guard`. Undo: uncorrupt."""
+    from transom_cli.sandbox import faults
+
+    fault = {"where": where, "name": name, "bit": bit, "step": step, "steps": steps, "chance": chance, "seed": seed}
+    faults.corrupt(running(dir), node, fault)
+    print(f"{node} computes wrong: bit {bit} of {where} {name}".rstrip())
+
+
+@fault_app.command()
+def uncorrupt(
+    node: Annotated[str, typer.Argument(help="A node [default: all].")] = "",
+    dir: Dir = None,
+) -> None:
+    """Undo corrupt."""
+    from transom_cli.sandbox import faults
+
+    faults.uncorrupt(running(dir), node)
+    print(f"{node or 'every node'} computes right")
+
+
+@fault_app.command()
 def heal(dir: Dir = None) -> None:
     """Undo all faults, cancel jobs, resume nodes."""
     from transom_cli.sandbox import faults

@@ -64,6 +64,9 @@ class Job(Section):
     shrink_unit: int = Field(
         default=1, ge=1, description="with min_nodes: train on multiples of this many nodes (one model replica)"
     )
+    top_up: bool = Field(
+        default=True, description="with min_nodes: submit a job for the missing nodes, which join the running one"
+    )
     gpus_per_node: int = Field(default=0, ge=0, description="GPUs per node (sbatch --gres=gpu:N)")
     tasks_per_node: int | None = Field(
         default=None, ge=1, description="ranks per node; unset: one per GPU, or one on nodes without GPUs"
@@ -144,6 +147,10 @@ class Launch(Section):
         default_factory=lambda: sys.executable,
         min_length=1,
         description="interpreter on the nodes that has transom; unset: the interpreter of transom run",
+    )
+    standby: bool = Field(
+        default=False,
+        description="keep a Python per rank ready, with the training's modules imported, for the next relaunch",
     )
     agent_cpus: str = Field(
         default="",

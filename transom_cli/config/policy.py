@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from transom_cli.config.validation import many
 from transom_cli.core.diagnose import CAUSES
 from transom_cli.core.policy import ISOLATE, ROLLBACK, STOP, SWAP, Rule, compiled
-from transom_cli.diagnose.clue import ODDITIES, Category, Trouble
+from transom_cli.diagnose.clue import ODDITIES, Category, Silent, Trouble
 from transom_cli.slurm.port import JobState
 
 DEFAULT_TABLE = Path(__file__).resolve().parent.parent / "policy.toml"
@@ -68,6 +68,7 @@ Expression = Annotated[str, AfterValidator(_expression)]
 ActionName = Literal["relaunch", "swap", "isolate", "stop", "ignore", "rollback"]
 Odd = Annotated[str, _one_of("reported anomaly", ODDITIES)]
 _OF_LOSS = tuple(trouble.value for trouble in Trouble)
+_ROLLED_BACK = (*_OF_LOSS, Silent.CORRUPTION.value)
 OneOrMany = BeforeValidator(many)
 
 
@@ -132,8 +133,8 @@ class RuleTable(BaseModel):
                 f"rule {self.name!r} can never match: it requires `reported` and {', '.join(never)}, but anomalies are "
                 "reported of a training that has not failed"
             )
-        if ROLLBACK in actions and not set(self.reported) <= set(_OF_LOSS):
-            raise ValueError(f"rule {self.name!r} rolls back, which helps only against {', '.join(_OF_LOSS)}")
+        if ROLLBACK in actions and not set(self.reported) <= set(_ROLLED_BACK):
+            raise ValueError(f"rule {self.name!r} rolls back, which helps only against {', '.join(_ROLLED_BACK)}")
         if actions & {SWAP, ISOLATE} and set(self.reported) & set(_OF_LOSS):
             raise ValueError(
                 f"rule {self.name!r} would isolate or swap a node because of the loss, which no node causes"

@@ -93,6 +93,7 @@ RUN_VARIABLES: frozenset[str] = frozenset(
 """What transom passes to its own processes and to the ranks of a run."""
 
 _OTHERS = (
+    "TRANSOM_INJECT",
     "TRANSOM_SANDBOX",
     "TRANSOM_REQUIRE_SLURM",
     "TRANSOM_NODE",

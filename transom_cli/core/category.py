@@ -37,6 +37,7 @@ _OF_CAUSE = {
     "run_dir_unseen": Category.STORAGE_IO,
     "do_not_restart": Category.USER_CODE,
     "diverged": Category.NUMERIC_DIVERGENCE,
+    "corrupted": Category.GPU_HARDWARE,
 }
 _NAMES = frozenset(c.value for c in Category) - {Category.UNKNOWN.value}
 _ON_PURPOSE = ("left", "maintenance", "isolated_nodes", "stop_request", "slow", "requested")

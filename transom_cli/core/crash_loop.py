@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from transom_cli.core.events import RankExit
 from transom_cli.core.incident import Diagnosis, Incident
@@ -15,6 +16,8 @@ from transom_cli.core.policy import STOP, Rule
 from transom_cli.core.progress import NEAR
 
 OWN = "user_code"  # a second failure of this category is a loop; of any other, a third one
+QUICK = 60.0  # seconds within which a program that exits before its first step has not begun to train
+_CODES = range(1, 126)  # that a program chooses; shells use the others
 _LINE = 160  # characters of the root cause line
 
 
@@ -42,15 +45,31 @@ def _reached(step: int, exits: Iterable[RankExit]) -> int:
 def repeats(fingerprint: str, incident: Incident, earlier: Sequence[Incident]) -> int:
     """Count this failure and the ones before it with the same fingerprint, as long as none got past the same step.
 
-    Returns 1 if steps are not seen, or count from the start of the processes: then they show no progress.
+    Returns 1 if steps are not seen, or count from the start of the processes: then they show no progress. Counts a
+    program that exits by itself at once, before its first step, too.
 
     Args:
         earlier: oldest first.
     """
     step = reached(incident)
+    if codes := _exits_at_once(incident):
+
+        def same(one: Incident) -> bool:
+            known = one.diagnosis is not None and one.diagnosis.decided.fingerprint == fingerprint
+            return known and _exits_at_once(one) == codes
+
+        return 1 + len(list(takewhile(same, reversed(earlier))))
     if step < 0 or incident.since_start:
         return 1
     return 1 + len(_tail(fingerprint, step, earlier, 0))
+
+
+def _exits_at_once(incident: Incident) -> set[int]:
+    """Return the exit codes that the program chose before it began to train."""
+    exits = [one for one in (incident.outcome.exits if incident.outcome else ()) if one.bad and one.signal is None]
+    codes = {one.code or 0 for one in exits} or {incident.exit_code or 0}
+    at_once = 0 < incident.ran <= QUICK and reached(incident) < 0 and codes <= set(_CODES)
+    return codes if at_once else set()
 
 
 def _tail(fingerprint: str, step: int, incidents: Sequence[Incident], near: int) -> tuple[Incident, ...]:

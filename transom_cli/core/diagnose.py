@@ -21,7 +21,11 @@ from transom_cli.plural import ordinal
 
 PREFLIGHT = "preflight"  # the launcher's checks left too few good nodes to begin with
 NODE_FAULT = "node_fault"  # a check found it, beside a training
-SLOW, DIVERGED = REPORTED = ("slow", "diverged")  # a training that stepped was ended for what the policy saw in it
+SLOW, DIVERGED, CORRUPTED = REPORTED = (
+    "slow",
+    "diverged",
+    "corrupted",
+)  # a training that stepped was ended for what the policy saw in it
 DO_NOT_RESTART = 93  # a trainer's own word, as in NVIDIA's resiliency tools
 NO_CHECKPOINT = 15
 STATE_DIFFERS = 18  # a trainer refuses a restored state that is not the saved one
@@ -269,7 +273,10 @@ def _rank_ended(
         return Diagnosis("job_failed", words + line, (), sure=False, isolate="none", restart=True)
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
-    blameless = incident.log_category in OWN_WORDS or bool(others)
+    exits = incident.outcome.exits if incident.outcome else ()
+    begun = max(run.max_step, run.durable, run.step) >= 0
+    everywhere = not begun and bool(first.code) and len({x.node for x in exits if x.code == first.code}) > 1
+    blameless = incident.log_category in OWN_WORDS or bool(others) or everywhere
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     line += f"; or first {others[0].words}{more}: the nodes' clocks do not show the order" if others else ""
     again = 0 if blameless or len(run.nodes) == 1 else _blamed_before(run, first.node)

@@ -174,7 +174,7 @@ class Incident:
     marks: tuple[Mark, ...] = ()
     result: str = ""  # recovered, stopped, nothing
     ended_at: float | None = None
-    ran: float = 0.0  # seconds that the attempt was seen to run before it began
+    ran: float = 0.0  # seconds that the attempt, or the launcher's launch, was seen to run before it began
     since_start: bool = False  # `step` counts from the start of the processes
 
     @property

@@ -32,7 +32,17 @@ class Trouble(str, enum.Enum):
     SCALE = "loss_scale_at_minimum"
 
 
-ODDITIES = tuple(one.value for one in (*Slow, *Trouble))
+class Silent(str, enum.Enum):
+    """What guards against silent corruption have found (core.silent)."""
+
+    CORRUPTION = "silent_corruption"  # the state is doubtful
+    NODE = "corrupting_node"  # a node computes wrong
+    SOFTWARE = "differs_by_software"  # no node is at fault
+    OPEN = "corruption_unexplained"  # over, and nothing shows who was wrong
+    VALUE = "value_not_finite"  # in a gradient, located by layer
+
+
+ODDITIES = tuple(one.value for one in (*Slow, *Trouble, *Silent))
 
 
 class Category(str, enum.Enum):
@@ -64,6 +74,10 @@ class Category(str, enum.Enum):
     SLURM_LAUNCH = "slurm_launch"
     UNKNOWN = "unknown"
     """The training failed, and nothing known explains it."""
+
+
+DEVICES = (Category.GPU_HARDWARE, Category.NVLINK_FABRIC)
+"""Faults of a device, which outlive the job."""
 
 
 class Action(str, enum.Enum):

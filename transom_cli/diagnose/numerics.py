@@ -129,12 +129,12 @@ def watch(
         state = _set_back(state)
     state = replace(state, step=step)
     before = state.loss.good[-1] if state.loss.good and not state.loss.bad else None
-    state = replace(state, loss=_sample(state.loss, step, loss))
+    state = replace(state, loss=sample(state.loss, step, loss))
     found = [_not_finite(state.loss, step), _high(state.loss, step)]
     state, stuck = _stuck(state, step, loss, before)
     found.append(stuck)
     if grad_norm is not None and grad_norm != state.norm_before:  # else it was not fetched again: see beats.client
-        state = replace(state, norm=_sample(state.norm, step, grad_norm), norm_before=grad_norm)
+        state = replace(state, norm=sample(state.norm, step, grad_norm), norm_before=grad_norm)
     found += [_not_finite(state.norm, step), _high(state.norm, step)]
     state, scale = _scale(state, step, loss_scale)
     return _edges(state, step, [one for one in (*found, scale) if one is not None])
@@ -159,7 +159,7 @@ def _set_back(state: NumericsState) -> NumericsState:
     return replace(state, loss=loss, norm=norm, same=0, low=0)
 
 
-def _sample(track: Track, step: int, value: float) -> Track:
+def sample(track: Track, step: int, value: float) -> Track:
     """Add a sample to the good ones, or to those that may begin a problem. A good sample clears the latter."""
     if not math.isfinite(value) or _suspicious(track, value):
         bad = (*track.bad, value)[-WINDOW:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,7 +114,13 @@ class GlobalBatches:
         return found
 
     def loader(
-        self, dataset: Any, *, collate: Callable[[list[Any]], Any] | None = None, workers: int = 0, **options: Any
+        self,
+        dataset: Any,
+        *,
+        collate: Callable[[list[Any]], Any] | None = None,
+        workers: int = 0,
+        make: Callable[..., Iterable[Any]] = torch.utils.data.DataLoader,
+        **options: Any,
     ) -> Iterator[list[MicroBatch]]:
         """Iterate over steps, with data: workers load ahead, and the position counts what was handed out.
 
@@ -123,14 +129,40 @@ class GlobalBatches:
         Args:
             dataset: with `__getitem__`: a torch dataset of that kind, one of Hugging Face, a list.
             collate: as `collate_fn` of a DataLoader.
-            options: further arguments of the DataLoader.
+            make: another loader with the arguments of DataLoader, such as torchdata's StatefulDataLoader. Its own state
+                is that of one rank: store these batches in the checkpoint instead.
+            options: further arguments of the loader.
+
+        Raises:
+            UsageError: the dataset has no positions.
         """
-        ahead = _Ahead(self)
-        loaded = iter(torch.utils.data.DataLoader(
-            dataset, batch_sampler=ahead, collate_fn=collate, num_workers=workers, **options
+        if not hasattr(dataset, "__getitem__") or isinstance(dataset, torch.utils.data.IterableDataset):
+            raise UsageError(
+                f"{type(dataset).__name__} has no positions, which an order of samples needs",
+                "it has no __getitem__, or is an IterableDataset",
+                "use a dataset with __getitem__ and a length (Hugging Face: load_dataset without streaming)",
+            )
+        loaded = iter(make(
+            dataset, batch_sampler=self.sampler(), collate_fn=collate, num_workers=workers, **options
         ))  # fmt: skip
         while True:
             yield [replace(one, data=next(loaded)) for one in self.step()]
+
+    def sampler(self) -> Sampler:
+        """Return a `batch_sampler` for a DataLoader of your own: this rank's passes from the current position on.
+
+        It runs ahead of the training, so it does not move the position. Call `step` once for each step that you train:
+        it returns the weights of the passes that the loader yields next.
+        """
+        return Sampler(self)
+
+    def sample_progress(self) -> dict[str, int | str]:
+        """Return what `transom explain --samples` needs to know of the position (`ckpt.samples`)."""
+        order = f"seed {self.seed}" if self.shuffle else "the dataset's own"
+        return {
+            "position": self.position, "global_batch": self.global_batch, "size": self.size, "world": self.world,
+            "order": order,
+        }  # fmt: skip
 
     def state_dict(self) -> dict[str, int | bool]:
         return {"position": self.position, "size": self.size, "seed": self.seed, "shuffle": self.shuffle}
@@ -163,8 +195,8 @@ class GlobalBatches:
         return self.global_batch * part // parts
 
 
-class _Ahead:
-    """The batch sampler of a DataLoader: yields the indices of pass after pass, from the position at its start."""
+class Sampler(torch.utils.data.Sampler[list[int]]):
+    """Yields the indices of pass after pass, from the position at its start. It does not end."""
 
     def __init__(self, batches: GlobalBatches) -> None:
         self._batches, self._start = batches, batches.position

@@ -8,6 +8,7 @@ from transom_cli.health.check import Check, Tier
 from transom_cli.health.checks import clock, fabric, facts, host, kernel, mounts, processes, run_dir, site, ulimits
 from transom_cli.health.gpu import check as gpu
 from transom_cli.health.gpu import dcgm
+from transom_cli.health.history import criteria
 from transom_cli.health.history.nodes import HistoryLimits
 from transom_cli.health.probe.judge import CHECKS as PROBE
 from transom_cli.health.probe.plan import ProbeLimits
@@ -26,7 +27,7 @@ CHECKS: tuple[Check, ...] = (
     site.CHECK,
     site.NHC_CHECK,
 )
-OVERALL: tuple[str, ...] = ("answer", "alike", "clock_offset", *PROBE)
+OVERALL: tuple[str, ...] = ("answer", "alike", "clock_offset", *PROBE, criteria.CHECK)
 """Findings that come from comparing nodes."""
 LIMITS: tuple[type, ...] = (*dict.fromkeys(c.limits for c in CHECKS), clock.ClockLimits, ProbeLimits, HistoryLimits)
 

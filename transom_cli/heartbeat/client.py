@@ -31,6 +31,7 @@ _NOWHERE = Sink()
 _sink: Sink | None = None  # None: not opened yet
 _explicit = False
 _resumed_from = 0
+_last_step = -1
 _step_known = False  # a Checkpointer has set the step at which training began here
 
 
@@ -91,8 +92,8 @@ class Beat:
             grad_norm: the norm of the gradients; read together with the loss.
             loss_scale: the scale of the loss in mixed precision; read together with the loss.
         """
-        global _explicit
-        _explicit = True
+        global _explicit, _last_step
+        _explicit, _last_step = True, step
         try:
             (_sink or _open()).beat(step, loss, grad_norm, loss_scale)
         except Exception:
@@ -125,6 +126,11 @@ def resumed(step: int) -> None:
     """Let automatic heartbeats count from `step`, where training resumes; 0: it begins. Called by a Checkpointer."""
     global _resumed_from, _step_known
     _resumed_from, _step_known = step, True
+
+
+def known_step() -> int:
+    """The newest step that the trainer has reported, or at which a Checkpointer has resumed; 0 for none."""
+    return max(_last_step, _resumed_from)
 
 
 def _open() -> Sink:

@@ -46,9 +46,14 @@ FLIGHT = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")
 SUFFIX = "beats.suffix"
 """File in an attempt's directory: the random part of the names of its heartbeat directories."""
 
+RANK_MONITOR = "FT_RANK_MONITOR_IPC_SOCKET"
+"""Where the client of nvidia-resiliency-ext in a trainer reports; the node's agent answers (agent.rank_monitor)."""
+
 NOWHERE = "/dev/null"
 """Stands for the heartbeat directory of a node that can have none: nothing can be below it."""
 
+WAITING = "TRANSOM_STANDBY"  # a standby's two descriptors, and the file of modules
+LEARN = "TRANSOM_STANDBY_LEARN"  # the file to which rank 0 writes the modules that it has imported
 AUTO_BEAT_PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "auto")
 """In front of PYTHONPATH, this directory makes an unchanged trainer send heartbeats."""
 
@@ -202,6 +207,11 @@ def request_file(beats_dir: str, launch: int) -> str:
 def listen_prefix(beats_dir: str, launch: int) -> str:
     """Prefix of the files by which the ranks of a launch listen for requests; the rank follows."""
     return f"{beats_dir}/listen-{launch}-"
+
+
+def rank_monitor(beats_dir: str) -> str:
+    """The socket at which the node's agent answers as NVRx's rank monitor."""
+    return f"{beats_dir}/nvrx"
 
 
 def forget_launches(beats_dir: str, before: int) -> None:

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 SCHEMA = 1
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -45,6 +46,7 @@ class RankSteps:
     device: bool = False
     logged: Mapping[str, float | str] = field(default_factory=dict)
     listens: bool = False
+    guard: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class NodeSteps:
 
 
 def encode(spent: NodeSteps) -> str:
-    ranks = [{k: v if k == "logged" else _plain(v) for k, v in vars(rank).items()} for rank in spent.ranks]
+    ranks = [{k: v if k in ("logged", "guard") else _plain(v) for k, v in vars(rank).items()} for rank in spent.ranks]
     return json.dumps({"schema": SCHEMA, "node": spent.node, "attempt": spent.attempt, "ranks": ranks}) + "\n"
 
 
@@ -88,11 +90,16 @@ def _rank(data: Mapping[str, object]) -> RankSteps:
         device=data["device"] is True,
         logged=_logged(data.get("logged")),
         listens=data.get("listens") is True,
+        guard=_object(data.get("guard")),
     )
 
 
 def _logged(data: object) -> dict[str, float | str]:
     return {str(k): v for k, v in data.items() if isinstance(v, (float, str))} if isinstance(data, dict) else {}
+
+
+def _object(data: object) -> dict[str, Any]:
+    return data if isinstance(data, dict) else {}
 
 
 def _plain(value: object) -> object:

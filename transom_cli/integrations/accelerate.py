@@ -1,4 +1,4 @@
-"""accelerate: heartbeats with the loss, final checkpoints, seals.
+"""accelerate: heartbeats with the loss, final checkpoints, seals, snapshots.
 
     from transom_cli.integrations.accelerate import attach, latest
 
@@ -10,6 +10,10 @@
         accelerator.save_state(f"out/checkpoint_{run.step}")
 
 `save_state` seals what it has written. Steps are those of the first optimizer, not micro-batches.
+
+With `attach(accelerator, snapshot_every=10)` and `run.snapshot()` at the end of each step, a snapshot of what
+accelerate saves is kept in node memory as well. Training resumes from that if it is newer: `load_state` then does
+nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +23,21 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from transom_cli.integrations.base import Attached, latest
+from transom_cli.integrations.memory import keeps
 
 __all__ = ["attach", "latest"]
 
 
-def attach(accelerator: Any) -> Attached:
-    """Report the steps of a prepared accelerator, and seal what its `save_state` writes."""
+def attach(accelerator: Any, *, snapshot_every: int | None = None) -> Attached:
+    """Report the steps of a prepared accelerator, and seal what its `save_state` writes.
+
+    Args:
+        snapshot_every: keep a snapshot in memory after each of this many steps. Objects that are registered for
+            checkpointing later are not in it.
+    """
     run = Attached()
     accelerator.register_for_checkpointing(run)
-    backward, save = accelerator.backward, accelerator.save_state
+    backward, save, load = accelerator.backward, accelerator.save_state, accelerator.load_state
     newest: list[Any] = [None]
     first = accelerator._optimizers[0].optimizer if accelerator._optimizers else None
 
@@ -44,6 +54,28 @@ def attach(accelerator: Any) -> Attached:
         run.rank.saved(folder, run.step)
         return folder
 
-    accelerator.backward, accelerator.save_state = backward_and_note, save_and_seal
+    def load_if_newer(input_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return None if input_dir is not None and run.is_newer(input_dir) else load(input_dir, *args, **kwargs)
+
+    accelerator.backward, accelerator.save_state, accelerator.load_state = (
+        backward_and_note,
+        save_and_seal,
+        load_if_newer,
+    )
+    if keeps(snapshot_every):
+        run.remember(_state(accelerator), snapshot_every or 1)
     register_optimizer_step_post_hook(stepped)
     return run
+
+
+def _state(accelerator: Any) -> dict[str, Any]:
+    """What `save_state` saves. The Checkpointer adds the random numbers."""
+    parts: dict[str, list[Any]] = {
+        "model": accelerator._models,
+        "optimizer": [one.optimizer for one in accelerator._optimizers],
+        "scheduler": [one.scheduler for one in accelerator._schedulers],
+        "scaler": [accelerator.scaler] if getattr(accelerator, "scaler", None) is not None else [],
+        "data": [one for one in accelerator._dataloaders if getattr(one, "use_stateful_dataloader", False)],
+        "custom": accelerator._custom_objects,
+    }
+    return {f"{name}{n}": one for name, found in parts.items() for n, one in enumerate(found)}

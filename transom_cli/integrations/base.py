@@ -21,6 +21,7 @@ from transom_cli.ckpt.failures import describe
 from transom_cli.ckpt.save import final_checkpoint
 from transom_cli.heartbeat import client
 from transom_cli.integrations import experiment
+from transom_cli.integrations.memory import Snapshots
 
 
 def latest(output_dir: str | Path) -> str | None:
@@ -30,6 +31,12 @@ def latest(output_dir: str | Path) -> str | None:
     if found is not None:
         experiment.resume_after(found.step)
     return path
+
+
+def checkpoint_step(checkpoint: str | Path) -> int | None:
+    """The step of a checkpoint, by its seal or its name."""
+    found = seal.read_seal(Path(checkpoint))
+    return found.step if found is not None else seal.step_of(Path(checkpoint).name)
 
 
 class Rank:
@@ -75,8 +82,8 @@ class Rank:
         Rank 0 seals in the background, unless the checkpoint is final: then all ranks wait, since they may be ended as
         soon as they continue.
         """
-        _barrier()  # all parts are written
-        if _first():
+        barrier()  # all parts are written
+        if first():
             experiment.keep()
             if self._sealing is not None:
                 self._sealing.result()
@@ -84,7 +91,7 @@ class Rank:
         if self.due:
             if self._sealing is not None:
                 self._sealing.result()
-            _barrier()
+            barrier()
             self.due = False
             if self._requests is not None:
                 self._requests.follow(None)
@@ -116,12 +123,14 @@ class Attached:
     """A training loop of the user's own, as `attach` returns it.
 
     step: finished optimizer steps. due: a final checkpoint is requested, on all ranks: save now. stop: then leave the
-    loop (only in a script without transom's launcher).
+    loop (only in a script without transom's launcher). memory: snapshots in memory, if the script wants some.
     """
 
     def __init__(self) -> None:
         self.rank = Rank()
         self.step = 0
+        self.memory: Snapshots | None = None
+        self._restored = -1
         self._begun = False
 
     @property
@@ -132,9 +141,31 @@ class Attached:
     def stop(self) -> bool:
         return self.rank.stop
 
+    def remember(self, state: dict[str, Any], every: int) -> None:
+        """Keep snapshots of `state`, which includes this object, and resume from the newest one."""
+        self.memory = Snapshots(state, every)
+        self._restored = self.memory.resume()
+        if self._restored >= 0:
+            experiment.resume_after(self._restored)
+
+    def is_newer(self, checkpoint: str | Path) -> bool:
+        """Whether training has resumed from a snapshot in memory that is newer than a checkpoint on disk."""
+        step = checkpoint_step(checkpoint)
+        newer = step is not None and step <= self._restored
+        if not newer and self.memory is not None:
+            self.memory.failure, self._restored = None, -1  # all of the state is loaded now
+        return newer
+
+    def snapshot(self) -> None:
+        """Keep a snapshot in memory if one is due. Call it at the end of each step, where the state is complete."""
+        if self.memory is not None:
+            self.memory.save(self.step)
+
     def begin(self, step: int) -> None:
         """The first step of this process follows `step`."""
         if not self._begun:
+            if self.memory is not None and self.memory.failure is not None:
+                raise self.memory.failure
             self._begun, self.step = True, step
             self.rank.begin(step)
 
@@ -142,6 +173,10 @@ class Attached:
         self.begin(step - 1)
         self.step = step
         self.rank.step(step, loss)
+
+    def close(self) -> None:
+        """Wait until the last checkpoint is sealed. Call it at the end of the training."""
+        self.rank.close()
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}
@@ -163,12 +198,12 @@ def _distributed() -> Any:
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
-def _barrier() -> None:
+def barrier() -> None:
     dist = _distributed()
     if dist is not None:
         dist.barrier()
 
 
-def _first() -> bool:
+def first() -> bool:
     dist = _distributed()
     return dist is None or dist.get_rank() == 0

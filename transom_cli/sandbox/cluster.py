@@ -135,6 +135,11 @@ class Sandbox:
         return ("munged", *database, "slurmctld", *self.node_names)
 
     @property
+    def corruptions(self) -> Path:
+        """The file of the values that a training computes wrong, as `transom_cli.inject` reads it."""
+        return self.dir / "corrupt.json"
+
+    @property
     def _first_on_path(self) -> str:
         """Folders of the release: transom on its Python, if it has one, and its Slurm."""
         return f"{self.dir}/bin{os.pathsep}{self.spec.home}/bin" if self.spec.home else ""
@@ -145,6 +150,7 @@ class Sandbox:
         They also keep these nodes out of the user's own history of nodes.
         """
         env = {"SLURM_CONF": str(self.dir / "slurm.conf"), "TRANSOM_STATE_DIR": str(self.dir / "state")}
+        env["TRANSOM_INJECT"] = str(self.corruptions)
         env |= sites.env(self.spec.site, self.dir)
         if self.spec.home:
             env["PATH"] = callers_path(self._first_on_path)

@@ -233,7 +233,7 @@ def slowed(sb: Sandbox) -> list[tuple[int, int]]:
 
 def find_rank(sb: Sandbox, job_id: int, rank: int) -> list[Proc]:
     """Return the process of a global rank and its descendants, itself first."""
-    running = processes.of_job(sb.cluster, job_id)
+    running = [proc for proc in processes.of_job(sb.cluster, job_id) if not _is_standby(proc)]
     tops = rank_tops(running)
     if rank not in tops:
         there = ", ".join(map(str, sorted(tops))) or "none"
@@ -254,6 +254,12 @@ def rank_tops(running: Sequence[Proc]) -> dict[int, Proc]:
     ranks = {p.pid: int(p.environ.get("RANK") or p.environ["SLURM_PROCID"]) for p in tasks}
     tops = [p for p in tasks if ranks.get(p.ppid) != ranks[p.pid]]
     return {ranks[p.pid]: p for p in sorted(tops, key=lambda p: (int(p.environ["SLURM_STEP_ID"]), -p.ident.start))}
+
+
+def _is_standby(proc: Proc) -> bool:
+    """Whether the process waits for a launch that has not begun (`launch.standby`)."""
+    attempt, launch = proc.environ.get("TRANSOM_ATTEMPT_DIR"), proc.environ.get("TRANSOM_LAUNCH")
+    return "TRANSOM_STANDBY" in proc.environ and not Path(f"{attempt}/exits/{launch}").exists()
 
 
 def _throttles(sb: Sandbox) -> list[Proc]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from transom_cli.errors import TransomError
+from transom_cli.errors import TransomError, UsageError
+from transom_cli.files import replace_text
 from transom_cli.sandbox import processes, sites
 from transom_cli.sandbox.cluster import Sandbox, wait_until
 from transom_cli.sandbox.fault_clock import clock_env, jump_clock, offsets, reset_clock
@@ -57,6 +60,7 @@ __all__ = [
     "cont_launcher",
     "cont_node",
     "cont_rank",
+    "corrupt",
     "fill_disk",
     "free_disk",
     "fresh_files",
@@ -81,6 +85,7 @@ __all__ = [
     "stop_launcher",
     "stop_node",
     "stop_rank",
+    "uncorrupt",
     "unshare_disk",
     "unslow_rank",
     "writable_disk",
@@ -93,6 +98,22 @@ class Active:
 
     what: str
     undo: str
+
+
+def corrupt(sb: Sandbox, node: str, fault: dict[str, Any]) -> None:
+    """Make guarded trainings compute wrong on a node from now on. fault: arguments of `transom_cli.inject.Fault`."""
+    if node not in sb.node_names:
+        raise UsageError(f"The sandbox has no node {node!r}", f"its nodes: {', '.join(sb.node_names)}")
+    replace_text(sb.corruptions, json.dumps([*_corruptions(sb), {**fault, "node": node}]))
+
+
+def uncorrupt(sb: Sandbox, node: str = "") -> None:
+    """Undo `corrupt`; "": on all nodes."""
+    replace_text(sb.corruptions, json.dumps([one for one in _corruptions(sb) if node not in ("", one["node"])]))
+
+
+def _corruptions(sb: Sandbox) -> list[dict[str, Any]]:
+    return json.loads(sb.corruptions.read_text()) if sb.corruptions.exists() else []
 
 
 def active(sb: Sandbox) -> list[Active]:
@@ -119,6 +140,8 @@ def active(sb: Sandbox) -> list[Active]:
     found += [Active(*_disk_words(disk, alive.get(disk, "dead"))) for disk in sb.mounts()]
     for folder, how in sb.late().items():
         found.append(Active(f"the nodes see {folder} late ({how} s)", f"fresh-files {folder}"))
+    for node in sorted({one["node"] for one in _corruptions(sb)}):
+        found.append(Active(f"{node} computes wrong", f"uncorrupt {node}"))
     for host, wrong in offsets(sb).items():
         if wrong:
             found.append(Active(f"the clock of {host} is wrong by {wrong:+g} s", f"reset-clock --host {host}"))
@@ -158,6 +181,7 @@ def heal(sb: Sandbox) -> None:
     for disk in map(Path, sb.disks()):
         free_disk(sb, disk)
     reset_clock(sb)
+    uncorrupt(sb)
     for proc in processes.of_sandbox(sb.cluster):
         if proc.state in "Tt":
             processes.signal_one(proc.ident, signal.SIGCONT)

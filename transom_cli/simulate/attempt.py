@@ -75,7 +75,11 @@ class Attempt:
         self.name, self.nodes = attempt_name(job_id, restart), nodes
         wanted = min(cluster.scenario.nodes, len(nodes))
         self.state = la.State(
-            job_id, restart, la.Nodes(nodes, wanted, batch_host=nodes[0]), 1, cluster.scenario.launcher
+            job_id,
+            restart,
+            la.Nodes(nodes, wanted, cluster.scenario.fewest, cluster.scenario.unit, batch_host=nodes[0]),
+            1,
+            cluster.scenario.launcher,
         )
         self.records: list[dict[str, Any]] = []
         self.progress: list[dict[str, Any]] = []
@@ -107,6 +111,11 @@ class Attempt:
     def step(self) -> int:
         return self.training.step(self._time.now) if self.training is not None else -1
 
+    @property
+    def furthest(self) -> int:
+        """The newest step of all launches."""
+        return max(self.step(), *(line["step"] for line in self.progress), -1)
+
     def durable(self) -> int:
         """Return the newest durable step of the present launch."""
         costs, training = self._costs, self.training
@@ -119,6 +128,10 @@ class Attempt:
         training, now = self.training, self._time.now
         step = self.step()
         durable = self._cluster.durable()
+        if training is not None and self.state.progress.durable < durable == self.durable():
+            when = min(now, training.time_of(durable) + self._costs.persist)
+            self.hear(la.Stepped(when, training.launch, training.step(when)))
+            self.hear(la.CheckpointDurable(when, durable))
         if training is not None and step >= 0:
             self.hear(la.Stepped(now, training.launch, step))
             self._sample()
@@ -198,9 +211,11 @@ class Attempt:
         self._report(ev.LaunchSeen(now, self.name, action.launch, action.nodes, len(nodes), idle, faults=action.faults))
         base, in_memory = max((self._memory, True), (cluster.durable(), False))
         read = costs.read_memory if in_memory else costs.read_disk if base >= 0 else 0.0
-        first = now + self._some(costs.start + read)
+        same = self.training is not None and self.training.nodes == action.nodes
+        first = now + self._some((costs.in_process if same and costs.in_process else costs.start) + read)
         self._memory, self._cause = base, None
-        self.training = Training(action.launch, action.nodes, base, first, costs)
+        step = costs.step * cluster.scenario.nodes / len(nodes)
+        self.training = Training(action.launch, action.nodes, base, first, replace(costs, step=step))
         self._answer(1.0, la.TasksSeen(now, action.launch))
         self._time.at(first, self._first_step, action.launch)
         for node in nodes:
@@ -321,12 +336,16 @@ class Attempt:
         if fault.effect == LOST:
             self._stop_for(node, fault)
             self._lose(node)
+            if self._costs.reset:
+                exits = self._exits((n for n in training.nodes if n != node.name), 1)
+                self._answer(self._costs.reset, la.RanksExited(0.0, training.launch, exits))
         elif fault.effect == CRASH:
             self._stop_for(node, fault)
             self._answer(SEEN, la.RanksExited(0.0, training.launch, self._exits((node.name,), 1)))
             self._maybe_found(node, fault)
         elif fault.effect == HANG:
-            step, limit = self._stop_for(node, fault), self._cluster.scenario.patient
+            scenario = self._cluster.scenario
+            step, limit = self._stop_for(node, fault), scenario.tight if fault.stopped else scenario.patient
             stall = ev.Stall(step, limit, limit, (training.nodes.index(node.name),), (node.name,))
             self._answer(limit, la.Stalled(0.0, training.launch, stall))
         elif fault.effect == SLOW:

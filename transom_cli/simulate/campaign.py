@@ -38,7 +38,10 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """The runs of one scenario. hours: lost on average, by kind. Counts are means per run."""
+    """The runs of one scenario. Counts are means per run.
+
+    hours: Lost on average, by kind; `slower`: by slow steps, also those on fewer nodes.
+    """
 
     goodput: Interval
     hours: dict[str, float]
@@ -54,6 +57,7 @@ class Summary:
     @classmethod
     def of(cls, runs: Sequence[Outcome]) -> Summary:
         lost = {k.value: fmean(r.seconds(k) for r in runs) / 3600.0 for k in Kind if k is not Kind.PRODUCTIVE}
+        lost["slower"] = fmean(max(0.0, r.seconds(Kind.PRODUCTIVE) - r.work) for r in runs) / 3600.0
         return cls(
             Interval.of([r.goodput for r in runs]),
             {kind: hours for kind, hours in lost.items() if hours > 0},

@@ -17,6 +17,7 @@ from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.goodput import NS, Kind
 from transom_cli.core.operator import actions as act
 from transom_cli.core.operator.decide import decide, next_deadline
+from transom_cli.core.operator.isolation import on_probation
 from transom_cli.core.operator.state import Request, State
 from transom_cli.simulate.attempt import Attempt
 from transom_cli.simulate.fleet import Fleet, Node
@@ -37,6 +38,7 @@ class Outcome:
     Attributes:
         sums: Where the time went, as `transom goodput` counts it.
         horizon: The simulated time in seconds. A run that stopped early trained nothing afterwards.
+        work: Seconds that all steps would have taken on all nodes, undisturbed.
         isolated: Nodes drained and excluded. wrong: of them, those with which nothing was wrong.
         recoveries: (cause, seconds from the fault to the next step) of every incident that ended well.
     """
@@ -44,6 +46,7 @@ class Outcome:
     seed: int
     sums: goodput.Sums
     horizon: float
+    work: float
     phase: str
     verdict: str
     faults: int
@@ -57,7 +60,7 @@ class Outcome:
 
     @property
     def goodput(self) -> float:
-        return self.seconds(Kind.PRODUCTIVE) / self.horizon
+        return self.work / self.horizon
 
     def seconds(self, kind: Kind) -> float:
         return self.sums.ns[kind] / NS
@@ -71,7 +74,9 @@ class Cluster:
         self.scenario, self.seed = scenario, seed
         self.timeline = Timeline(BEGIN, f"{seed}/run")
         self.fleet = Fleet(self.timeline, scenario, seed, self._failed, self._returned, self._noticed)
-        self.state = State(policy=scenario.operator, request=Request(scenario.requested, scenario.spares))
+        self.state = State(
+            policy=scenario.operator, request=Request(scenario.requested, scenario.spares, fewest=scenario.fewest)
+        )
         self.journal: list[ev.Event] = []
         self.attempts: list[Attempt] = []
         self._history = goodput.JournalHistory()
@@ -270,6 +275,7 @@ class Cluster:
             taken=tuple(replace(t, at=t.at - (now - o.at)) for o in known for t in o.taken),
             lacked=bool(before) and before[-1] is not None and before[-1].cause in ("isolated_nodes", PREFLIGHT),
             memory=self.scenario.costs.memory,
+            probation=on_probation(self.state, now) if self.scenario.probation else (),
         )
 
     def _running(self, attempt: Attempt) -> None:
@@ -345,6 +351,7 @@ class Cluster:
             self.seed,
             account.whole,
             horizon,
+            (max((one.furthest for one in self.attempts), default=-1) + 1) * self.scenario.costs.step,
             phase,
             verdict,
             self._faults,

@@ -32,6 +32,7 @@ class Fault:
         again: Mean time until a broken node fails again.
         repair: Median time out of service, once the node is drained or lost.
         factor: Of the step time, if the effect is slow.
+        stopped: The process that hangs is seen to be stopped: the tight limit applies.
         hardware: A hardware fault, as the trace says.
     """
 
@@ -47,6 +48,7 @@ class Fault:
     again: float = 900.0
     repair: float = 20.4 * HOUR
     factor: float = 1.0
+    stopped: bool = False
     hardware: bool = False
 
 
@@ -122,12 +124,14 @@ class Costs:
         protect: How snapshots are protected against lost nodes, as for the Checkpointer.
         start: From a launch to its first step, without reading the state.
         read_memory, read_disk: Reading the state.
+        in_process: Start of a relaunch on the same nodes by processes that stay alive; 0: all processes start again.
         launcher: From the start of a job to its launcher.
         preflight, deep: A round of checks.
         end, evidence, logs: Ending a launch; collecting stacks after a hang; reading logs.
         probe, isolate, requeue: The operator's actions.
         queue: Mean wait of a requeued job, exponential, once its nodes are free.
         slurm_down: Silence after which Slurm calls a node down.
+        reset: Until the ranks on other nodes fail when a node vanishes; 0: they wait for it.
         look: Until the operator sees what the launcher wrote.
         slow_after: Until a slow node is reported.
         noise: Sigma of the log-normal durations.
@@ -145,6 +149,7 @@ class Costs:
     start: float = 90.0
     read_memory: float = 10.0
     read_disk: float = 60.0
+    in_process: float = 0.0
     launcher: float = 5.0
     preflight: float = 15.0
     deep: float = 120.0
@@ -156,6 +161,7 @@ class Costs:
     requeue: float = 3.0
     queue: float = 0.0
     slurm_down: float = 300.0
+    reset: float = 0.0
     look: float = 0.3
     slow_after: float = 120.0
     noise: float = 0.2
@@ -196,18 +202,23 @@ class Scenario:
 
     Attributes:
         nodes, spares: With and without ranks.
+        fewest: Nodes that may train while others are lost, at a speed in proportion; 0: always all.
+        unit: They are a multiple of it.
         pool: Nodes of the cluster that the job may use; 0: as many as the job requests, and 4% more.
         trace: Recorded outages, in place of `hazard`.
         steps: Length of the training; 0: it ends with the time.
         limit, warn: Time limit of an attempt, and Slurm's warning before it; 0: none.
         limits: Of the stall detector.
         lifts: Administrators lift a drained node's exclusion when they return it.
+        probation: Nodes that returned are spares before they carry a rank, as in a real run.
         operator, launcher: The settings of the deciders.
     """
 
     nodes: int
     days: float = 30.0
     spares: int = 0
+    fewest: int = 0
+    unit: int = 1
     pool: int = 0
     hazard: Hazard = field(default_factory=Hazard)
     trace: Trace | None = None
@@ -217,6 +228,7 @@ class Scenario:
     warn: float = 120.0
     limits: StallLimits = field(default_factory=StallLimits)
     lifts: bool = True
+    probation: bool = True
     operator: Policy = field(default_factory=Policy)
     launcher: LauncherPolicy = field(default_factory=lambda: LauncherPolicy(preflight=True, deep=True))
 

@@ -244,6 +244,26 @@ def operator_tag(run_id: str) -> str:
     return f"transom-operator:{run_id}"
 
 
+def top_up_comment(run_id: str, attempt: str = "") -> str:
+    """Return the comment of a job that brings nodes to an attempt. It is no tag: the job never trains by itself."""
+    return f"transom-top-up:{run_id}:{attempt}"
+
+
+def top_up_options(settings: Settings, run: RunDir) -> tuple[str, ...]:
+    """Return the sbatch options of a top-up job: what the run's own job asks for on each node."""
+    torchrun = settings.launch.kind == "torchrun"
+    return (
+        *job_flags(settings),
+        f"--job-name=top-up-{run.run_id}",
+        f"--output={output_pattern(str(run.path), 'top-up-%j.log')}",
+        f"--ntasks-per-node={1 if torchrun else settings.ranks_per_node}",
+        *([f"--gres=gpu:{settings.job.gpus_per_node}"] if settings.job.gpus_per_node else []),
+        "--no-kill",
+        "--no-requeue",
+        "--mail-type=NONE",
+    )
+
+
 def operator_script(run: RunDir, transom: Sequence[str]) -> str:
     """Return the operator's batch script. transom: the command line that starts transom."""
     words = " ".join(str(sh(word)) for word in transom)

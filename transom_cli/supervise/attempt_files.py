@@ -17,8 +17,10 @@ from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.events import RankExit
 from transom_cli.core.goodput.account import Loss
 from transom_cli.core.operator.state import SavesFail, State
+from transom_cli.core.samples import Mark, Proof, prove
 from transom_cli.files import json_lines
 from transom_cli.layout import AttemptDir, RunDir
+from transom_cli.supervise.handoff_record import attempt_numbers
 
 _LAST = 4096  # bytes of progress.jsonl that hold its last line
 LIST_AGAIN = 1.0  # seconds after which a folder is listed although its modification time is the same
@@ -206,6 +208,30 @@ def read_losses(attempt: AttemptDir) -> Iterator[Loss]:
             continue
         if isinstance(loss, (int, float)):
             yield Loss(attempt.name, launch, float(at), step, float(loss))
+
+
+def read_sample_marks(attempt: AttemptDir) -> Iterator[Mark]:
+    """Yield what rank 0 of each launch recorded of its data position (`ckpt.samples`)."""
+    files = [path for path in listed(attempt.samples(0).parent) if path.stem.isdecimal()]
+    for path in sorted(files, key=lambda path: int(path.stem)):
+        try:
+            for record in json_lines(path.read_bytes()):
+                yield build(Mark, {**record, "launch": f"{attempt.name}.{path.stem}"})
+        except (OSError, BadRecord):
+            continue
+
+
+def prove_samples(run: RunDir) -> Proof:
+    """Return which samples the run's steps used. Later steps than the record of the last launch shows do not count."""
+    attempts = [run.attempt(*number) for number in sorted(attempt_numbers(run))]
+    marks = [mark for attempt in attempts for mark in read_sample_marks(attempt)]
+    last = next((a for a in reversed(attempts) if marks and marks[-1].launch.rpartition(".")[0] == a.name), None)
+    if last is None:
+        return prove(marks, -1)
+    logged, outcome = read_logged(last), read_outcome(last, 0.0)
+    step = logged.get("step") if f"{last.name}.{logged.get('launch')}" == marks[-1].launch else None
+    done = outcome.step if outcome is not None and outcome.status == "done" and not outcome.since_start else -1
+    return prove(marks, max(step if isinstance(step, int) else -1, done))
 
 
 def read_logged(attempt: AttemptDir) -> dict[str, object]:

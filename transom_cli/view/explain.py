@@ -116,7 +116,8 @@ def _launches(book: RunRecord, node: str) -> Iterator[Fact]:
     for launcher in book.launchers:
         for record in launcher.records:
             at, kind = record.get("wall"), record.get("type")
-            if isinstance(at, (int, float)) and kind in ("agent", "spare", "leftovers") and record.get("node") == node:
+            here = record.get("node") == node or (kind == "standby" and node in record.get("nodes", ()))
+            if isinstance(at, (int, float)) and kind in ("agent", "spare", "standby", "leftovers") and here:
                 parts = [str(record[key]) for key in ("what", "words") if record.get(key)]
                 if kind == "spare":
                     parts = ["ready" if record.get("good") is True else "not ready", *parts]

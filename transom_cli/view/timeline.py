@@ -29,6 +29,7 @@ _PARTS = {
     "diagnosed": "decided",
     "decided": "decided",
     "nothing": "decided",
+    "compared": "decided",
     "spared": "decided",
     "withheld": "withheld",
     "capped": "refused",
@@ -191,7 +192,8 @@ def distinct_entries(timeline: Timeline) -> Iterator[tuple[Entry, str]]:
 
 def mark_message(what: str, message: str) -> str:
     """Return a mark's message, with its kind if the message alone does not say it."""
-    return _PREFIXES.get(what, "") + message
+    prefix = "" if message.startswith("continues ") else _PREFIXES.get(what, "")
+    return prefix + message
 
 
 def clock(times: Sequence[float]) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.diagnose.clue import Action, Category, Culprit
-from transom_cli.diagnose.logs.diagnosis import Diagnosed, diagnose_logs, evidence
+from transom_cli.diagnose.logs.diagnosis import Diagnosed, action_of, diagnose_logs, evidence
 from transom_cli.diagnose.logs.matches import decode, encode
 from transom_cli.diagnose.logs.reader import hits_in_file
 from transom_cli.diagnose.logs.rule_files import load
@@ -116,7 +116,7 @@ def test_xid_45_is_judged_by_the_xid_before_it_and_a_relayed_kernel_line_names_t
         tmp_path, f"Xid errors on instance: gpu7, Error: May 29 01:37:38 gpu7 kernel: {line.format(79)}"
     ).incidents
     assert (first.category, first.root.rule.action) == (Category.GPU_HARDWARE, Action.ISOLATE)
-    assert first.culprits == (Culprit("gpu7", None, "0000:65:00"),)
+    assert first.culprits == (Culprit("gpu7", None, "0000:65:00.0"),)
     (first,) = of(tmp_path, line.format(31)).incidents
     assert first.category is Category.CUDA_KERNEL_FAULT
 
@@ -158,3 +158,50 @@ def test_a_rank_below_those_that_wait_is_the_culprit_if_it_prints_nothing(tmp_pa
     assert first.culprits == (Culprit(rank=0),)
     (first,) = of(tmp_path, "".join(waits.format(rank) for rank in (4, 5, 6, 7))).incidents
     assert first.culprits == (), "this may be the log of one node of two"
+
+
+@pytest.mark.parametrize(
+    ("end", "reported"),
+    [
+        ("slurmstepd: error: *** JOB 7 ON gpu3 CANCELLED AT 2026-01-05T03:20:11 DUE TO TIME LIMIT ***\n", False),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\n", False),
+        ("gpu3 kernel: NVRM: Xid (PCI:0000:65:00): 79, pid=4711, GPU has fallen off the bus.\n", True),
+    ],
+)
+def test_a_launch_that_trains_replaces_how_the_one_before_ended(tmp_path: Path, end: str, reported: bool) -> None:
+    assert bool(of(tmp_path, end + OMP + steps()).incidents) is reported
+    assert of(tmp_path, end + steps()).incidents, "other ranks of the same launch still print"
+
+
+def test_several_accused_peers_isolate_nobody(tmp_path: Path) -> None:
+    line = (
+        "gpu{}:22:91 [4] NCCL WARN NET/IB : Got completion from peer 10.2.0.{}<41217> with status={} opcode=0 len=0\n"
+    )
+    (first,) = of(tmp_path, line.format(1, 17, 12)).incidents
+    assert (first.culprits, action_of(first)) == ((Culprit("10.2.0.17"),), Action.ISOLATE)
+    (first,) = of(tmp_path, line.format(1, 17, 12) + line.format(2, 18, 12)).incidents
+    assert (first.culprits, action_of(first)) == ((), Action.REQUEUE)
+    (first,) = of(tmp_path, line.format(1, 17, 5)).incidents
+    assert (first.culprits, action_of(first)) == ((), Action.REQUEUE), "a closed connection has a reason of its own"
+
+
+def test_whose_line_says_the_same_is_the_culprit(tmp_path: Path) -> None:
+    text = f"{TRACE}RuntimeError: CUDA error: uncorrectable ECC error encountered\n[rank1]: " + OOM.splitlines()[0]
+    text += "\n[rank1]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+    first, *_ = of(tmp_path, text).incidents
+    assert first.culprits == (Culprit(rank=1),)
+    killed = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\nsrun: error: gpu3: task 4: Out Of Memory\n"
+    (first,) = of(tmp_path, killed).incidents
+    assert first.culprits == (Culprit("gpu3", 4),)
+
+
+@pytest.mark.parametrize("address", ["0000:65:00", "00000000:65:00.0", "0000:65:00.0"])
+def test_pci_addresses_are_written_like_those_of_the_system(tmp_path: Path, address: str) -> None:
+    (first,) = of(tmp_path, f"gpu3 kernel: NVRM: Xid (PCI:{address}): 79, pid=4711, GPU lost.\n").incidents
+    assert first.culprits == (Culprit("gpu3", None, "0000:65:00.0"),)
+
+
+def test_a_log_that_ends_in_a_kernels_assertions_is_a_failure(tmp_path: Path) -> None:
+    line = "../aten/src/ATen/Indexing.cu:1141: f: block: [6,0,0], thread: [1,0,0] Assertion `i < n` failed.\n"
+    (first,) = of(tmp_path, line * 3).incidents
+    assert (first.category, first.root.rule.action) == (Category.USER_CODE, Action.STOP)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,6 +34,26 @@ from transom_cli.errors import UsageError, printable
 
 def is_plain_dcp(path: Path) -> bool:
     return (path / DCP_METADATA).is_file() and not (path / MANIFEST).exists()
+
+
+_MEGATRON_BUFFERS = re.compile(r"\.(?:dp_group_idx|gbuf_idx)_\d+")
+
+
+def refuse_megatron(path: Path, keys: Iterable[str] = ()) -> None:
+    """Raise UsageError for Megatron-LM's formats that hold the optimizer state by buffer, and not by parameter.
+
+    Args:
+        keys: of the directory's tensors.
+    """
+    own_format = any(path.glob("mp_rank_*/model_optim_rng.pt")) or any(path.glob("mp_rank_*/distrib_optim.pt"))
+    if own_format or any(_MEGATRON_BUFFERS.search(key) for key in keys):
+        what = "one file per rank" if own_format else "the optimizer state by data-parallel buffer (dp_reshardable)"
+        raise UsageError(
+            f"{path} is a checkpoint of Megatron-LM that fits only the parallelism that wrote it",
+            f"it holds {what}",
+            "resume it in Megatron with the same TP and PP sizes, and save with --ckpt-format torch_dist "
+            "--dist-ckpt-optim-fully-reshardable",
+        )
 
 
 def step_of(path: Path, step: int | None) -> int:

@@ -122,6 +122,10 @@ class Restorer:
         self._snapshots.rewind(None)
         return None
 
+    def newest(self) -> int:
+        """The newest step that there is, whether it restores or not; -1: none. Called by rank 0."""
+        return max((one.step for one in self._read_candidates().found), default=-1)
+
     def start_from(self, path: Path, step: int | None) -> Restored:
         """Load a checkpoint of elsewhere, of a Checkpointer or of DCP itself: nothing was saved here yet.
 
@@ -134,6 +138,7 @@ class Restorer:
         def about() -> tuple[int, bool]:
             try:
                 plain = plain_dcp.is_plain_dcp(path)
+                plain_dcp.refuse_megatron(path, OnDisk(path).metadata().state_dict_metadata if plain else ())
                 return (plain_dcp.step_of(path, step) if plain else _step_of_manifest(path)), plain
             except BadManifest as error:
                 raise UsageError(error.what, error.why, error.hint) from None

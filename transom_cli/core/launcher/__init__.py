@@ -8,6 +8,7 @@ budget; time does not.
 
 from transom_cli.core.launcher.actions import (
     Action,
+    CancelTopUp,
     CheckNodes,
     EndLaunch,
     FinishAttempt,
@@ -17,6 +18,8 @@ from transom_cli.core.launcher.actions import (
     RequestCheckpoint,
     RollBack,
     StartLaunch,
+    SubmitTopUp,
+    WatchSpares,
     WithheldOutcome,
 )
 from transom_cli.core.launcher.decide import decide, next_deadline
@@ -32,6 +35,7 @@ from transom_cli.core.launcher.events import (
     LaunchEnded,
     LogsRead,
     MemoryPersisted,
+    NodeReturned,
     NodesChecked,
     NodesDraining,
     NodeUnreachable,
@@ -45,6 +49,9 @@ from transom_cli.core.launcher.events import (
     TasksSeen,
     Tick,
     TimeLimitNear,
+    TopUpEnded,
+    TopUpStarted,
+    TopUpSubmitted,
 )
 from transom_cli.core.launcher.outcome import after_attempt, without_progress
 from transom_cli.core.launcher.state import History, Launch, Memory, Nodes, Phase, Policy, Reason, State
@@ -54,6 +61,7 @@ __all__ = [
     "Action",
     "AnomalyReported",
     "AttemptStarted",
+    "CancelTopUp",
     "CheckNodes",
     "CheckpointDurable",
     "CheckpointPlanned",
@@ -69,6 +77,7 @@ __all__ = [
     "LogsRead",
     "Memory",
     "MemoryPersisted",
+    "NodeReturned",
     "NodeUnreachable",
     "Nodes",
     "NodesChecked",
@@ -89,9 +98,14 @@ __all__ = [
     "State",
     "Stepped",
     "StopRequested",
+    "SubmitTopUp",
     "TasksSeen",
     "Tick",
     "TimeLimitNear",
+    "TopUpEnded",
+    "TopUpStarted",
+    "TopUpSubmitted",
+    "WatchSpares",
     "WithheldOutcome",
     "after_attempt",
     "decide",

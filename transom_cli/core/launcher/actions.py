@@ -11,6 +11,9 @@ from transom_cli.core.events import UNDECIDED, Decided, NodeFault, OutcomeSeen
 class StartLaunch:
     """Start the training step on these nodes, with a rendezvous of its own.
 
+    Only this action changes the members of a training. A process group that can be reconfigured would be another way
+    to carry it out.
+
     faults: findings against nodes that carry no rank because of them.
     """
 
@@ -50,9 +53,10 @@ class RequestCheckpoint:
 
 @dataclass(frozen=True)
 class PersistMemory:
-    """Have the nodes write the newest step in their memory to disk, without the ranks."""
+    """Have the nodes write the newest step in their memory to disk, without the ranks, within `seconds`."""
 
     launch: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,29 @@ class EndLaunch:
 class ReadLogs:
     launch: int
     rank: int | None  # whose logs are read first
+
+
+@dataclass(frozen=True)
+class WatchSpares:
+    """Probe these nodes from now on: they carry no rank and may get one."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SubmitTopUp:
+    """Submit a job for `least` to `most` nodes without those of `without`. seconds: its time limit; None: unknown."""
+
+    least: int
+    most: int
+    without: tuple[str, ...] = ()
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class CancelTopUp:
+    job_id: int
+    why: str
 
 
 @dataclass(frozen=True)
@@ -113,6 +140,9 @@ Action = (
     | PersistMemory
     | EndLaunch
     | ReadLogs
+    | WatchSpares
+    | SubmitTopUp
+    | CancelTopUp
     | Journal
     | FinishAttempt
     | WithheldOutcome

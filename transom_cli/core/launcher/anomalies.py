@@ -1,14 +1,15 @@
 """Anomalies of a training that still steps, handled if a rule of the policy asks for it. Pure.
 
 A slow training saves first and loses nothing; then it continues without the node, or as the rule says. A training whose
-loss went wrong is ended at once, since its state is useless: it resumes from an older checkpoint.
+loss went wrong, or whose weights are doubtful, is ended at once, since its state is useless: it resumes from an older
+checkpoint.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.diagnose import DIVERGED, SLOW, taken_in
+from transom_cli.core.diagnose import CORRUPTED, DIVERGED, SLOW, taken_in
 from transom_cli.core.events import Decided, NodeFault
 from transom_cli.core.incident import Diagnosis
 from transom_cli.core.launcher import departure, failure
@@ -18,9 +19,10 @@ from transom_cli.core.launcher.judgement import Sign, journal_diagnosis
 from transom_cli.core.launcher.state import Decision, Memory, Reason, State, after
 from transom_cli.core.log_lines import fingerprint
 from transom_cli.core.policy import IGNORE, ISOLATE, ROLLBACK, STOP, SWAP, Facts, Verdict, decide_by
-from transom_cli.diagnose.clue import Trouble
+from transom_cli.diagnose.clue import Silent, Trouble
 
 _OF_LOSS = frozenset(trouble.value for trouble in Trouble)
+_SILENT = frozenset(silent.value for silent in Silent)
 
 
 def reported(state: State, e: AnomalyReported) -> Decision:
@@ -98,13 +100,16 @@ def ended(state: State, e: LaunchEnded) -> Decision:
         departure=replace(state.departure, reason=Reason.NONE),
         health=state.health.with_faults(faults),
     )
-    if response.action == ROLLBACK:
-        state, back = _roll_back(state, name, anomaly, skip=response.skip)
+    if response.action == ROLLBACK or (anomaly.what in _SILENT and anomaly.before >= 0 and not stops):
+        state, back = _roll_back(state, name, anomaly, skip=response.skip and response.action == ROLLBACK)
         entries += back
-    if stops and cause == DIVERGED:
+    if stops and cause in (DIVERGED, CORRUPTED):
         state = replace(state, memory=Memory.NONE)  # snapshots of a diverged training are useless
     elif response.action == ROLLBACK and e.complete:  # the rule's budget is the only limit
-        return after(entries, failure.relaunch(state, e.at, cause, state.nodes.training))
+        order = state.nodes.training
+        if anomaly.what in _SILENT:  # repeat the doubtful steps with every rank on another node
+            order = (*order[1:], order[0])
+        return after(entries, failure.relaunch(state, e.at, cause, order))
     return after(entries, failure.recover(state, e.at, diagnosis, e))
 
 
@@ -117,7 +122,7 @@ def _begin(state: State, at: float, response: Response) -> Decision:
     state = replace(state, launch=replace(state.launch.without_anomaly(anomaly.key), response=response))
     words = f"{anomaly.words}; {response.action}, by rule `{response.rule}`"
     entry = Journal("", "reported", words, _cause(anomaly), anomaly.nodes)
-    if anomaly.what not in _OF_LOSS:
+    if not _spoils(anomaly):
         return after((entry,), departure.begin(state, Reason.ANOMALY))
     leaving = replace(state.departure, reason=Reason.ANOMALY)
     return after((entry,), departure.end(replace(state, departure=leaving), at))
@@ -132,7 +137,7 @@ def _roll_back(state: State, name: str, anomaly: AnomalyReported, *, skip: bool)
     skipped = f"; the batches of steps {steps[0]} to {steps[1]} are to be skipped" if steps else ""
     words = f"back to step {anomaly.back_to} of {state.progress.step}{skipped}"
     why = f"{anomaly.what} at step {anomaly.step}: {anomaly.words}"
-    entry = Journal(name, "rolled_back", words, DIVERGED, durable=anomaly.back_to)
+    entry = Journal(name, "rolled_back", words, _cause(anomaly), durable=anomaly.back_to)
     state = replace(state, progress=replace(state.progress, durable=anomaly.back_to), memory=Memory.NONE)
     return state, (entry, RollBack(state.launch.number + 1, anomaly.back_to, steps, why))
 
@@ -144,12 +149,17 @@ def _facts(state: State, anomaly: AnomalyReported, at: float) -> Facts:
 
 
 def _cause(anomaly: AnomalyReported) -> str:
-    return DIVERGED if anomaly.what in _OF_LOSS else SLOW
+    return DIVERGED if anomaly.what in _OF_LOSS else CORRUPTED if anomaly.what in _SILENT else SLOW
+
+
+def _spoils(anomaly: AnomalyReported) -> bool:
+    """Whether the present state is bad, so that it must not be saved."""
+    return anomaly.what in _OF_LOSS or (anomaly.what in _SILENT and anomaly.before >= 0)
 
 
 def _obstacle(state: State, anomaly: AnomalyReported, verdict: Verdict) -> str:
     """Why the rule's action is impossible; "" if it is possible."""
-    if verdict.action == ROLLBACK and anomaly.back_to < 0:
+    if (verdict.action == ROLLBACK or _spoils(anomaly)) and verdict.action != STOP and anomaly.back_to < 0:
         before = f"from step {anomaly.before} or before" if anomaly.before >= 0 else "known to be from before it"
         return f"no checkpoint is {before}"
     if verdict.action in (SWAP, ISOLATE) and not any(n in state.nodes.training for n in anomaly.nodes):

@@ -11,12 +11,14 @@ from dataclasses import replace
 
 from transom_cli.core.diagnose import NODE_FAULT, PREFLIGHT
 from transom_cli.core.events import NodeFault
+from transom_cli.core.launcher import growth
 from transom_cli.core.launcher.actions import CheckNodes, Journal, StartLaunch
 from transom_cli.core.launcher.events import AttemptStarted, FaultsFound, NodesChecked
 from transom_cli.core.launcher.failure import fail, suspects_checked
 from transom_cli.core.launcher.judgement import Sign, ignore
 from transom_cli.core.launcher.outcome import lack_nodes, stop
 from transom_cli.core.launcher.state import Decision, Memory, Phase, State, after
+from transom_cli.core.placement import Network, Placement, place
 from transom_cli.core.progress import Counted, Progress
 
 
@@ -37,6 +39,8 @@ def attempt_started(state: State, e: AttemptStarted) -> Decision:
 
 
 def nodes_checked(state: State, e: NodesChecked) -> Decision:
+    if e.key == growth.KEY:
+        return growth.checked(_remember(state, e.faults), e)
     key = _key(state)
     if state.phase is not Phase.CHECKING or e.key != key:
         return state, ()
@@ -46,6 +50,8 @@ def nodes_checked(state: State, e: NodesChecked) -> Decision:
     else:
         entry = Journal(key, "checked", e.words, nodes=_nodes_of(e.faults), faults=e.faults)
     first = state.unlaunched
+    if first:
+        state = replace(state, network=Network(dict(e.switches), {(a, b): seconds for a, b, seconds in e.links}))
     return after((entry,), _first_launch(state, e.at) if first else suspects_checked(state, e.at))
 
 
@@ -104,6 +110,7 @@ def _first_launch(state: State, at: float) -> Decision:
         bad = _accused(state, proven=True)
     isolated = tuple(n for n in nodes.allocated if n in begun.isolated and n not in bad)
     good = tuple(n for n in nodes.allocated if n not in (*bad, *isolated))
+    good = tuple(sorted(good, key=lambda n: n in begun.probation))
     candidates = good if begun.insist else (*good, *isolated)
     number = nodes.number_for(len(candidates))
     if not number and (bad or begun.insist or state.first):  # an earlier job step gave some up
@@ -117,8 +124,11 @@ def _first_launch(state: State, at: float) -> Decision:
             findings=_in_words(state.health.faults),
         )
     carrying = nodes.in_order((*good, *isolated)[: number or nodes.wanted])
+    free = tuple(n for n in good if n not in begun.probation or n in carrying)
+    placement = place(free, len(carrying), state.network) if set(carrying) <= set(good) else Placement(carrying)
+    carrying = placement.order
     inherited = tuple(n for n in isolated if n not in carrying)
-    spares = tuple(n for n in good if n not in carrying)
+    spares = (*placement.spares, *nodes.in_order(n for n in good if n not in (*carrying, *placement.spares)))
     state = replace(
         state,
         nodes=replace(
@@ -128,12 +138,17 @@ def _first_launch(state: State, at: float) -> Decision:
             ready=tuple(n for n in nodes.ready if n in spares),
             given_up=nodes.in_order((*inherited, *bad)),
             inherited=inherited,
+            probation=begun.probation,
         ),
         launch=state.launch.next(),
         memory=Memory.HELD if begun.memory else Memory.NONE,
     ).enter(Phase.TRAINING, at)
     faults = tuple(f for f in state.health.faults if f.node not in carrying)
-    return state, (StartLaunch(state.launch.number, carrying, faults),)
+    entries: tuple[Journal, ...] = (Journal("", "checked", placement.words),) if placement.words else ()
+    if waiting := tuple(n for n in spares if n in begun.probation):
+        words = f"{', '.join(waiting)} failed before: a spare first, and a rank only if no other spare is ready"
+        entries += (Journal("", "probation", words, "", waiting),)
+    return state, (*entries, StartLaunch(state.launch.number, carrying, faults))
 
 
 def _accused(state: State, *, proven: bool) -> tuple[str, ...]:

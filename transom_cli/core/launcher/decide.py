@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from transom_cli.core.clocks import first_bad
-from transom_cli.core.launcher import anomalies, checks, departure, failure
+from transom_cli.core.launcher import anomalies, checks, departure, failure, growth
 from transom_cli.core.launcher.actions import Action, Journal
 from transom_cli.core.launcher.events import (
     THIS_LAUNCHER,
@@ -24,6 +24,7 @@ from transom_cli.core.launcher.events import (
     LaunchEnded,
     LogsRead,
     MemoryPersisted,
+    NodeReturned,
     NodesChecked,
     NodesDraining,
     NodeUnreachable,
@@ -37,10 +38,13 @@ from transom_cli.core.launcher.events import (
     TasksSeen,
     Tick,
     TimeLimitNear,
+    TopUpEnded,
+    TopUpStarted,
+    TopUpSubmitted,
 )
 from transom_cli.core.launcher.failure import fail
 from transom_cli.core.launcher.judgement import Sign, ignore
-from transom_cli.core.launcher.outcome import close, finish, stop
+from transom_cli.core.launcher.outcome import close, finish, persist_limit, stop
 from transom_cli.core.launcher.state import Decision, Phase, Reason, State, after
 
 _AFTER_AWAY = 3  # times the limit for a step to start after slurmctld was away: it learns late of the last step's end
@@ -52,7 +56,10 @@ def decide(state: State, event: Event) -> Decision:
         raise TypeError(f"no handler for {type(event).__name__}")
     if state.phase is Phase.OVER:
         return state, ()
-    return handler(state, event)
+    decided, actions = handler(state, event)
+    if decided.phase is Phase.OVER:
+        actions = (*growth.end(decided), *actions)
+    return decided, actions
 
 
 def next_deadline(state: State) -> float | None:
@@ -65,6 +72,7 @@ def next_deadline(state: State) -> float | None:
     due = [departure.persist_at(state), _phase_deadline(state)]
     if state.phase is Phase.TRAINING:
         due += [_settled_at(state), departure.ask_again_at(state), anomalies.respond_at(state)]
+        due += [growth.due_at(state)]
     return min((at for at in due if at is not None), default=None)
 
 
@@ -74,7 +82,8 @@ def next_deadline(state: State) -> float | None:
 def _tick(state: State, e: Tick) -> Decision:
     state, actions = departure.persist(state, e.at)
     state, late = _late(state, e.at)
-    return after((*actions, *late), anomalies.respond(state, e.at))
+    state, response = anomalies.respond(state, e.at)
+    return after((*actions, *late, *response), growth.consider(state, e.at))
 
 
 def _late(state: State, at: float) -> Decision:
@@ -96,7 +105,7 @@ def _phase_deadline(state: State) -> float | None:
         if launch.number <= state.first or launch.started:
             return None
         return state.since + max(policy.come_up, 3 * launch.startup) * (_AFTER_AWAY if launch.slurm_away else 1)
-    limits = {Phase.PERSISTING: policy.keeping, Phase.ENDING: policy.ending, Phase.READING: policy.reading}
+    limits = {Phase.PERSISTING: persist_limit(state), Phase.ENDING: policy.ending, Phase.READING: policy.reading}
     return state.since + limits[state.phase]
 
 
@@ -208,7 +217,9 @@ def _stepped(state: State, e: Stepped) -> Decision:
     if not state.trains(e.launch) or not before.newer(e.step, e.since_start):
         return state, ()
     progress = before.stepped(e.step, e.since_start, e.step)
-    state = replace(state, launch=replace(launch, stepped_at=e.at), progress=progress)
+    launch = launch.stepped(e.at, state.since, e.step)
+    pace = launch.step_time or state.pace
+    state = growth.stepped(replace(state, launch=launch, progress=progress, pace=pace))
     entries: tuple[Action, ...] = ()
     if state.incident is not None and not (state.withheld and state.incident.lost_rank):
         words = f"step {e.step} done in launch {launch.number}"
@@ -253,6 +264,10 @@ _HANDLERS: dict[type[Event], Callable[[State, Any], Decision]] = {
     NodesChecked: checks.nodes_checked,
     FaultsFound: checks.faults_found,
     SpareChecked: _spare_checked,
+    NodeReturned: growth.node_returned,
+    TopUpSubmitted: growth.submitted,
+    TopUpStarted: growth.started,
+    TopUpEnded: growth.ended,
     TasksSeen: _tasks_seen,
     StartFailed: _start_failed,
     SlurmAway: _slurm_away,

@@ -23,8 +23,8 @@ from transom_cli.core.launcher.events import (
     StopRequested,
     TimeLimitNear,
 )
-from transom_cli.core.launcher.failure import resize, swap, without
-from transom_cli.core.launcher.outcome import finish, saved_words, stop
+from transom_cli.core.launcher.failure import enlarge, nearest_spares, resize, swap, without
+from transom_cli.core.launcher.outcome import finish, persist_limit, saved_words, stop
 from transom_cli.core.launcher.state import Decision, Departure, Memory, Phase, Reason, State, after
 
 TOO_LATE = "what the nodes held in memory did not become durable in time"
@@ -94,12 +94,15 @@ def checkpoint_planned(state: State, e: CheckpointPlanned) -> Decision:
 
 
 def checkpoint_durable(state: State, e: CheckpointDurable) -> Decision:
-    durable = max(e.step, state.progress.durable)
-    state = replace(state, progress=replace(state.progress, durable=durable))
+    launch, progress = state.launch, state.progress
+    durable, after_step = max(e.step, progress.durable), state.durable_after
+    if launch.began is not None and max(progress.durable, launch.began[1]) < e.step <= progress.step:
+        after_step = e.at - launch.stepped_at + (progress.step - e.step) * state.pace
+    state = replace(state, progress=replace(progress, durable=durable), durable_after=after_step)
     departure = state.departure
     if state.phase is not Phase.TRAINING or departure.reason is Reason.NONE or departure.save_step is None:
         return state, ()
-    any_will_do = departure.reason in (Reason.MAINTENANCE, Reason.ANOMALY)
+    any_will_do = departure.reason in (Reason.MAINTENANCE, Reason.ANOMALY, Reason.GROW)
     return end(state, e.at) if state.saved or (any_will_do and durable > departure.durable_before) else (state, ())
 
 
@@ -111,6 +114,8 @@ def ended(state: State, e: LaunchEnded) -> Decision:
     state = replace(state, launch=replace(state.launch, ended=e))
     if state.stop:
         return stop(state, e.at, f"; {saved_words(state)}")
+    if state.departure.reason is Reason.GROW:
+        return enlarge(state, e)
     if state.departure.reason is not Reason.MAINTENANCE:
         return finish(state, e.at, "left", f"the time limit is near; {saved_words(state)}", cause="time_limit")
     nodes = state.nodes
@@ -118,7 +123,7 @@ def ended(state: State, e: LaunchEnded) -> Decision:
     leaves_job = nodes.batch_host not in out  # a swapped batch host would still be in the job
     if leaves_job and e.complete and state.policy.relaunches:
         if len(nodes.usable) >= len(out):
-            return swap(state, e.at, out, nodes.usable[: len(out)], "maintenance")
+            return swap(state, e.at, out, nearest_spares(state, out), "maintenance")
         if smaller := without(state, out):
             return resize(state, e.at, out, smaller, "maintenance")
     why = f"{', '.join(out)} is being drained; {saved_words(state)}"
@@ -159,7 +164,7 @@ def persist(state: State, at: float) -> Decision:
     due = persist_at(state)
     if due is None or at < due:
         return state, ()
-    return replace(state, memory=Memory.REQUESTED), (PersistMemory(state.launch.number),)
+    return replace(state, memory=Memory.REQUESTED), (PersistMemory(state.launch.number, persist_limit(state)),)
 
 
 def ask_again_at(state: State) -> float | None:
@@ -176,8 +181,8 @@ def ask_again(state: State, at: float) -> Decision:
 
 
 def _preempt_anomaly(state: State) -> State:
-    """A deadline comes before an anomaly, for which ranks may still be waiting for a save request."""
-    if state.departure.reason is not Reason.ANOMALY or state.phase is not Phase.TRAINING:
+    """A deadline comes before an anomaly or a growth, for which ranks may still be waiting for a save request."""
+    if state.departure.reason not in (Reason.ANOMALY, Reason.GROW) or state.phase is not Phase.TRAINING:
         return state
     departure = replace(state.departure, reason=Reason.NONE)
     return replace(state, departure=departure, launch=replace(state.launch, response=None))

@@ -24,8 +24,10 @@ class AttemptStarted(Event):
     made: steps of the last attempt that made any, if steps count from the start of the processes; else -1.
     isolated: nodes that should carry no rank. insist: nobody else keeps them out, so they carry none even if there are
     too few others. lacked: the attempt before this one ended for this reason.
+    probation: nodes that are no longer excluded, and carry no rank while others do.
     memory: agents run, so that the nodes may hold snapshots.
     taken: decisions of the attempts before; their times are relative to this one, below zero.
+    ends_at: when the job's time is up; None: unknown. queued: seconds for which the job waited for its nodes.
     """
 
     durable: int = -1
@@ -37,6 +39,9 @@ class AttemptStarted(Event):
     memory: bool = False
     taken: tuple[Taken, ...] = ()
     made: int = -1
+    probation: tuple[str, ...] = ()
+    ends_at: float | None = None
+    queued: float | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,37 @@ class SpareChecked(Event):
 
     node: str
     good: bool
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class NodeReturned(Event):
+    """A node of the job that did not answer answers again. Slurm can use it, and no rank survives there."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class TopUpSubmitted(Event):
+    """Answer to `SubmitTopUp`. job_id: 0 if Slurm refused, for the reason in `words`."""
+
+    job_id: int
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class TopUpStarted(Event):
+    """A top-up job has started on these nodes, and their agents answer."""
+
+    job_id: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TopUpEnded(Event):
+    """A top-up job is over, whatever ended it: its nodes are not ours any more."""
+
+    job_id: int
     words: str = ""
 
 
@@ -163,11 +199,17 @@ class LogsRead(Event):
 
 @dataclass(frozen=True)
 class NodesChecked(Event):
-    """Answer to `CheckNodes`: the faults found. words: a summary."""
+    """Answer to `CheckNodes`: the faults found. words: a summary.
+
+    links: seconds of a message between two nodes. switches: above a node, from the top down. Both empty if the user has
+    chosen the order of the nodes.
+    """
 
     key: str
     faults: tuple[NodeFault, ...] = ()
     words: str = ""
+    links: tuple[tuple[str, str, float], ...] = ()
+    switches: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+from transom_cli.core import costs
 from transom_cli.core.category import DEVICE
 from transom_cli.core.clocks import failed_first, on_launchers_clock
 from transom_cli.core.crash_loop import reached
@@ -19,7 +20,8 @@ from transom_cli.core.launcher.actions import Action, CheckNodes, EndLaunch, Jou
 from transom_cli.core.launcher.events import LaunchEnded, LogsRead
 from transom_cli.core.launcher.judgement import Sign, journal_diagnosis, judge
 from transom_cli.core.launcher.outcome import close, count_last_step, finish, saved_words, stop
-from transom_cli.core.launcher.state import Budget, Decision, Departure, Phase, Reason, State, after
+from transom_cli.core.launcher.state import Budget, Decision, Departure, Nodes, Phase, Reason, State, after
+from transom_cli.core.placement import replacement
 from transom_cli.core.policy import SWAP
 from transom_cli.plural import several, times
 
@@ -145,7 +147,7 @@ def recover(state: State, at: float, diagnosis: Diagnosis | None, gone: LaunchEn
         return _swap_if_possible(state, at, diagnosis, suspects, why)
     blamed, usable = state.nodes.of_launch(diagnosis.nodes), state.nodes.usable
     if diagnosis.decided.action == SWAP and blamed and len(usable) >= len(blamed):  # else a relaunch
-        return swap(state, at, blamed, usable[: len(blamed)], diagnosis.cause)
+        return swap(state, at, blamed, nearest_spares(state, blamed), diagnosis.cause)
     if state.costs_nothing:
         entry = Journal(state.incident.id if state.incident else "", "decided", _PORT_TAKEN, diagnosis.cause)
         return after((entry,), relaunch(state, at, diagnosis.cause, state.nodes.training))
@@ -163,19 +165,48 @@ def recover(state: State, at: float, diagnosis: Diagnosis | None, gone: LaunchEn
 def _suspects(state: State, diagnosis: Diagnosis, gone: LaunchEnded) -> tuple[str, ...]:
     """Nodes of the launch that must not carry the next one."""
     blamed = (n for n in diagnosis.nodes if diagnosis.isolates(n) != "none")
-    return state.nodes.of_launch((*gone.left_behind, *blamed, *state.nodes.draining))
+    return state.nodes.of_launch((*gone.left_behind, *blamed, *state.nodes.draining, *state.growth.lost))
 
 
 def _swap_if_possible(state: State, at: float, diagnosis: Diagnosis, suspects: tuple[str, ...], why: str) -> Decision:
     usable = state.nodes.usable
     if len(usable) >= len(suspects):
-        return swap(state, at, suspects, usable[: len(suspects)], diagnosis.cause)
+        return swap(state, at, suspects, nearest_spares(state, suspects), diagnosis.cause)
     smaller = without(state, suspects) if _may_shrink(state, suspects) else ()
     if smaller:
-        return resize(state, at, suspects, smaller, diagnosis.cause)
+        situation = _situation(state, at, smaller)
+        entry = Journal(state.incident.id if state.incident else "", "compared", costs.comparison(situation))
+        if costs.requeue_is_better(situation) and state.progress.further() and diagnosis.decided.action != SWAP:
+            why = f"{why}; a requeue costs less than to continue on {several(len(smaller), 'node')}"
+            return after((entry,), finish(state, at, "failed", why))
+        return after((entry,), resize(state, at, suspects, smaller, diagnosis.cause))
     lack = "no spare is ready" if not usable else f"{len(suspects)} spares are needed, and {len(usable)} ready"
     had_spares = len(state.nodes.allocated) > state.nodes.wanted
     return finish(state, at, "failed", f"{why}; {lack}" if had_spares else why)
+
+
+def _situation(state: State, at: float, smaller: tuple[str, ...]) -> costs.Situation:
+    launch, before, progress = state.launch, state.before, state.progress
+    steps = max(0, progress.max_step - progress.durable)
+    return costs.Situation(
+        state.nodes.wanted,
+        len(smaller),
+        launch.to_step or launch.startup,
+        min(steps * state.pace, at - state.begun.at if state.begun else at),
+        before.queued,
+        None if before.ends_at is None else max(0.0, before.ends_at - at),
+        state.policy.top_up,
+    )
+
+
+def nearest_spares(state: State, out: tuple[str, ...]) -> tuple[str, ...]:
+    """Choose a usable spare for each of these nodes, on probation only if there is no other. There must be enough."""
+    usable, found = list(state.nodes.usable), []
+    for node in out:
+        proven = [n for n in usable if n not in state.nodes.probation]
+        found.append(replacement(state.nodes.training, node, proven or usable, state.network))
+        usable.remove(found[-1])
+    return tuple(found)
 
 
 def swap(state: State, at: float, out: tuple[str, ...], into: tuple[str, ...], cause: str) -> Decision:
@@ -184,10 +215,10 @@ def swap(state: State, at: float, out: tuple[str, ...], into: tuple[str, ...], c
     All other ranks stay on their nodes, whose memory holds their snapshots.
     """
     incident = state.incident
-    nodes = state.nodes.without_spares(into)
+    nodes = _given_up(state, out).without_spares(into)
     state = replace(
         state,
-        nodes=replace(nodes, given_up=(*nodes.given_up, *out)),
+        nodes=nodes,
         budget=replace(state.budget, relaunches=()),
     )
     instead = dict(zip(out, into, strict=True))
@@ -215,10 +246,11 @@ def _may_shrink(state: State, out: tuple[str, ...]) -> bool:
     node, and cost the run one node after the other.
     """
     nodes, ended = state.nodes, state.launch.ended
-    away = (*ended.left_behind, *ended.unheard) if ended is not None else ()
+    away = (*(ended.left_behind if ended is not None else ()), *state.growth.lost)
     proven = [fault.node for fault in state.health.of(out) if fault.proven]
     certain = all(n in away or n in nodes.draining or n in proven for n in out)
-    return certain or len(nodes.training) == nodes.wanted or state.progress.further()
+    at_first = len(nodes.training) >= min(nodes.wanted, len(nodes.allocated))
+    return certain or at_first or state.progress.further()
 
 
 def without(state: State, out: tuple[str, ...]) -> tuple[str, ...]:
@@ -232,7 +264,7 @@ def resize(state: State, at: float, out: tuple[str, ...], training: tuple[str, .
     """Relaunch on other nodes, fewer than before. Good nodes that carry no rank now become spares."""
     nodes = state.nodes
     idle = tuple(n for n in nodes.training if n not in (*out, *training))
-    nodes = nodes.giving_up(out).without_spares(training)
+    nodes = _given_up(state, out).without_spares(training)
     for node in idle:
         nodes = nodes.with_ready(node)
     diagnosis = state.incident.diagnosis if state.incident is not None else None
@@ -246,12 +278,38 @@ def resize(state: State, at: float, out: tuple[str, ...], training: tuple[str, .
     return after((entry,), relaunch(state, at, cause, training))
 
 
+def _given_up(state: State, out: tuple[str, ...]) -> Nodes:
+    """Give nodes up. One that only did not answer may return (`growth`)."""
+    ended, nodes = state.launch.ended, state.nodes.giving_up(out)
+    accused = {f.node for f in state.health.of(out)}
+    silent = tuple(n for n in (ended.unheard if ended is not None else ()) if n in out and n not in accused)
+    return replace(nodes, silent=(*nodes.silent, *silent))
+
+
+def enlarge(state: State, e: LaunchEnded) -> Decision:
+    """Relaunch on more nodes: good spares have come, and the state is durable."""
+    nodes = state.nodes
+    out = nodes.of_launch((*e.left_behind, *state.growth.lost))
+    good = (*(n for n in nodes.training if n not in out), *nodes.usable)
+    training = good[: nodes.number_for(len(good))]
+    if not training or any(n not in out for n in e.left_behind):
+        return finish(state, e.at, "left", f"too few nodes answer; {saved_words(state)}", cause="grow")
+    if out:
+        return resize(state, e.at, out, training, "grow")
+    new = tuple(n for n in training if n not in nodes.training)
+    size = f"{len(training)} of {several(nodes.wanted, 'node')}"
+    words = f"continues on {size}, with {_list(new)}" if new else f"continues on {size}: the others went away again"
+    state = replace(state, nodes=nodes.without_spares(new))
+    return after((Journal("", "grown", words, "grow", new),), relaunch(state, e.at, "grow", training))
+
+
 def _list(nodes: Iterable[str]) -> str:
     return ", ".join(nodes)
 
 
 def relaunch(state: State, at: float, cause: str, nodes: tuple[str, ...]) -> Decision:
     state = count_last_step(state)
+    lost, state = state.growth.lost, replace(state, growth=replace(state.growth, lost=()))
     budget, progress = state.budget, state.progress
     if state.costs_nothing:
         budget = replace(budget, ports_taken=budget.ports_taken + 1)
@@ -265,7 +323,7 @@ def relaunch(state: State, at: float, cause: str, nodes: tuple[str, ...]) -> Dec
         state,
         budget=budget,
         progress=progress.new_start(),
-        nodes=replace(state.nodes, training=nodes),
+        nodes=replace(state.nodes, training=nodes).forgetting(lost),
         launch=state.launch.next(),
         departure=Departure(),
         incident=replace(state.incident, stage=Stage.STARTING) if state.incident else None,

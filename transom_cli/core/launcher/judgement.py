@@ -9,7 +9,7 @@ from transom_cli.core.events import NodeFault, OutcomeSeen, RankExit, Stall, Tak
 from transom_cli.core.incident import Diagnosis, Incident, Mark
 from transom_cli.core.launcher.actions import Action, Journal
 from transom_cli.core.launcher.events import LaunchEnded
-from transom_cli.core.launcher.state import Decision, State
+from transom_cli.core.launcher.state import Decision, Phase, State
 from transom_cli.core.policy import IGNORE
 
 
@@ -46,6 +46,7 @@ class Sign:
             outcome=outcome,
             faults=self.faults,
             marks=(Mark(at, "seen", self.words),),
+            ran=at - state.since if state.phase is Phase.TRAINING else 0.0,
             since_start=state.progress.since_start,
         )
 

@@ -27,7 +27,8 @@ def finish(state: State, at: float, status: str, why: str, cause: str = "") -> D
         status: done, failed, stopped (by a stop request), or left (on purpose, to be continued in the next attempt).
     """
     if status != "done" and not state.saved and state.memory is not Memory.NONE:
-        actions: tuple[Action, ...] = (PersistMemory(state.launch.number),) if state.memory is Memory.HELD else ()
+        action = PersistMemory(state.launch.number, persist_limit(state))
+        actions: tuple[Action, ...] = (action,) if state.memory is Memory.HELD else ()
         waiting = replace(state, memory=Memory.REQUESTED, parting=Parting(status, why, cause))
         return waiting.enter(Phase.PERSISTING, at), actions
     why = f"{why}; {state.persisted}" if state.persisted else why
@@ -65,6 +66,16 @@ def finish(state: State, at: float, status: str, why: str, cause: str = "") -> D
     taken = (*taken_in(state.history.incidents), *state.history.ignored)
     outcome = replace(outcome, taken=tuple(replace(t, at=t.at - at) for t in taken))
     return state, (FinishAttempt(outcome, _exit_code(status, exits, launch.srun_code), again),)
+
+
+def persist_limit(state: State) -> float:
+    """Return how many seconds the nodes may take to write their memory.
+
+    Twice as long as the newest checkpoint took, but no longer than repeating the steps would take: a file system that
+    hangs costs no more than a lost snapshot. Slurm's KILL ends it earlier (`GracePeriodOver`).
+    """
+    lost = max(0, state.progress.max_step - state.progress.durable) * state.pace
+    return max(state.policy.keeping, min(2 * state.durable_after, lost))
 
 
 def stop(state: State, at: float, what: str) -> Decision:
@@ -181,7 +192,7 @@ def _blamed(state: State) -> tuple[str, ...]:
         found.update(dict.fromkeys(n for n in diagnosis.nodes if diagnosis.isolates(n) != "none"))
         if state.launch.ended is not None:
             found.update(dict.fromkeys(state.launch.ended.left_behind))
-    return tuple(n for n in found if n in state.nodes.allocated)
+    return tuple(n for n in found if n in state.nodes.allocated and n not in state.growth.lost)
 
 
 def _again(state: State, outcome: OutcomeSeen) -> str:

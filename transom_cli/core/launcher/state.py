@@ -10,6 +10,7 @@ from transom_cli.core.events import NodeFault, RankExit, Taken
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.launcher.actions import Action
 from transom_cli.core.launcher.events import AnomalyReported, AttemptStarted, LaunchEnded, Response, StopRequested
+from transom_cli.core.placement import Network
 from transom_cli.core.policy import Rule
 from transom_cli.core.progress import Progress
 from transom_cli.layout import attempt_name
@@ -34,7 +35,8 @@ class Policy:
     preflight: check nodes before the first launch. deep: check suspects after a failure.
     checking, checking_deep: time limits for these checks, which also have deadlines of their own.
     flushing: time for ranks to write the final checkpoint after a stop request. Then the nodes persist their memory.
-    keeping: time limit for that, once nothing else remains to be done.
+    keeping: time for that once nothing else remains to be done, unless checkpoints are known to take longer.
+    grow: use nodes that return. top_up: also submit a job for those that the run lacks.
     rules: the policy table, shared with the operator.
     """
 
@@ -50,6 +52,8 @@ class Policy:
     reading: float = 30.0
     flushing: float = 8.0
     keeping: float = 15.0
+    grow: bool = True
+    top_up: bool = False
     preflight: bool = False
     deep: bool = False
     checking: float = 60.0
@@ -72,6 +76,7 @@ class Reason(enum.Enum):
     NONE = ""
     TIME_LIMIT = "time_limit"
     MAINTENANCE = "maintenance"
+    GROW = "grow"  # nodes have come back: the launch continues on more of them
     ANOMALY = "reported"  # slow, or a bad loss, and a rule asks for more than a report
     STOP = "stop_request"  # a stop request: the attempt ends in any case
 
@@ -96,14 +101,22 @@ class Nodes:
     spares: tuple[str, ...] = ()  # carry no rank, and are not known to be bad
     ready: tuple[str, ...] = ()  # spares whose agent answers
     given_up: tuple[str, ...] = ()  # carry no rank any more in this attempt
+    silent: tuple[str, ...] = ()  # given up only because they did not answer
     inherited: tuple[str, ...] = ()  # given up because an earlier attempt blamed them
     draining: tuple[str, ...] = ()  # drained by somebody else
+    probation: tuple[str, ...] = ()  # were excluded in this run: spares before they carry a rank
     batch_host: str = ""  # stays in the job until the job ends
 
     @property
     def usable(self) -> tuple[str, ...]:
-        """Ready spares that nobody drains."""
-        return tuple(n for n in self.ready if n not in self.draining)
+        """Ready spares that nobody drains; those on probation last."""
+        good = (n for n in self.ready if n not in self.draining)
+        return tuple(sorted(good, key=lambda n: n in self.probation))
+
+    @property
+    def lacking(self) -> int:
+        """How many more nodes a run that may shrink could use now."""
+        return self.wanted - len(self.training) if self.fewest else 0
 
     def number_for(self, count: int) -> int:
         """Return how many of `count` good nodes can carry ranks; 0: they are too few."""
@@ -135,6 +148,29 @@ class Nodes:
     def giving_up(self, nodes: tuple[str, ...]) -> Nodes:
         return replace(self, given_up=(*self.given_up, *(n for n in nodes if n not in self.given_up)))
 
+    def joined_by(self, nodes: tuple[str, ...]) -> Nodes:
+        """Add good nodes, which are spares once a probe finds them ready."""
+        allocated = (*self.allocated, *(n for n in nodes if n not in self.allocated))
+        kept = replace(self.forgetting(nodes), allocated=allocated)
+        return replace(kept, spares=kept.in_order((*kept.spares, *nodes)))
+
+    def forgetting(self, nodes: Iterable[str]) -> Nodes:
+        """Remove nodes that carry no rank from all roles."""
+        out = set(nodes) - set(self.training)
+
+        def kept(role: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(n for n in role if n not in out)
+
+        return replace(
+            self,
+            allocated=kept(self.allocated),
+            spares=kept(self.spares),
+            ready=kept(self.ready),
+            given_up=kept(self.given_up),
+            silent=kept(self.silent),
+            draining=kept(self.draining),
+        )
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -149,6 +185,9 @@ class Launch:
     srun_code: int | None = None
     stepped_at: float = 0.0  # when its newest step was seen
     startup: float = 0.0  # seconds until the tasks of the attempt's first launch were seen
+    to_step: float = 0.0  # seconds from the order to start a launch to its first step, when last measured
+    began: tuple[float, int] | None = None  # its first step: when, and which
+    newest: int = -1  # step
     anomalies: tuple[AnomalyReported, ...] = ()  # present ones
     response: Response | None = None  # what is being done about one of them
     ended: LaunchEnded | None = None  # how its processes were removed
@@ -159,7 +198,19 @@ class Launch:
         return self.tasks_seen or bool(self.exits)
 
     def next(self) -> Launch:
-        return Launch(self.number + 1, startup=self.startup)
+        return Launch(self.number + 1, startup=self.startup, to_step=self.to_step)
+
+    def stepped(self, at: float, since: float, step: int) -> Launch:
+        """Note a step. since: when the launch was ordered."""
+        if self.began is None:
+            return replace(self, stepped_at=at, began=(at, step), to_step=at - since)
+        return replace(self, stepped_at=at, newest=step)
+
+    @property
+    def step_time(self) -> float:
+        """Seconds per step; 0.0 if unknown."""
+        at, step = self.began or (0.0, 0)
+        return (self.stepped_at - at) / (self.newest - step) if self.newest > step else 0.0
 
     def without_anomaly(self, key: str) -> Launch:
         return replace(self, anomalies=tuple(a for a in self.anomalies if a.key != key))
@@ -186,6 +237,20 @@ class Departure:
     cannot_save: str = ""  # why it is impossible
     ask_again: float | None = None  # when to repeat the request
     ranks_heed_warning: bool = False  # the ranks handle the warning before the time limit by themselves
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a run that trains on too few nodes gets more (`core.launcher.growth`)."""
+
+    requested: bool = False  # a top-up job is being submitted
+    top_up: int = 0  # its job ID, while it exists; 0: none
+    joined: tuple[str, ...] = ()  # its nodes, once it has started
+    lost: tuple[str, ...] = ()  # nodes of a top-up job that is over, which carried ranks when it ended
+    tries: int = 0  # top-up jobs in a row from which no rank has stepped
+    due: float = 0.0  # when the next one may be submitted
+    checking: tuple[str, ...] = ()  # nodes that are being checked
+    returned: tuple[str, ...] = ()  # nodes of the job that have come back; none does so twice
 
 
 @dataclass(frozen=True)
@@ -272,11 +337,15 @@ class State:
     warned: bool = False  # the time limit is near
     stop: StopRequested | None = None
     health: Health = Health()
+    network: Network = field(default_factory=Network)
     incident: Incident | None = None
     history: History = History()
     memory: Memory = Memory.NONE
     persisted: str = ""  # the result of persisting the memory, for a person
+    pace: float = 0.0  # seconds per step, on average over the newest launch that made two
+    durable_after: float = 0.0  # seconds from the newest durable step until it was durable; 0: unknown
     parting: Parting | None = None
+    growth: Growth = Growth()
 
     @property
     def attempt(self) -> str:
@@ -284,7 +353,7 @@ class State:
 
     @property
     def tasks(self) -> int:
-        return self.nodes.wanted * self.tasks_on_node
+        return (len(self.nodes.training) or self.nodes.wanted) * self.tasks_on_node
 
     @property
     def before(self) -> AttemptStarted:

@@ -122,17 +122,41 @@ def expiry(state: State, at: float, others: Sequence[OtherExclusion], detail: st
     return until, "; ".join(x for x in (detail, longer) if x)
 
 
+def on_probation(state: State, at: float) -> tuple[str, ...]:
+    """Return the nodes that this run has blamed within `node_hazard.PROBATION` and does not exclude any more.
+
+    They fail more often than others for weeks. As spares they work only if a node is lost.
+    """
+    active = {x.node for x in state.isolation.exclusions if x.until is None or x.until > at}
+    recent = (i.diagnosis for i in state.incidents if at - i.began < node_hazard.PROBATION)
+    blamed = (n for d in recent if d is not None for n in d.nodes if d.isolates(n) != "none")
+    return tuple(sorted(set(blamed) - active))
+
+
+def patience(state: State) -> float:
+    """Return how long a waiting job keeps its suspicions: while it waits, it loses the time of all of its nodes.
+
+    The probability that a suspect fails within a day, times what a failure costs, for each suspect.
+    """
+    return node_hazard.risk(node_hazard.PUBLISHED) * _failure(state) * len(state.isolation.suspected)
+
+
+def _failure(state: State) -> float:
+    """Seconds that a failure costs: what this run's recoveries took, and `RECOVERY` before there are any."""
+    times = [i.ended_at - i.began for i in state.incidents if i.result == "recovered" and i.ended_at is not None]
+    return (RECOVERY + sum(times)) / (1 + len(times))
+
+
 def lasting(state: State) -> tuple[float, str]:
     """Return for how many seconds a suspicion excludes a node, and why if that is not `isolate.expiry`.
 
     With `isolate.expiry_by_cost`, as long as another failure of the node would cost the job more than its absence,
-    `LONGEST` at most. The cost is what this run's recoveries took, and `RECOVERY` before there are any.
+    `LONGEST` at most.
     """
     shortest = state.policy.expiry
     if not state.policy.expiry_by_cost:
         return shortest, ""
-    times = [i.ended_at - i.began for i in state.incidents if i.result == "recovered" and i.ended_at is not None]
-    cost = (RECOVERY + sum(times)) / (1 + len(times)) * len(state.job.nodes)
+    cost = _failure(state) * len(state.job.nodes)
     lasts = min(node_hazard.expiry(node_hazard.PUBLISHED, cost), LONGEST)
     if lasts <= shortest:
         return shortest, ""

@@ -13,7 +13,10 @@ from transom_cli.core.operator import incident as inc
 from transom_cli.core.operator import observing
 from transom_cli.core.operator.state import Phase, State
 
-_AFTER = {"waiting": (Stage.STARTING,)}  # reports that come after the relaunch was requested
+_AFTER = {
+    "waiting": (Stage.STARTING,),
+    "probation": (Stage.STARTING,),
+}  # reports that come after the relaunch was requested
 
 
 def reported(state: State, e: RecoverySeen) -> State:

@@ -1,6 +1,7 @@
 """Read and diagnose a folder of dumps of a hang: what the agents kept of an incident, or any folder a user names.
 
     rank-5.stack.txt, rank-5.proc.json, rank-5.flight/flight-0-5       as `agent.evidence` writes them
+    ras-n7.txt                                                         NCCL's RAS, or the output of ncclras, by content
     comm_lib_trace_rank_5, nccl_trace_rank_5, anything5                torch's own dumps, by content
     stack_rank5.txt, 5.txt                                             py-spy's or faulthandler's, by content
 
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transom_cli.diagnose.clue import Category, Clue
-from transom_cli.diagnose.hangs import dumps, matching, syndromes
+from transom_cli.diagnose.hangs import dumps, matching, ras, syndromes
 from transom_cli.diagnose.hangs import dumps as unpickle
 from transom_cli.diagnose.hangs import stacks as clusters
 from transom_cli.diagnose.hangs.flight_recorder import Flight, read
@@ -43,6 +44,7 @@ class Holds(enum.Enum):
 
     STACK = "stack"
     FLIGHT = "flight recorder"
+    RAS = "NCCL RAS"
 
 
 @dataclass
@@ -53,6 +55,8 @@ class Evidence:
     flights: dict[int, Flight] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
     nodes: dict[int, str] = field(default_factory=dict)
+    pids: dict[int, int] = field(default_factory=dict)
+    comms: tuple[ras.Communicator, ...] = ()
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -82,6 +86,11 @@ def read_hang(folder: Path) -> tuple[Clue, ...]:
 def clues(evidence: Evidence) -> tuple[Clue, ...]:
     """Return the clues of gathered evidence, like `read_hang`."""
     matched = matching.match(list(evidence.flights.values())) if evidence.flights else None
+    live, said = ras.match(evidence.comms, evidence.pids, evidence.nodes)
+    if matched is None or (live is not None and not matched.findings):
+        matched = live or matched
+    elif live is not None:
+        said = (*said, live.findings[0].words)
     verdict = syndromes.classify(evidence.ranks, matched)
     found = []
     if verdict is not None:
@@ -89,7 +98,7 @@ def clues(evidence: Evidence) -> tuple[Clue, ...]:
         found.append(syndromes.as_clue(verdict, evidence.nodes, source))
     if matched is not None and (by_stacks := clusters.clue([rank.stand for rank in evidence.ranks])) is not None:
         found.append(by_stacks)
-    notes = tuple((evidence.notes + (list(matched.notes) if matched is not None else []))[:NOTES])
+    notes = (*evidence.notes, *said, *(matched.notes if matched is not None else ()))[:NOTES]
     if notes and found:
         found[0] = replace(found[0], evidence=(*found[0].evidence, *notes))
     elif notes:
@@ -111,9 +120,11 @@ def gather(folder: Path, *, flights: bool = True) -> Evidence:
         if found := _PROC.search(path.name):
             _take_state(evidence, int(found[1]), path)
             continue
-        rank = _rank(path)
-        kind = _kind(path) if rank is not None else None
-        if rank is None or kind is None or (kind is Holds.FLIGHT and not flights):
+        rank, kind = _rank(path), _kind(path)
+        if kind is Holds.RAS:
+            comms = ras.parse((_bytes(path, TEXT) or b"").decode(errors="replace"))
+            evidence.comms = max(evidence.comms, comms, key=len)  # two nodes were asked: one may have known less
+        if rank is None or kind in (None, Holds.RAS) or (kind is Holds.FLIGHT and not flights):
             continue
         if rank not in evidence.nodes and by_folder.get(path):
             evidence.nodes[rank] = by_folder[path]
@@ -127,7 +138,8 @@ def _kind(path: Path) -> Holds | None:
         return None
     if unpickle.is_dump(head):
         return Holds.FLIGHT
-    return Holds.STACK if dumps.is_stack(head.decode(errors="replace")) else None
+    text = head.decode(errors="replace")
+    return Holds.RAS if ras.is_answer(text) else Holds.STACK if dumps.is_stack(text) else None
 
 
 def _take(evidence: Evidence, rank: int, path: Path, kind: Holds) -> None:
@@ -150,9 +162,11 @@ def _take_state(evidence: Evidence, rank: int, path: Path) -> None:
         found = json.loads(_bytes(path, TEXT) or b"")
     except (ValueError, RecursionError):
         return
-    state = found.get("state") if isinstance(found, dict) else None
+    state, pid = (found.get("state"), found.get("pid")) if isinstance(found, dict) else (None, None)
     if isinstance(state, str) and len(state) == 1 and state.isalpha():
         evidence.states[rank] = state
+    if isinstance(pid, int):
+        evidence.pids[rank] = pid
 
 
 def _rank(path: Path) -> int | None:

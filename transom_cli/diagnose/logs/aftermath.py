@@ -8,12 +8,12 @@ from __future__ import annotations
 import gzip
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from transom_cli.diagnose.clue import Category
+from transom_cli.diagnose.clue import DEVICES, Category
 from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.matches import Hit
 from transom_cli.diagnose.logs.rulebook import Level
@@ -55,13 +55,17 @@ def open_log(path: Path) -> BinaryIO:
 class Aftermath:
     """Answers for any number of files, which must not change meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, banners: Iterable[str] = ()) -> None:
+        """banners: texts that the first process of a launch prints."""
+        self._banner = "|".join(map(re.escape, banners))
         self._known: OrderedDict[tuple[Path, int, str], Places] = OrderedDict()
 
     def continued(self, hit: Hit, path: Path) -> bool:
         """Whether the line was noise: the training continues after it, or a connection breaks when all is done."""
         at, end = hit.offset, hit.offset + LOOKED_AT
         try:
+            if not hit.rule.lasts:
+                return hit.rule.category not in DEVICES and self._trains_again(path, at, end)
             if any(next(self._in(path, one, at, end), None) for one in hit.rule.over):
                 return True
             kind = _LOSSES if hit.rule.category is Category.NUMERIC_DIVERGENCE else _LINES
@@ -78,6 +82,11 @@ class Aftermath:
             return closing and self._done(path, at)
         except (OSError, EOFError):
             return False
+
+    def _trains_again(self, path: Path, at: int, end: int) -> bool:
+        """Whether another launch follows, and trains. It replaces what ended this one, but mends no device."""
+        banner = next(self._in(path, self._banner, at, end), None) if self._banner else None
+        return banner is not None and len({line for _, line in self._in(path, _LINES, banner[0], end)}) >= ENOUGH
 
     def _done(self, path: Path, at: int) -> bool:
         """Whether the training was complete before this offset."""

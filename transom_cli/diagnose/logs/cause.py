@@ -16,12 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from transom_cli.diagnose.clue import Action, Category, Culprit
+from transom_cli.diagnose.clue import DEVICES, Action, Category, Culprit
 from transom_cli.diagnose.logs.matches import RAISED, Hit
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Scope
 from transom_cli.plural import several
 
-DEVICES = (Category.GPU_HARDWARE, Category.NVLINK_FABRIC)
 CRIES = (Category.NETWORK_FABRIC, Category.NCCL_HANG)  # printed by victims
 MANY = 3  # waiting ranks whose numbers show that lower ones exist
 FEW = 0.25  # largest share of silent ranks that are still named as culprits
@@ -59,8 +58,11 @@ def who_lags(hits: Sequence[Hit], ranks: frozenset[int] = frozenset()) -> Blamed
 
 def with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> tuple[Culprit, ...]:
     """Add the node of a rank from other lines; use torchrun's report if the root names nobody."""
-    boxes = [hit for hit in hits if hit.rule.name == BOX and hit.where.get("rank", "").isdigit()]
     known = [culprit for culprit in culprits if culprit != Culprit()]
+    if not known:
+        said = {hit.culprit for hit in hits if hit.rule is root.rule} - {Culprit()}
+        known = list(said) if len(said) == 1 else []
+    boxes = [hit for hit in hits if hit.rule.name == BOX and hit.where.get("rank", "").isdigit()]
     if not known and boxes and root.rule.blames is Blames.PRINTER:
         known = [Culprit(rank=int(boxes[-1].where["rank"]))]
     if not known and root.rule.blames is Blames.PRINTER and root.rule.category not in CRIES:
@@ -182,7 +184,7 @@ def _lasting(hits: Sequence[Hit], survived: Survived) -> set[int]:
         hit = hits[place]
         offset, lasts = verdicts.get((hit.file, hit.rule.name), (-1, False))
         if not 0 <= offset - hit.offset < EVENT:
-            lasts = not hit.rule.lasts or not survived(hit)
+            lasts = not survived(hit)
         verdicts[hit.file, hit.rule.name] = hit.offset, lasts
         if lasts:
             lasting.add(place)
@@ -331,6 +333,8 @@ def _incident(root: Hit, others: tuple[Hit, ...], ranks: frozenset[int]) -> Inci
         lagging = who_lags([root, *others], ranks)
         if lagging is not None:
             culprits, why = lagging
+    if root.rule.blames is Blames.NAMED and len({h.culprit.node for h in (root, *others) if h.rule is root.rule}) > 1:
+        culprits = ()  # several peers: the fault is on the path
     culprits = with_nodes(culprits, (root, *others), root)
     same = [h for h in others if h.rule.name == root.rule.name and h.record.rank != root.record.rank]
     known = tuple(dict.fromkeys(c for c in culprits if c != Culprit()))

@@ -13,9 +13,9 @@ from transom_cli.diagnose.logs import grammar, reader
 from transom_cli.diagnose.logs.aftermath import Aftermath
 from transom_cli.diagnose.logs.cause import Incident, consequences, incidents
 from transom_cli.diagnose.logs.kinds import hit_of
-from transom_cli.diagnose.logs.matches import Found, Hit, collect
+from transom_cli.diagnose.logs.matches import LAUNCH, Found, Hit, collect
 from transom_cli.diagnose.logs.reader import hits_in_file
-from transom_cli.diagnose.logs.rulebook import Rulebook
+from transom_cli.diagnose.logs.rulebook import Blames, Rulebook
 from transom_cli.plural import times
 
 
@@ -23,7 +23,7 @@ def from_incident(incident: Incident) -> DiagnosedFailure:
     root = incident.root
     return DiagnosedFailure(
         category=incident.category,
-        action=root.rule.action,
+        action=action_of(incident),
         scope=root.rule.scope.value,
         confidence=incident.confidence,
         rule=root.rule.name,
@@ -32,6 +32,13 @@ def from_incident(incident: Incident) -> DiagnosedFailure:
         consequences=consequences(incident),
         evidence=evidence(incident),
     )
+
+
+def action_of(incident: Incident) -> Action:
+    """Return the rule's action. A line that accuses another node isolates nobody if it does not name one."""
+    rule = incident.root.rule
+    nameless = rule.blames is Blames.NAMED and not any(one.node for one in incident.culprits)
+    return Action.REQUEUE if rule.action is Action.ISOLATE and nameless else rule.action
 
 
 def evidence(incident: Incident) -> tuple[str, ...]:
@@ -45,7 +52,7 @@ def evidence(incident: Incident) -> tuple[str, ...]:
         said.append(f"{len(same | {root.record.rank})} ranks print the same; this one was first")
     if root.launch:
         said.append(f"the log contains {root.launch + 1} launches; this one is the last that failed")
-    if root.rule.action is Action.ISOLATE and not any(one.node for one in incident.culprits):
+    if action_of(incident) is Action.ISOLATE and not any(one.node for one in incident.culprits):
         said.append("these logs do not name the node: name the folder with the logs of all nodes")
     elif not incident.culprits:
         said.append("these logs do not show which rank or node is to blame")
@@ -95,7 +102,7 @@ def diagnose_logs(paths: Iterable[Path], book: Rulebook) -> Diagnosed:
             read[name] = path
     ranks = {rank for rank, _ in map(grammar.of_file, read) if rank is not None}
     ranks |= {hit.record.rank for hit in hits if hit.record.rank is not None}
-    aftermath = Aftermath()
+    aftermath = Aftermath(book.by_name[LAUNCH].any if LAUNCH in book.by_name else ())
     found = incidents(hits, lambda hit: aftermath.continued(hit, read[hit.file]), frozenset(ranks))
     return Diagnosed(found, tuple(read), tuple(unread))
 

@@ -22,6 +22,7 @@ from transom_cli.diagnose.logs.rulebook import Blames, Level, Rule
 
 RAISED = re.compile(r"[\w.]*(?:Error|Exception)\b")  # the beginning of an exception's line
 _KERNEL = re.compile(r"(?:^|\s)([A-Za-z0-9][\w.-]{0,62}) kernel: ")  # a kernel's line that a monitor relays
+_PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.(\d))?[.:]?")
 _WARNS = re.compile(r"\.py:\d+: \w+Warning: ")  # Python's warnings module
 
 
@@ -77,12 +78,18 @@ class Hit:
             return Culprit()
         node, rank = encode.get("node") or encode.get("peer", ""), encode.get("rank", "")
         if self.rule.blames is Blames.NAMED:
-            return Culprit(node, int(rank) if rank.isdigit() else None, encode.get("device", ""))
-        device = encode.get("device", "") or record.device
+            return Culprit(node, int(rank) if rank.isdigit() else None, _pci(encode.get("device", "")))
+        device = _pci(encode.get("device", "")) or record.device
         if not node and not record.node:
             kernel = _KERNEL.search(record.text)
             node = kernel[1] if kernel else ""
         return Culprit(node or record.node, int(rank) if rank.isdigit() else record.rank, device)
+
+
+def _pci(device: str) -> str:
+    """Return a PCI address as NVML and lspci write it: domain of four digits, lower case, with its function."""
+    found = _PCI.fullmatch(device)
+    return f"{found[1][-4:]:0>4}:{found[2]}.{found[3] or 0}".lower() if found else device
 
 
 FIRST = 8  # lines kept per rule and rank: the first ones and the last; those between are counted

@@ -1,8 +1,8 @@
 """The files of a user's node history: `~/.transom/nodes/`, or `nodes/` in $TRANSOM_STATE_DIR.
 
-Every file has one writer: `<run id>.jsonl` that run's operator, `lift-<time>-<pid>.json` one command. So no lock is
-needed, not even on a network file system. A file that was not written for 90 days no longer counts, and the next writer
-removes it.
+Every file has one writer: `<run id>.jsonl` that run's operator, `lift-<time>-<pid>.jsonl` and
+`speed-<time>-<pid>.jsonl` one command. So no lock is needed, not even on a network file system. A file that was not
+written for 90 days no longer counts, and the next writer removes it.
 """
 
 from __future__ import annotations
@@ -103,6 +103,11 @@ def make_folder(folder: Path) -> None:
 
 def write_lift(folder: Path, lift: Lift) -> None:
     """Write a lift to a file of its own. Raises OSError on failure."""
+    write_record(folder, "lift", (lift,))
+
+
+def write_record(folder: Path, name: str, records: Iterable[Record]) -> None:
+    """Write records to a file of their own. Raises OSError on failure."""
     make_folder(folder)
-    path = folder / f"lift-{time.time_ns()}-{os.getpid()}.json"
-    publish_text(path, json.dumps(to_json(lift), sort_keys=True) + "\n")
+    path = folder / f"{name}-{time.time_ns()}-{os.getpid()}.jsonl"
+    publish_text(path, "".join(json.dumps(to_json(one), sort_keys=True) + "\n" for one in records))

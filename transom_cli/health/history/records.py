@@ -1,7 +1,7 @@
 """The records of the node history: one JSON object per line. Pure.
 
-A run's operator writes `Isolation`, `Over`, `Attempt` and `RunOver`; `transom nodes --lift` writes `Lift`. Times are
-seconds of the writer's wall clock. Unreadable records of other versions are ignored.
+A run's operator writes `Isolation`, `Over`, `Attempt` and `RunOver`; `transom nodes --lift` writes `Lift`; each probe
+writes `Measured`. Times are seconds of the writer's wall clock. Unreadable records of other versions are ignored.
 """
 
 from __future__ import annotations
@@ -96,7 +96,16 @@ class Lift(Record):
     run: str = ""
 
 
-_KINDS: dict[str, type[Record]] = {cls.__name__: cls for cls in (Isolation, Over, Attempt, RunOver, Lift)}
+@dataclass(frozen=True)
+class Measured(Record):
+    """A probe measured a node. kind: its model. rates: by kernel, in FLOP/s or bytes/s, of the slowest device."""
+
+    node: str
+    kind: str
+    rates: tuple[tuple[str, float], ...]
+
+
+_KINDS: dict[str, type[Record]] = {cls.__name__: cls for cls in (Isolation, Over, Attempt, RunOver, Lift, Measured)}
 
 
 def to_json(record: Record) -> dict[str, Any]:

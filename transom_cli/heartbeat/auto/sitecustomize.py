@@ -28,6 +28,7 @@ _LIGHTNING = tuple(
 )
 _RANK_PID = "TRANSOM_RANK_PID"  # the job and process whose optimizer steps: no child of it is a rank
 _trainers: "list[Any]" = []  # Lightning's newest
+_LEARNED = 5  # optimizer steps after which a trainer has imported what it needs
 _JOB = f"{environ.get('SLURM_JOB_ID', '')}:"
 
 
@@ -105,6 +106,8 @@ def _register(module: "Any") -> None:
             elif leader is not optimizer:
                 return
             step += 1
+            if step == _LEARNED and (learn := environ.pop("TRANSOM_STANDBY_LEARN", "")):
+                _beside("standby.py")["learn"](learn)
             if step == 2 and _trainers and len(_trainers[0].optimizers) == 1:  # with more, it counts them all
                 client.resumed(_trainers[0].global_step - 1)  # which is counted after this hook
             if step > 1:  # a trainer that beats by itself has done so by then: its own steps are never mixed with ours
@@ -132,15 +135,20 @@ def _client() -> "Any":
 
 
 def _allow_tracing() -> None:
-    """Before the first beat there may be a hang, too. By path: the trainer may find another transom than this one."""
-    path = f"{_HERE.rpartition('/')[0]}/tracing.py"
-    names: dict[str, object] = {"__name__": "transom_tracing"}
+    """Before the first beat there may be a hang, too."""
     try:
-        with open(path) as file:  # noqa: PTH123
-            exec(compile(file.read(), path, "exec"), names)
-        names["allow"]()  # type: ignore[operator]
+        _beside("tracing.py")["allow"]()
     except Exception:
         return
+
+
+def _beside(name: str) -> "Any":
+    """Run a module of transom's by its path, and return its names: the trainer may find another transom."""
+    path = f"{_HERE.rpartition('/')[0]}/{name}"
+    names: dict[str, object] = {"__name__": f"transom_{name[:-3]}", "__file__": path}
+    with open(path) as file:  # noqa: PTH123
+        exec(compile(file.read(), path, "exec"), names)
+    return names
 
 
 def _run_hidden() -> None:
@@ -163,3 +171,7 @@ _in_run = environ.get("TRANSOM_RUN_DIR") or environ.get("TRANSOM_BEAT_DIR")
 _parent = environ.get(_RANK_PID, "")  # of another job, if a trainer has submitted this one
 if _in_run and (_parent == f"{_JOB}{getpid()}" or not _parent.startswith(_JOB)):
     sys.meta_path.insert(0, _Import(_OPTIMIZER, _register))
+
+if _waiting := environ.pop("TRANSOM_STANDBY", ""):
+    _go, _report, _modules = _waiting.split(",", 2)
+    _beside("standby.py")["wait"](_modules, int(_go), int(_report))

@@ -40,6 +40,7 @@ from transom_cli.supervise.agent import procfs
 from transom_cli.supervise.agent.heartbeat_feed import HeartbeatFeed
 from transom_cli.supervise.agent.monitor import Alarms, Monitor
 from transom_cli.supervise.agent.node_health import Watch, watched
+from transom_cli.supervise.agent.rank_monitor import RankMonitor
 from transom_cli.supervise.agent.snapshot_daemon import SnapshotDaemon
 from transom_cli.supervise.agent.step_breakdown import StepBreakdown
 from transom_cli.supervise.agent.trainer_progress import TrainerProgress
@@ -118,6 +119,7 @@ class Agent:
         self._path = attempt.nodes / f"{node}.beats"
         self._node = node
         self._ranks = Ranks(beats_dir)
+        self.rank_monitor = RankMonitor(lambda: max((row.launch for row in self.rows), default=0), _say)
         self.feed = feed or HeartbeatFeed()
         self._breakdown = StepBreakdown(attempt, node, beats_dir, self.feed, self._progress)
         self.rows: tuple[RankBeat, ...] = ()  # of the last look
@@ -129,7 +131,7 @@ class Agent:
         self._phase = random.uniform(0.1, 1.0)  # of the first rare file: the agents of a job start together
 
     def look(self, now: float) -> None:
-        rows = self.rows = self._ranks.look()
+        rows = self.rows = self.rank_monitor.apply(self._ranks.look())
         ranks = tuple((r.rank, r.launch, r.count > 0, r.phase == "done", r.proc in "TXZ") for r in rows)
         edges = (self._alarms(), *ranks)
         fetched = self.feed.fetched
@@ -261,6 +263,7 @@ def main(argv: list[str]) -> int:
     snapshots = SnapshotDaemon(beats_dir, attempt.path, _say)
     if not blind:  # its socket is in the same place; the ranks start a daemon of their own
         snapshots.start()
+        agent.rank_monitor.start(beats_dir)
     server = serve(RunDir(attempt.path.parents[1]), attempt, options.node, beats_dir, monitor, snapshots, agent.feed)
     if keep(agent, attempt):
         agent.close()

@@ -5,6 +5,7 @@ For every rank n on this node, the incident's folder gets:
     rank-<n>.proc.json   facts from /proc: state, system call, threads, memory, descriptors, cgroup
     rank-<n>.stack.txt   py-spy's dump, or one line that says why there is none
     rank-<n>.flight/     PyTorch's flight recorder dumps, copied as they are and never unpickled
+    ras-<node>.txt       what NCCL's RAS says about all communicators of the job
 
 torchrun itself, which is not a rank, is `launcher-<node>`. /proc is read first, because py-spy pauses the process.
 """
@@ -20,7 +21,7 @@ from typing import Any
 from transom_cli.core import stacks
 from transom_cli.files import make_private, publish_text
 from transom_cli.heartbeat import paths
-from transom_cli.supervise.agent import flight_recorder, procfs, pyspy
+from transom_cli.supervise.agent import flight_recorder, nccl_ras, procfs, pyspy
 from transom_cli.supervise.agent.processes import RANK, Member, find
 
 PARALLEL = 8
@@ -50,7 +51,7 @@ def take(
     in a dead file system is abandoned.
     """
     deadline = time.monotonic() + timeout
-    pool = ThreadPoolExecutor(PARALLEL + 1, thread_name_prefix="evidence")
+    pool = ThreadPoolExecutor(PARALLEL + 2, thread_name_prefix="evidence")
     try:
         looking = pool.submit(_prepare, attempt_dir, launch, node, folder)
         wait([looking], timeout=timeout)
@@ -61,7 +62,8 @@ def take(
         beats = beats_dir or _beats_dir(attempt_dir, node)
         copying = pool.submit(flight_recorder.copy_all, beats, launch, folder, until) if beats and not trouble else None
         jobs = [pool.submit(_one, m, folder, _stem(m, node), trouble, until) for m in members]
-        everything: list[Future[Any]] = [*jobs, *([copying] if copying else [])]
+        asking = pool.submit(_ask_nccl, members, folder / f"ras-{node}.txt", until) if not trouble else None
+        everything: list[Future[Any]] = [*jobs, *(one for one in (copying, asking) if one)]
         wait(everything, timeout=max(0.0, deadline - time.monotonic()))
         entries = [j.result() if j.done() else _late(m) for m, j in zip(members, jobs, strict=True)]
         if copying is not None:
@@ -105,6 +107,13 @@ def _one(member: Member, folder: Path, stem: str, trouble: str, deadline: float)
 def _json(member: Member, facts: dict[str, object]) -> str:
     head = {"schema": 1, "rank": member.rank, "pid": member.pid, "start": member.process.start, "wall": time.time()}
     return json.dumps(head | facts, indent=1) + "\n"
+
+
+def _ask_nccl(members: list[Member], path: Path, deadline: float) -> None:
+    """Save NCCL's own view of the job. py-spy pauses processes meanwhile, but not for long."""
+    answer = nccl_ras.ask([(m.rank, m.pid) for m in members if m.rank is not None], deadline)
+    if answer:
+        _write(path, answer.decode(errors="replace"), "")
 
 
 def _write(path: Path, text: str, trouble: str) -> str:

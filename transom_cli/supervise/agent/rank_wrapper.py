@@ -1,7 +1,7 @@
 r"""The wrapper around one rank: sets its environment, prepares its heartbeat record, and records how the rank ended.
 
     python -I -S .../agent/rank_wrapper.py --attempt-dir D [--launch L] [--node-beats-dir B] [--torchrun] \
-        [--auto-beat] -- COMMAND...
+        [--auto-beat] [--learn FILE] [--standby FILE] -- COMMAND...
 
 It is started by its path, in isolated mode and without `site`, and imports only light modules, because every rank of a
 large job pays for its start-up. The command becomes a child (no shell; same stdio, folder and process group) that is
@@ -11,6 +11,9 @@ its own copy, and must end first, so that its end is recorded. If Slurm sends th
 
 With --torchrun, the command starts ranks of its own, and sets their variables and records itself.
 
+With --standby, the rank's process waits until the launch begins (agent/standby). FILE: what it imports; with --learn,
+rank 0 writes it.
+
 A rank of a replaced launch is not started: slurmstepd may be late, and the next launch's rank may train already.
 """
 # pathlib would double the start-up time
@@ -18,6 +21,7 @@ A rank of a replaced launch is not started: slurmstepd may be late, and the next
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -28,6 +32,10 @@ sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(
 
 from transom_cli.heartbeat import paths, record
 from transom_cli.inherited import TUNABLES, rank_variables, with_streaming_copies
+
+TYPE_CHECKING = False  # as typing has it
+if TYPE_CHECKING:
+    from transom_cli.supervise.agent.standby import Standby
 
 NOT_VISIBLE = 14  # errors.BadNodes.exit_code
 REPLACED = 16  # no other code of ours (errors.EXIT_CODES)
@@ -50,6 +58,9 @@ class Options:
     def __init__(self, argv: list[str]) -> None:
         self.attempt_dir, self.launch, self.beats_dir = "", 0, ""
         self.torchrun = self.auto_beat = False
+        self.standby = self.learn = ""
+        self.hosts: list[str] = []
+        self.tasks_per_node = 1
         words = iter(argv)
         for word in words:
             if word == "--":
@@ -62,14 +73,24 @@ class Options:
                 self.attempt_dir = os.path.abspath(next(words, ""))
             elif word == "--launch":
                 self.launch = int(next(words, ""))
+            elif word == "--standby":
+                self.standby = next(words, "")
+            elif word == "--learn":
+                self.learn = next(words, "")
             elif word == "--node-beats-dir":
                 self.beats_dir = next(words, "")
+            elif word == "--hosts":  # all nodes of a launch that has a step in each of two jobs
+                self.hosts = next(words, "").split(",")
+            elif word == "--tasks-per-node":
+                self.tasks_per_node = int(next(words, ""))
             else:
                 raise ValueError(f"unknown argument {word}")
         self.command = list(words)
         if not self.attempt_dir or not self.command:
             raise ValueError("--attempt-dir and a command after -- are needed")
         self.node = paths.node_name()
+        if self.hosts and self.node not in self.hosts:
+            raise ValueError(f"{self.node} is not in --hosts")
         self.attempt = os.path.basename(self.attempt_dir)
 
 
@@ -79,17 +100,34 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         options = Options(argv)
     except ValueError as error:
         return _complain(f"rank wrapper: {error}", USAGE)
+    wrapper = os.getpid()
     if not os.access(options.attempt_dir, os.R_OK | os.W_OK | os.X_OK):
         return _complain(f"run directory {options.attempt_dir} is not visible on node {options.node}", NOT_VISIBLE)
-    env = rank_environment(dict(os.environ), options)
+    env = rank_environment(across_jobs(dict(os.environ), options), options)
+    waiting = None
+    if options.standby:
+        from transom_cli.supervise.agent.standby import Standby
+
+        with contextlib.suppress(OSError):  # said when the launch begins
+            _enter_beats(options, env)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        waiting = Standby(options.standby, options.command, dict(env), lambda: _prepare(wrapper, mask))
+        begun = waiting.wait()
+        if begun is None:
+            return 0
+        env.update(begun)
+    if options.hosts or waiting is not None:
+        _open_log(_log_path(options, env))
     try:
         beats, held = _beats(options, env)
     except Replaced:
+        if waiting is not None:
+            waiting.end()
         rank = "torchrun" if options.torchrun else f"rank {env['RANK']}"
         what = f"{rank} of launch {options.launch} is not started on {options.node}"
         return _complain(f"{what}: launch {options.launch + 1} or a later one has taken its place", REPLACED)
     started = time.time()
-    pid, former = _start(options.command, env, beats)
+    pid, former = _release(waiting, env, _log_path(options, env), beats) or _start(options.command, env, beats)
     from transom_cli.supervise.agent import exit_record  # import now: its file may be out of reach later
 
     status = _wait(pid, former, cgroups)
@@ -109,6 +147,8 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         "steps": step,
         "since_start": since_start,
     }
+    if waiting is not None:
+        ended["standby"] = waiting.why or "used"
     name = f"node-{_node_rank(env)}.json" if options.torchrun else f"rank-{env['RANK']}.json"
     try:
         exit_record.publish(os.path.join(options.attempt_dir, "exits", str(options.launch)), name, ended)
@@ -118,6 +158,44 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         _die_by(killed_by)
         return 128 + killed_by
     return code or 0
+
+
+def across_jobs(env: dict[str, str], options: Options) -> dict[str, str]:
+    """Number the tasks of a launch in two jobs as if it were one step: trainers read Slurm's variables too."""
+    if not options.hosts:
+        return env
+    nodes, each = len(options.hosts), options.tasks_per_node
+    node = options.hosts.index(options.node)
+    env["SLURM_PROCID"] = str(node * each + int(env.get("SLURM_LOCALID", "0")))
+    env["SLURM_NODEID"] = str(node)
+    env["SLURM_JOB_ID"], env["SLURM_RESTART_COUNT"] = options.attempt.split(".")  # ranks name what they share by it
+    env["SLURM_JOBID"] = env["SLURM_JOB_ID"]
+    for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"):
+        env[name] = str(nodes * each)
+    for name in ("SLURM_NNODES", "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES"):
+        env[name] = str(nodes)
+    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        env[name] = f"{each}(x{nodes})"
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        env[name] = ",".join(options.hosts)
+    return env
+
+
+def _log_path(options: Options, env: dict[str, str]) -> str:
+    name = f"node-{_node_rank(env)}.log" if options.torchrun else f"rank-{env['RANK']}.log"
+    return os.path.join(options.attempt_dir, "logs", str(options.launch), name)
+
+
+def _open_log(path: str) -> None:
+    """Write into the rank's own log: srun would name it by the task's number in its job, or before its launch."""
+    try:
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        _complain(f"{path} cannot be opened, see the other logs there: {error.strerror}", 0)
+        return
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
 
 
 def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:
@@ -148,6 +226,8 @@ def rank_environment(env: dict[str, str], options: Options) -> dict[str, str]:
     if options.auto_beat:
         rest = env.get("PYTHONPATH")
         env["PYTHONPATH"] = f"{paths.AUTO_BEAT_PATH}:{rest}" if rest else paths.AUTO_BEAT_PATH
+    if options.learn and env.get("RANK") == "0":
+        env[paths.LEARN] = options.learn
     return env
 
 
@@ -175,19 +255,10 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
     Raises:
         Replaced: exits or records of a newer launch exist.
     """
-    env.pop(paths.BEAT_DIR, None)
-    env.pop(paths.BEAT_PLACE, None)
     if os.path.exists(os.path.join(options.attempt_dir, "exits", str(options.launch + 1))):  # its launcher's first act
         raise Replaced
     try:
-        if options.beats_dir:
-            path, held = options.beats_dir, paths.enter(options.beats_dir)
-        else:
-            path, held = paths.enter_beats(options.attempt_dir, options.node)
-        env[paths.BEAT_DIR], env[paths.BEAT_PLACE] = path, paths.place(path)
-        env.setdefault(paths.MEMORY, paths.AGENTS)  # Slurm ends what ranks start with their step
-        if not any(env.get(name) for name in paths.FLIGHT):  # its default is one place for all jobs of a user
-            env[paths.FLIGHT[0]] = paths.flight_prefix(path, options.launch)
+        path, held = _enter_beats(options, env)
         if options.torchrun:
             if paths.torchrun_nodes(path, options.launch + 1):
                 raise Replaced
@@ -204,6 +275,22 @@ def _beats(options: Options, env: dict[str, str]) -> tuple[int | None, int | Non
         return None, None
 
 
+def _enter_beats(options: Options, env: dict[str, str]) -> tuple[str, int]:
+    """Open the folder of heartbeats, and name it in the rank's environment. Return its path and descriptor."""
+    env.pop(paths.BEAT_DIR, None)
+    env.pop(paths.BEAT_PLACE, None)
+    if options.beats_dir:
+        path, held = options.beats_dir, paths.enter(options.beats_dir)
+    else:
+        path, held = paths.enter_beats(options.attempt_dir, options.node)
+    env[paths.BEAT_DIR], env[paths.BEAT_PLACE] = path, paths.place(path)
+    env.setdefault(paths.MEMORY, paths.AGENTS)  # Slurm ends what ranks start with their step
+    env.setdefault(paths.RANK_MONITOR, paths.rank_monitor(path))
+    if not any(env.get(name) for name in paths.FLIGHT):  # its default is one place for all jobs of a user
+        env[paths.FLIGHT[0]] = paths.flight_prefix(path, options.launch)
+    return path, held
+
+
 def _start(command: list[str], env: dict[str, str], beats: int | None) -> tuple[int, set[int]]:
     """Fork and exec. Return the child's PID, and the signal mask from before.
 
@@ -211,32 +298,57 @@ def _start(command: list[str], env: dict[str, str], beats: int | None) -> tuple[
     wrapper they are still blocked when this returns.
     """
     wrapper = os.getpid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would take the child's status with it
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    former = _block()
     pid = os.fork()
     if pid:
         return pid, former
     try:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        _prctl(_PR_SET_PTRACER, _ANY)  # Yama: the agent, not our parent, may look at our stack (same user only)
-        if os.getppid() != wrapper:  # it died before the line above
-            os._exit(128 + signal.SIGKILL)
-        if beats is not None:
-            mine = record.read(beats)
-            if mine is not None:
-                mine.child, mine.seq = os.getpid(), mine.seq + 1
-                record.write(beats, mine)
-        for number in _STEP_WIDE + _IGNORED_BY_PYTHON:
-            signal.signal(number, signal.SIG_DFL)
-        # Slurm's warning before the time limit must not kill a trainer that knows nothing of it.
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        _prepare(wrapper, former)
+        _note_child(beats, os.getpid())
         os.execvpe(command[0], command, env)
     except OSError as error:
         _complain(f"cannot run {command[0]}: {error.strerror}", 0)
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
     except BaseException:
         os._exit(126)
+
+
+def _release(waiting: Standby | None, env: dict[str, str], log: str, beats: int | None) -> tuple[int, set[int]] | None:
+    """Make the standby the rank, and return the same as `_start`; None if there is none that lives."""
+    if waiting is None:
+        return None
+    former = _block()
+    if waiting.go(env, log):
+        _note_child(beats, waiting.pid)
+        return waiting.pid, former
+    signal.pthread_sigmask(signal.SIG_SETMASK, former)
+    return None
+
+
+def _block() -> set[int]:
+    """Block the signals that the wrapper handles; return the mask from before."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would take the child's status with it
+    return signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+
+
+def _prepare(wrapper: int, mask: set[int]) -> None:
+    """Set up the child before it executes the rank's command: it ends with its wrapper, and has default signals."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PTRACER, _ANY)  # Yama: the agent, not our parent, may look at our stack (same user only)
+    if os.getppid() != wrapper:  # it died before the line above
+        os._exit(128 + signal.SIGKILL)
+    for number in _STEP_WIDE + _IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
+    # Slurm's warning before the time limit must not kill a trainer that knows nothing of it.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _note_child(beats: int | None, pid: int) -> None:
+    mine = record.read(beats) if beats is not None else None
+    if beats is not None and mine is not None:
+        mine.child, mine.seq = pid, mine.seq + 1
+        record.write(beats, mine)
 
 
 def _wait(pid: int, former: set[int], cgroups: str) -> int:

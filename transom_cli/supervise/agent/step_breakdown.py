@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transom_cli.files import replace_text
-from transom_cli.heartbeat import account, paths
+from transom_cli.heartbeat import account, guard_record, paths
 from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps, encode
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir
@@ -78,4 +78,5 @@ class StepBreakdown:
             device=found.device,
             logged=self._progress.of(row.launch).values,
             listens=Path(f"{paths.listen_prefix(self._folder, row.launch)}{row.rank}").exists(),
+            guard=guard_record.read(self._folder, row.launch, row.rank),
         )

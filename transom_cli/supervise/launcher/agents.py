@@ -105,6 +105,21 @@ class Agents:
                 argv, stdin=subprocess.DEVNULL, umask=0o077, env={**os.environ, ROLE: "agent"}
             )
 
+    def add(self, nodes: tuple[str, ...], connect: Connect, leave: Callable[[], bool]) -> None:
+        """Start agents on nodes that another job has brought (`Allocation.borrowed`). May take seconds.
+
+        Raises:
+            OSError, TransomError: they cannot be started.
+        """
+        self.addresses.update(addresses(nodes, connect, leave))
+        found = _ips(tuple({self.addresses[node] for node in nodes}))
+        self._ips.update((node, found[self.addresses[node]]) for node in nodes)
+        peers = {"allowed": sorted(self._peers()), "nodes": self._ips}
+        publish_text(self._attempt.peers, json.dumps(peers) + "\n")
+        for node in nodes:
+            self._attempt.endpoint(node).unlink(missing_ok=True)  # of an earlier top-up job
+            self._revival.begin(node)
+
     def _peers(self) -> set[str]:
         """Addresses of the job's nodes, and all of this node, which may reach the others by any of its interfaces.
 
@@ -153,6 +168,11 @@ class Agents:
     def revive(self, late: tuple[str, ...]) -> None:
         """Restart dead agents among those of `late`, nodes whose tables are late. Returns at once."""
         self._revival.look(late)
+
+    def revive_returned(self, node: str) -> None:
+        """Start the agent of a node that has come back, unless it answers. May take seconds."""
+        if not self._lives(node):
+            self._revival.begin(node)
 
     def resumed(self) -> None:
         """This process was stopped for a while, and the agents with it."""

@@ -6,6 +6,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 
 from transom_cli.errors import BadNodes, TransomError, UsageError
 from transom_cli.layout import RunDir
@@ -60,6 +61,21 @@ def end_time(job_id: int) -> str:
     except (TransomError, ValueError):
         return ""
     return str(int(time.time()) + seconds) if seconds else ""
+
+
+def allocation_times(job_id: int) -> tuple[float | None, float | None]:
+    """Return when the job's time is up, in seconds since the epoch, and for how long it waited in the queue.
+
+    None: unknown. Slurm's times are on the controller's clock: only their differences are used.
+    """
+    try:
+        argv = ["squeue", "--noheader", f"--jobs={job_id}", "--format=%L|%V|%S"]
+        left, submitted, started = Runner(timeout=10.0).run(argv).strip().split("|")
+        seconds = slurm_seconds(left)
+        waited = (datetime.fromisoformat(started) - datetime.fromisoformat(submitted)).total_seconds()
+    except (TransomError, ValueError):
+        return None, None
+    return (time.time() + seconds if seconds else None), max(0.0, waited)
 
 
 def gpus_on_node(environ: Mapping[str, str]) -> int:

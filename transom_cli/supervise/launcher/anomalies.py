@@ -1,8 +1,8 @@
-"""Finds anomalies of a training that steps: it is slow, or its loss goes wrong.
+"""Finds anomalies of a training that steps: it is slow, its loss goes wrong, or a node computes wrong.
 
 A thread reads the nodes' step breakdowns (from their agents, or `nodes/<node>.spent`) and has them judged
-(diagnose.slowness, diagnose.numerics). Begin and end of an anomaly are journalled ("report") and passed to the
-launcher's state machine, which acts if a rule of the policy asks for it. `reports.json` holds the present anomalies
+(diagnose.slowness, diagnose.numerics, core.silent). Begin and end of an anomaly are journalled ("report") and passed to
+the launcher's state machine, which acts if a rule of the policy asks for it. `reports.json` holds the present anomalies
 with their clues, and the map of ranks and phases, for `transom status`.
 """
 
@@ -17,10 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transom_cli.core import silent
 from transom_cli.core.codec import plain
 from transom_cli.core.launcher import AnomalyReported
 from transom_cli.diagnose import numerics
-from transom_cli.diagnose.clue import Clue
+from transom_cli.diagnose.clue import Clue, Silent
 from transom_cli.diagnose.slowness import causes, watch
 from transom_cli.diagnose.slowness import heatmap as words
 from transom_cli.errors import printable
@@ -53,6 +54,8 @@ class AnomalyReporter:
         self._journal, self._hear = journal, hear
         self._slow = watch.SlowState()
         self._loss = numerics.NumericsState()
+        self._silent = silent.SilentState()
+        self._guarded = -1  # launch of the newest reports of guards
         self._sampled = (-1, -1)  # launch and step of the newest loss that was judged
         self._standing: dict[str, dict[str, Any]] = {}
         self._shown: object = None
@@ -88,7 +91,23 @@ class AnomalyReporter:
                 self._begins(self._of_loss(one), one.clue)
             else:
                 self._ends(one.found.trouble.value, one.step)
+        for found in self._corruption(readings):
+            back_to = newest_checkpoint(self._checkpoints, up_to=found.before) if found.before > 0 else found.before
+            launch, what = self._guarded, found.what.value
+            report = AnomalyReported(0.0, launch, what, what, "", found.step, found.nodes, found.before, back_to)
+            self._begins(report, found.clue)
         self._show()
+
+    def _corruption(self, readings: Mapping[str, NodeSteps]) -> tuple[silent.Found, ...]:
+        ranks = [(rank, node.node) for node in readings.values() for rank in node.ranks]
+        launch = max((rank.launch for rank, _ in ranks), default=-1)
+        if launch > self._guarded:  # findings concern the launch before
+            for what in Silent:
+                self._ends(what.value, -1)
+            self._guarded = launch
+        guards = [silent.Guarded(rank.rank, node, rank.guard) for rank, node in ranks if rank.launch == launch]
+        self._silent, found = silent.watch(self._silent, launch, guards)
+        return found
 
     def _of_loss(self, found: numerics.Found) -> AnomalyReported:
         """Add the checkpoint to which a rollback would return."""
@@ -125,7 +144,7 @@ class AnomalyReporter:
         if report is None:
             return
         if not silently:
-            launch = max(self._slow.launch[1], self._sampled[0])
+            launch = max(self._slow.launch[1], self._sampled[0], self._guarded)
             self._hear(AnomalyReported(0.0, launch, key, str(report["what"]), "", step, over=True))
             self._journal("report", over=True, **{**report, "step": step})
             say(f"transom: step {step}: over: {report['words']}")

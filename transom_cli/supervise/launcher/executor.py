@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import transom_cli
 from transom_cli.ckpt import fence
 from transom_cli.ckpt.foreign import ForeignSealer
 from transom_cli.ckpt.restore.rollback import Rollback, roll_back
@@ -47,7 +46,8 @@ from transom_cli.supervise.launcher.final_checkpoint import persist_memory, plan
 from transom_cli.supervise.launcher.journal import JournalWriter, say
 from transom_cli.supervise.launcher.node_release import OrphanReaper
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
-from transom_cli.supervise.launcher.training import TrainingStep
+from transom_cli.supervise.launcher.standby import Standby
+from transom_cli.supervise.launcher.training import WRAPPER, StepPlan, TrainingStep, TrainingSteps
 from transom_cli.supervise.root_cause import SECONDS as LOGS
 from transom_cli.supervise.root_cause import examine
 
@@ -55,7 +55,6 @@ SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
 SECONDS = 5.0  # to judge the evidence of a hang: thousands of stacks, a hundred full flight recorders
 SUSPECTS = 0.75  # confidence from which a node is a suspect: if blamed twice, it is excluded for a while
 SURE = 0.5  # confidence below which a verdict would only mislead
-WRAPPER = Path(transom_cli.__file__).resolve().parent / "supervise" / "agent" / "rank_wrapper.py"
 
 
 class Executor:
@@ -78,7 +77,9 @@ class Executor:
         self._cannot_roll_back = ""  # why
         self._foreign = ForeignSealer(options.foreign, say) if options.foreign else None
         self.orphans = OrphanReaper(agents.end, journal)
-        self.step: TrainingStep | None = None
+        self._standby = Standby(allocation, options, attempt, journal)
+        self.step: TrainingStep | TrainingSteps | None = None
+        self.on_silence: Callable[[tuple[str, ...]], None] = lambda _: None
 
     def start(self, action: StartLaunch) -> list[str] | None:
         """Start a launch.
@@ -108,16 +109,44 @@ class Executor:
         self._port = self._agents.free_port(nodes[0])
         self._say_rendezvous()
         env = launchplan.training_env(os.environ, master, self._port, options.run)
-        argv = launchplan.training_argv(allocation, options, attempt, launch, nodes, wrapper=WRAPPER, master=master)
         self._fence(launch)
+        self._nodes = nodes
+        ready = self._standby.take(launch, nodes, {name: env[name] for name in launchplan.RENDEZVOUS})
+        if ready is not None:
+            self.step = ready
+            return ready.argv
+        plans = self._plans(launch, nodes, master, env)
         if self._foreign is not None:  # verified in the process that becomes srun: it may take long
             created = options.run.settings.stat().st_mtime
-            argv = own("transom_cli.ckpt.foreign", options.foreign, str(created), "--", *argv)
+            verify = own("transom_cli.ckpt.foreign", options.foreign, str(created), "--")
+            plans = [replace(plan, argv=[*verify, *plan.argv]) for plan in plans]
             self._foreign.begin(attempt.exits(launch).stat().st_mtime)
-        tasks = options.tasks_on_node * len(nodes)
-        self.step = TrainingStep(argv, env, attempt.exits(launch), nodes, tasks)
-        self._nodes = nodes
-        return argv
+        exits = attempt.exits(launch)
+        self.step = TrainingStep(plans[0], exits) if len(plans) == 1 else TrainingSteps(plans, exits)
+        return plans[0].argv
+
+    def _plans(self, launch: int, nodes: tuple[str, ...], master: str, env: dict[str, str]) -> list[StepPlan]:
+        """One step for each job whose nodes the launch uses."""
+        allocation, each = self._allocation, self._options.tasks_on_node
+        jobs = allocation.by_job(nodes)
+        one_job = set(jobs) == {allocation.job_id}
+        plans = []
+        for job_id, part in jobs.items():
+            argv = launchplan.training_argv(
+                allocation, self._options, self._attempt, launch, part,
+                wrapper=WRAPPER, master=master, every=() if one_job else nodes,
+            )  # fmt: skip
+            ranks = () if one_job else tuple(nodes.index(n) * each + i for n in part for i in range(each))
+            plans.append(StepPlan(argv, allocation.step_env(env, job_id), part, each * len(part), ranks))
+        return plans
+
+    def keep_standby(self, launch: int, now: float) -> None:
+        """Keep the ranks of the next launch ready, while this one steps."""
+        if self._options.keeps_standby and self._nodes:
+            self._standby.look(launch, self._nodes, self._agents.addresses[self._nodes[0]], now)
+
+    def drop_standby(self) -> None:
+        self._standby.drop()
 
     def _say_rendezvous(self) -> None:
         """Say once that the user's rendezvous is not used. torchrun's ranks find each other by its flags instead."""
@@ -168,7 +197,8 @@ class Executor:
         launch, checkpoints = action.launch, self._options.checkpoints
 
         def work() -> Event:
-            words = persist_memory(self._agents.memory, self._allocation.nodes, checkpoints, launch)
+            nodes = self._allocation.every_node
+            words = persist_memory(self._agents.memory, nodes, checkpoints, launch, action.seconds - 1.0)
             return MemoryPersisted(0.0, launch, newest_checkpoint(checkpoints), words)
 
         def failed(error: Exception) -> Event:
@@ -189,6 +219,8 @@ class Executor:
             if evidence := (*lines, *ended.evidence):  # the verdict first: the journal holds only the first lines
                 verdict = judge_hang(self._attempt.evidence(action.incident)) if action.incident else HangVerdict()
                 ended = replace(ended, evidence=(*verdict.words, *evidence), suspects=verdict.nodes)
+            if ended.unheard:
+                self.on_silence(ended.unheard)
             self.orphans.watch(launch, ended, nodes)
             if step is None:
                 return ended

@@ -73,16 +73,13 @@ def _number(answer: Mapping[str, object], name: str) -> int:
     return found if isinstance(found, int) else -1
 
 
-SECONDS = 14.0  # in total
 SURVEY = 3.0  # seconds for the agents to report what their nodes hold
 
 Answer = Mapping[str, object]
 AskMemory = Callable[[tuple[str, ...], float, dict[str, object]], Mapping[str, Answer]]  # nodes, seconds, arguments
 
 
-def persist_memory(
-    ask: AskMemory, nodes: tuple[str, ...], checkpoints: Path, launch: int, seconds: float = SECONDS
-) -> str:
+def persist_memory(ask: AskMemory, nodes: tuple[str, ...], checkpoints: Path, launch: int, seconds: float) -> str:
     """Have the nodes write the newest step in their memory to disk.
 
     Returns:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.events import OutcomeSeen, Taken
 from transom_cli.core.launcher import AttemptStarted, without_progress
+from transom_cli.core.node_hazard import PROBATION
+from transom_cli.core.operator.isolation import on_probation
 from transom_cli.errors import TransomError
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.attempt_files import newest_checkpoint, read_outcome
@@ -30,10 +32,13 @@ def begun(options: LaunchOptions, attempt: AttemptDir, taken: tuple[Taken, ...] 
     outcomes = [read_outcome(a, 0.0) for a in before]
     of_step = [o for o in outcomes if o is None or o.job_step == options.job_step]  # the others say nothing of it
     isolated = {e for a, o in zip(before, outcomes, strict=True) if o and _age(a, attempt) < expiry for e in o.blamed}
+    blamed = {e for a, o in zip(before, outcomes, strict=True) if o and _age(a, attempt) < PROBATION for e in o.blamed}
     alone = not operator_lives(run, attempt)
     if not alone:
         isolated = set()  # the operator has probed them itself
-    isolated |= _excluded(run)
+        blamed = set()
+    excluded, returned = excluded_nodes(run)
+    isolated |= excluded
     durable = newest_checkpoint(options.checkpoints)
     return AttemptStarted(
         0.0,
@@ -43,6 +48,7 @@ def begun(options: LaunchOptions, attempt: AttemptDir, taken: tuple[Taken, ...] 
         stuck=without_progress(of_step, durable),
         isolated=tuple(sorted(isolated)),
         insist=alone,
+        probation=tuple(sorted((blamed | returned) - isolated)),
         taken=(
             *(replace(t, at=t.at - _age(a, attempt)) for a, o in zip(before, outcomes, strict=True) for t in _taken(o)),
             *(replace(t, at=t.at - time.time()) for t in taken),
@@ -79,9 +85,11 @@ def _age(then: AttemptDir, now: AttemptDir) -> float:
         return 0.0
 
 
-def _excluded(run: RunDir) -> set[str]:
+def excluded_nodes(run: RunDir) -> tuple[set[str], set[str]]:
+    """Return the nodes that the operator excludes, and those on probation, as its journal says."""
     try:
-        now = time.time()  # as the operator's
-        return {x.node for x in fold(run.journal).state.isolation.exclusions if x.until is None or x.until > now}
+        now, state = time.time(), fold(run.journal).state  # the operator's clock
     except (OSError, TransomError):
-        return set()
+        return set(), set()
+    active = {x.node for x in state.isolation.exclusions if x.until is None or x.until > now}
+    return active, set(on_probation(state, now))

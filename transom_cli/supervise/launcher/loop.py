@@ -26,7 +26,7 @@ from transom_cli.slurm.port import Connect, Slurm
 from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 from transom_cli.supervise.launcher import history
 from transom_cli.supervise.launcher.agents import Agents
-from transom_cli.supervise.launcher.allocation import allocation_from, warning_due
+from transom_cli.supervise.launcher.allocation import allocation_from, allocation_times, warning_due
 from transom_cli.supervise.launcher.anomalies import AnomalyReporter
 from transom_cli.supervise.launcher.blind_nodes import BlindNodes
 from transom_cli.supervise.launcher.executor import Executor
@@ -46,7 +46,8 @@ from transom_cli.supervise.launcher.node_monitor import FaultMonitor, NodeMonito
 from transom_cli.supervise.launcher.node_release import NodeRelease, release_nodes
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.preflight import NodeChecks
-from transom_cli.supervise.launcher.training import TrainingStep
+from transom_cli.supervise.launcher.top_up import TopUps
+from transom_cli.supervise.launcher.training import TrainingStep, TrainingSteps
 
 TURN = 0.05  # seconds per turn of the loop
 EXITS = 0.2  # interval in seconds between reads of the exit records
@@ -104,7 +105,8 @@ class Launcher:
         policy = options.policy
         if self._earlier.steps:
             policy = replace(policy, preflight=False)
-        wanted = options.nodes if options.job_step else min(options.nodes or len(nodes), len(nodes))
+        fixed = options.job_step or options.min_nodes  # a smaller job than wanted gets further nodes
+        wanted = options.nodes if fixed else min(options.nodes or len(nodes), len(nodes))
         roles = Nodes(nodes, wanted, options.min_nodes, options.shrink_unit, batch_host=self._allocation.host)
         self._state = State(
             self._allocation.job_id,
@@ -125,6 +127,8 @@ class Launcher:
             self._allocation, options, self._attempt, self._journal, self._connect, self._asked_to_leave
         )
         self._executor = Executor(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
+        self._top_ups = TopUps(self._allocation, options, self._attempt, self._agents, self._connect, self._inbox)
+        self._executor.on_silence = self._top_ups.look
         self._checks = NodeChecks(self._allocation, options, self._attempt, self._inbox, self._agents.addresses)
         self._faults = FaultMonitor(self._inbox, lambda node: self._agents.ask(node, "faults", PROBE))
         self._release = NodeRelease(self._allocation, self._slurm, self._journal)
@@ -146,7 +150,10 @@ class Launcher:
             threading.Thread(target=clear_hold, args=job, daemon=True).start()
         try:
             begun = history.begun(options, self._attempt, self._earlier.taken)
-            self._handle(replace(begun, at=self._now(), memory=with_agents))
+            ends_at, queued = allocation_times(self._allocation.job_id) if options.min_nodes else (None, None)
+            if ends_at is not None:
+                ends_at += self._now() - time.time()
+            self._handle(replace(begun, at=self._now(), memory=with_agents, ends_at=ends_at, queued=queued))
             while self._state.phase is not Phase.OVER:
                 self._resume()
                 self._observe(self._now())
@@ -164,6 +171,7 @@ class Launcher:
             self._reporter.stop()
             self._executor.orphans.stop()
             self._release.stop()
+            self._top_ups.stop()
             self._agents.stop(at_once=bool(self._state.stop) or self._asked_to_leave())
         return self._code
 
@@ -202,7 +210,7 @@ class Launcher:
         return any(n in _LEAVE for n in self._signals)
 
     @property
-    def _step(self) -> TrainingStep | None:
+    def _step(self) -> TrainingStep | TrainingSteps | None:
         return self._executor.step
 
     def _make_attempt_dir(self) -> None:
@@ -234,11 +242,19 @@ class Launcher:
         nodes = self._allocation.nodes if self._options.leave_drained else ()
 
         def probe(node: str) -> dict[str, object]:
-            given_back = node in self._release.returned
+            given_back = node in self._release.returned or node not in self._allocation.every_node
             return {"error": "given back"} if given_back else self._agents.ask(node, "probe", PROBE)
 
         warm_up = WarmUp(self._agents, self._journal, lambda: self._state)
-        self._nodes.start(nodes, self._state.nodes.spares, probe, self._slurm, warm_up)
+        spares = self._state.nodes.spares
+        self._nodes.start(nodes, spares, probe, self._slurm, warm_up, lambda: self._state.nodes.silent, self._answers)
+
+    def _answers(self, node: str) -> bool:
+        """Whether a node that was silent is back. Its agent may have died with it."""
+        if node in self._release.returned or self._executor.orphans.on(node):
+            return False
+        self._agents.revive_returned(node)
+        return bool(self._agents.ask(node, "probe", PROBE).get("ok"))
 
     # --- time ---
 
@@ -343,6 +359,7 @@ class Launcher:
             self._handle(event)
         if self._monitor.stepping and not self._options.observe:
             self._release.look(self._state, self._executor.orphans.on)
+            self._executor.keep_standby(self._state.launch.number, now)
 
     # --- acting ---
 
@@ -363,6 +380,13 @@ class Launcher:
             self._executor.end(action)
         elif isinstance(action, launcher.ReadLogs):
             self._executor.read_logs(action)
+        elif isinstance(action, launcher.WatchSpares):
+            self._nodes.watch(action.nodes)
+        elif isinstance(action, launcher.SubmitTopUp):
+            self._top_ups.submit(action)
+        elif isinstance(action, launcher.CancelTopUp):
+            self._journal("top-up", job_id=action.job_id, words=f"cancelled: {action.why}")
+            self._top_ups.cancel(action.job_id)
         elif isinstance(action, launcher.Journal):
             self._journal("recovery", **vars(action))
             would = "would have " if action.what == "withheld" else ""
@@ -407,7 +431,7 @@ class Launcher:
         argv = self._executor.start(action)
         if argv is None:
             return
-        idle = tuple(n for n in self._allocation.nodes if n not in action.nodes)
+        idle = tuple(n for n in self._allocation.every_node if n not in action.nodes)
         step = self._options.job_step
         about = {"job_step": step, "checkpoints": str(self._options.checkpoints)} if step else {}
         faults = action.faults
@@ -415,6 +439,7 @@ class Launcher:
 
     def _leave(self, action: launcher.FinishAttempt) -> None:
         """Write outcome.json last, so that its reader finds the attempt directory complete."""
+        self._executor.drop_standby()
         outcome = action.outcome
         self._code, self._failed, self._again = action.exit_code, outcome.status == "failed", action.again
         self._why = outcome.why

@@ -39,7 +39,7 @@ from transom_cli.supervise.attempt_files import newest_checkpoint
 from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 from transom_cli.supervise.launcher.journal import say
 from transom_cli.supervise.launcher.plan import LaunchOptions
-from transom_cli.supervise.launcher.training import TrainingStep
+from transom_cli.supervise.launcher.training import TrainingStep, TrainingSteps
 
 DURABLE = 1.0  # interval in seconds between searches for a newer checkpoint
 
@@ -75,7 +75,7 @@ class Monitor:
         state, launch = self._state(), self._watch.launch
         return launch == state.launch.number and state.phase is Phase.TRAINING and self._watch.step(launch) >= 0
 
-    def step_events(self, now: float, step: TrainingStep) -> Iterator[Event]:
+    def step_events(self, now: float, step: TrainingStep | TrainingSteps) -> Iterator[Event]:
         """Report whether the tasks of the training step have appeared, and how they ended."""
         code = step.code  # before the exits, so that all records written until srun ended are read
         launch = self._state().launch.number

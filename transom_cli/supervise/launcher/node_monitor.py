@@ -15,7 +15,7 @@ from typing import Protocol
 
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.events import NodeFault
-from transom_cli.core.launcher import Event, FaultsFound, NodesDraining, Phase, SpareChecked, State
+from transom_cli.core.launcher import Event, FaultsFound, NodeReturned, NodesDraining, Phase, SpareChecked, State
 from transom_cli.errors import TransomError, printable
 from transom_cli.heartbeat.table import NodeTable
 from transom_cli.plural import several
@@ -39,7 +39,15 @@ class NodeMonitor:
     def __init__(self, inbox: queue.SimpleQueue[Event]) -> None:
         self._inbox = inbox
         self._end = threading.Event()
+        self._watched: set[str] = set()  # spares
         self.started = False
+
+    def watch(self, spares: Iterable[str]) -> None:
+        """Probe further spares. Call after `start`."""
+        for spare in spares:
+            if spare not in self._watched:
+                self._watched.add(spare)
+                self._thread(self._spare, spare, self._probe, self._warm_up)
 
     def start(
         self,
@@ -48,16 +56,20 @@ class NodeMonitor:
         probe: Probe,
         slurm: Callable[[], Slurm],
         warm: Warm = lambda _: True,
+        silent: Callable[[], tuple[str, ...]] = lambda: (),
+        answers: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Start the threads.
 
         Args:
             nodes: whose drains are reported, once per node.
             spares: probed by `probe`, and warmed up once they are ready. A warm-up may take minutes.
+            silent: returns the nodes that carry no rank since they did not answer.
+            answers: whether such a node, which Slurm can use, answers again and no rank survives there.
         """
-        self.started = True
-        for spare in spares:
-            self._thread(self._spare, spare, probe, warm)
+        self.started, self._probe, self._warm_up = True, probe, warm
+        self._silent, self._answers = silent, answers
+        self.watch(spares)
         if nodes:
             self._thread(self._drains, nodes, slurm)
 
@@ -94,6 +106,8 @@ class NodeMonitor:
         while not self._end.wait(DRAIN_EVERY):
             with contextlib.suppress(TransomError):
                 for node in slurm().nodes(nodes):
+                    if node.name in self._silent() and node.usable and self._answers(node.name):
+                        self._inbox.put(NodeReturned(0.0, node.name))
                     if node.drain and node.name not in reported:
                         reported.add(node.name)
                         by = f" ({node.reason_user})" if node.reason_user else ""

@@ -43,6 +43,25 @@ class Allocation:
     unwatched: str = ""  # GPUs that such a step does not have, for a person
     since: float = 0.0  # wall-clock time at which this start of the job began; 0: unknown
     left_out: tuple[str, ...] = ()  # nodes of the job that earlier job steps gave up; not in `nodes`
+    borrowed: dict[str, int] = field(default_factory=dict)  # nodes of top-up jobs -> job; changes during the attempt
+
+    @property
+    def every_node(self) -> tuple[str, ...]:
+        return (*self.nodes, *(n for n in self.borrowed if n not in self.nodes))
+
+    def job_of(self, node: str) -> int:
+        return self.borrowed.get(node, self.job_id)
+
+    def by_job(self, nodes: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
+        """Group nodes by their job, in their order: a Slurm step cannot span two jobs."""
+        jobs = dict.fromkeys(map(self.job_of, nodes))
+        return {job: tuple(n for n in nodes if self.job_of(n) == job) for job in jobs}
+
+    def step_env(self, env: Mapping[str, str], job_id: int) -> dict[str, str]:
+        """The environment of an srun. For another job it must say nothing of this one."""
+        if job_id == self.job_id:
+            return dict(env)
+        return {k: v for k, v in env.items() if k == "SLURM_CONF" or not k.startswith(("SLURM_", "SBATCH_"))}
 
 
 @dataclass(frozen=True)
@@ -72,8 +91,11 @@ class LaunchOptions:
     foreign: str = ""  # pattern of the checkpoints that the trainer makes by itself
     within: tuple[str, ...] = ()  # the command prefix that puts a rank into a container
     observe: bool = False  # report what the launcher would do, and leave the ranks alone
+    standby: bool = False  # keep the ranks of the next launch ready
     agent_cpus: str = ""  # CPUs of agents and snapshot daemons, such as 0-1,64; "": not bound
     job_step: str = ""  # its name in the user's own script; "": the batch script is transom's
+    top_up: tuple[str, ...] = ()  # sbatch options of a job for nodes that the run lacks; (): none is submitted
+    exclude: tuple[str, ...] = ()  # nodes that no job of the run may use
 
     @property
     def tasks_on_node(self) -> int:
@@ -81,9 +103,16 @@ class LaunchOptions:
         return 1 if self.kind == "torchrun" else self.tasks_per_node
 
     @property
+    def keeps_standby(self) -> bool:
+        """Whether a rank is a process that can wait: it is started by the wrapper, and reads PYTHONPATH."""
+        plain = self.kind == "srun" and self.auto_beat and not (self.within or self.foreign or self.observe)
+        return self.standby and plain
+
+    @property
     def policy(self) -> Policy:
         health = replace(self.health, deep=self.health.deep and not self.observe)  # ranks use the nodes meanwhile
-        return launcher_policy(self.relaunches, self.max_without_progress, health, self.rules)
+        policy = launcher_policy(self.relaunches, self.max_without_progress, health, self.rules)
+        return replace(policy, grow=not self.observe, top_up=bool(self.top_up and self.min_nodes and not self.observe))
 
 
 def launcher_policy(
@@ -136,6 +165,7 @@ def agent_argv(
     return [
         "srun",
         EXPORT_ALL,
+        *([f"--jobid={allocation.borrowed[node]}"] if node in allocation.borrowed else []),
         "--overlap",
         "--no-kill",
         "--kill-on-bad-exit=0",
@@ -178,17 +208,24 @@ def training_argv(
     *,
     wrapper: Path,
     master: str,
+    standby: bool = False,
+    every: tuple[str, ...] = (),
 ) -> list[str]:
     """The training step: one wrapper per task, which starts the user's command and records how it ended.
 
     If some of the allocation's nodes carry no rank, an earlier launch may keep its resources until Slurm removes a dead
     node from it: `--overlap` does not wait for that, and `--mem=0` does not count that launch's memory as used.
 
+    With `standby`, the tasks wait beside a launch that trains.
+
     Ranks are placed on `nodes` in this order. If it is not Slurm's, srun reads the file `hosts(launch)` (`hosts_file`).
+
+    A launch on nodes of two jobs is one step in each. Slurm numbers the tasks of each from 0, so the wrapper computes a
+    rank from its node's place in `every`, all nodes of the launch, and writes the rank's log itself.
     """
+    job_id = allocation.job_of(nodes[0])
     tasks = options.tasks_on_node
     count = len(nodes)
-    name = "node-%t.log" if options.kind == "torchrun" else "rank-%t.log"
     argv = [
         "srun",
         EXPORT_ALL,
@@ -198,22 +235,35 @@ def training_argv(
         f"--ntasks={count * tasks}",
         f"--ntasks-per-node={tasks}",
         "--job-name=training",
-        f"--output={pattern(attempt.logs(launch))}/{name}",
+        f"--output={_output(attempt, launch, options, job_id if every else 0, standby=standby)}",
         "--open-mode=append",
     ]
+    argv += [f"--jobid={job_id}"] if job_id != allocation.job_id else []
     if nodes != allocation.nodes or allocation.left_out:
-        listed = hosts_file(allocation, options, nodes)
+        listed = not every and hosts_file(allocation, options, nodes)
         argv += [f"--nodelist={attempt.hosts(launch) if listed else ','.join(nodes)}"]
-        argv += ["--overlap", "--mem=0"] if launch else []
+    if standby or (launch and (nodes != allocation.nodes or allocation.left_out)):
+        argv += ["--overlap", "--mem=0"]
     if allocation.cpus_per_task:
         argv.append(f"--cpus-per-task={allocation.cpus_per_task}")  # srun no longer inherits it from sbatch
     argv += options.srun_args
-    argv += ["--distribution=arbitrary"] if hosts_file(allocation, options, nodes) else []
+    argv += ["--distribution=arbitrary"] if not every and hosts_file(allocation, options, nodes) else []
     argv += [options.python[0], "-I", "-S", str(wrapper), "--attempt-dir", str(attempt.path), "--launch", str(launch)]
+    argv += ["--hosts", ",".join(every), "--tasks-per-node", str(tasks)] if every else []
     argv += ["--torchrun"] if options.kind == "torchrun" else []
     argv += ["--auto-beat"] if options.auto_beat else []
-    argv += ["--", *command(nodes, options, master, f"{attempt.name}.{launch}")]
+    if options.keeps_standby:
+        argv += ["--standby" if standby else "--learn", str(attempt.modules)]
+    argv += ["--", *command(every or nodes, options, master, f"{attempt.name}.{launch}")]
     return argv
+
+
+def _output(attempt: AttemptDir, launch: int, options: LaunchOptions, job_id: int, *, standby: bool) -> str:
+    """The value of srun's --output. job_id: of a step whose wrappers open the ranks' logs; 0: srun opens them."""
+    if standby:
+        return pattern(attempt.standby_log)
+    name = "node-%t.log" if options.kind == "torchrun" else "rank-%t.log"
+    return f"{pattern(attempt.logs(launch))}/{f'job-{job_id}.log' if job_id else name}"
 
 
 def hosts_file(allocation: Allocation, options: LaunchOptions, nodes: tuple[str, ...]) -> str:

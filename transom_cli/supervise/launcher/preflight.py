@@ -6,25 +6,54 @@ import contextlib
 import json
 import os
 import queue
+import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.launcher import CheckNodes, Event, NodesChecked
+from transom_cli.errors import TransomError
 from transom_cli.files import make_private, publish_text
 from transom_cli.health.check import About, Tier
+from transom_cli.health.fleet import with_fleet
+from transom_cli.health.probe.matrix import Cell
 from transom_cli.health.report import Report, document, faults, summary_line
 from transom_cli.health.run import HealthRequest, check_job
 from transom_cli.layout import AttemptDir
+from transom_cli.slurm.runner import Runner
+from transom_cli.slurm.topology import switches_of
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 
+MESSAGE = 4 << 20  # bytes, a piece of a gradient bucket
 SHOWN_EVERY = 0.5  # seconds between two counts of nodes checked
 WHOLE = 64  # number of nodes up to which all findings are kept
 
 Examine = Callable[[int, tuple[str, ...], HealthRequest], Report]
+
+
+def own_order(srun_args: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether the user has chosen the order of nodes or ranks."""
+    given = any(re.match(r"-[mw]|--(distribution|nodelist|nodefile|relative)\b", word) for word in srun_args)
+    return given or any(name in environ for name in ("SLURM_HOSTFILE", "SLURM_DISTRIBUTION"))
+
+
+def links(cells: Iterable[Cell]) -> tuple[tuple[str, str, float], ...]:
+    """Return the seconds of a message between each two nodes that have met."""
+    known = ((c.src, c.dst, c.delay + MESSAGE / c.rate) for c in cells if c.rate and c.delay is not None)
+    return tuple(known)
+
+
+def topology() -> dict[str, tuple[str, ...]]:
+    """Return the switches above each node; {} if Slurm knows none, or does not answer."""
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+
+    try:
+        return switches_of(Runner(timeout=10.0).run(["scontrol", "show", "topology"]), NodeSet)
+    except (TransomError, NodeSetException, ValueError):
+        return {}
 
 
 class NodeChecks:
@@ -49,9 +78,20 @@ class NodeChecks:
 
     def _check(self, action: CheckNodes) -> None:
         try:
-            report = self._examine(self._allocation.job_id, action.nodes, self.request(action))
-            self._keep(action.key, report)
-            self._inbox.put(NodesChecked(0.0, action.key, faults(report.findings), summary_line(report)))
+            checked = NodesChecked(0.0, action.key)
+            words: list[str] = []
+            measured: list[Cell] = []
+            for job_id, nodes in self._allocation.by_job(action.nodes).items():
+                request = self.request(replace(action, nodes=nodes))
+                report = with_fleet(self._examine(job_id, nodes, request), request.off, os.environ)
+                self._keep(action.key, report)
+                checked = replace(checked, faults=(*checked.faults, *faults(report.findings)))
+                words.append(summary_line(report))
+                measured += report.cells
+            checked = replace(checked, words="; ".join(words))
+            if action.key == PREFLIGHT and not own_order(self._options.srun_args, os.environ):
+                checked = replace(checked, links=links(measured), switches=tuple(topology().items()))
+            self._inbox.put(checked)
         except Exception as error:  # a failed health run accuses no node
             self._inbox.put(NodesChecked(0.0, action.key, words=f"the health run failed: {error!r}"))
 

@@ -60,6 +60,14 @@ class Revival:
         self._resumed = 0  # how often
         self._dead: set[str] = set()  # nodes whose slurmd did not answer the last probe
 
+    def begin(self, node: str) -> None:
+        """Start an agent on a node that has joined, or has come back: with new tries."""
+        with self._lock:
+            self._tries.pop(node, None)
+            self._due.pop(node, None)
+        self._dead.discard(node)
+        self.at_once(node)
+
     def dead(self, node: str) -> bool:
         """Whether neither the node's agent nor its slurmd answers, as far as that is known."""
         return node in self._dead
@@ -144,7 +152,8 @@ class Revival:
             say(f"transom: {words}: the new agent on {node} has the new version, and this launcher the old one")
         before = self._endpoint(node)
         argv = launchplan.agent_argv(self._allocation, self._options, self._attempt, node)
-        step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, umask=0o077, env={**os.environ, ROLE: "agent"})
+        env = self._allocation.step_env(os.environ, self._allocation.job_of(node))
+        step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, umask=0o077, env={**env, ROLE: "agent"})
         self._steps.append(step)
         until = time.monotonic() + COME
         while self._endpoint(node) == before:
@@ -180,7 +189,7 @@ class Revival:
             SlurmUnknown: slurmctld does not answer.
         """
         slurm = self._connect(10.0)
-        job, inside = self._allocation.job_id, tuple(n for n in self._allocation.nodes if n != node)[:PEERS]
+        job, inside = self._allocation.job_of(node), tuple(n for n in self._allocation.nodes if n != node)[:PEERS]
 
         def peers() -> list[Peer]:
             with contextlib.suppress(TransomError):

@@ -3,38 +3,91 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import transom_cli
 from transom_cli.core.events import RankExit
 from transom_cli.core.slurm_messages import slurm_is_away, task_exits
 from transom_cli.slurm.guards import backoff
 from transom_cli.supervise.attempt_files import ExitRecords
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
+WRAPPER = Path(transom_cli.__file__).resolve().parent / "supervise" / "agent" / "rank_wrapper.py"
 LISTENING = 2.0  # seconds to read srun's last output after it has ended
 
 
-class TrainingStep:
+@dataclass(frozen=True)
+class StepPlan:
     """One srun. `tasks` are placed on `nodes` in blocks of equal size, as with `--ntasks-per-node`.
+
+    ranks: of these tasks in the launch; (): the same numbers. standby: the tasks wait until `go`.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    nodes: tuple[str, ...]
+    tasks: int
+    ranks: tuple[int, ...] = ()
+    standby: bool = False
+
+
+class TrainingSteps:
+    """The steps of a launch whose nodes are in two jobs, with the interface of one step."""
+
+    def __init__(self, plans: list[StepPlan], exits: Path) -> None:
+        self._steps = [TrainingStep(plan, exits) for plan in plans]
+
+    def exits(self) -> tuple[RankExit, ...]:
+        known = {x.rank: x for step in self._steps for x in step.exits()}
+        return tuple(known[n] for n in sorted(known))
+
+    @property
+    def waits(self) -> str:
+        return next((step.waits for step in self._steps if step.waits), "")
+
+    @property
+    def code(self) -> int | None:
+        """That of the first step that has failed; 0 if all have ended well."""
+        codes = [step.code for step in self._steps]
+        return next((code for code in codes if code), None if None in codes else 0)
+
+    def signal(self, number: int) -> None:
+        for step in self._steps:
+            step.signal(number)
+
+    def wait(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        ended = [step.wait(max(0.0, until - time.monotonic())) for step in self._steps]
+        return all(ended)
+
+    def kill(self) -> None:
+        for step in self._steps:
+            step.kill()
+
+
+class TrainingStep:
+    """One srun.
 
     If srun cannot request the step since slurmctld does not answer, it is restarted until it can: the launch has not
     failed, since nothing of it has begun.
     """
 
-    def __init__(self, argv: list[str], env: dict[str, str], exits: Path, nodes: tuple[str, ...], tasks: int) -> None:
+    def __init__(self, plan: StepPlan, exits: Path) -> None:
         self._exits = ExitRecords(exits)
-        self._nodes = nodes
-        self._tasks = tasks
+        self._plan = plan
         self._said: dict[int, RankExit] = {}
-        self._argv, self._env = argv, env
         self._changing = threading.Lock()
         self._no_more = threading.Event()  # start no further srun
+        if plan.standby:
+            self._no_more.set()
         self._listened = threading.Event()  # all output of the last srun was read
         self._ended_at: float | None = None  # when the present srun was first seen to have ended
         self._srun = self._start()
@@ -42,7 +95,9 @@ class TrainingStep:
         threading.Thread(target=self._follow, name="srun-words", daemon=True).start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=self._env)
+        plan = self._plan
+        taken = subprocess.PIPE if plan.standby else subprocess.DEVNULL
+        return subprocess.Popen(plan.argv, stdin=taken, stderr=subprocess.PIPE, env=plan.env)
 
     def _follow(self) -> None:
         tries = 0
@@ -73,14 +128,36 @@ class TrainingStep:
             words = line.decode(errors="replace")
             away = away or slurm_is_away(words)
             for end in task_exits(words, time.time()):
-                where = end.node or self._nodes[end.rank * len(self._nodes) // self._tasks]
-                self._said.setdefault(end.rank, replace(end, node=where, error=0.0))
+                plan = self._plan
+                where = end.node or plan.nodes[end.rank * len(plan.nodes) // plan.tasks]
+                rank = plan.ranks[end.rank] if plan.ranks else end.rank
+                self._said.setdefault(rank, replace(end, rank=rank, node=where, error=0.0))
         return "" if self._said else away
+
+    def go(self, variables: Mapping[str, str]) -> bool:
+        """Let the tasks begin, with these variables. False if srun has ended."""
+        assert self._srun.stdin is not None
+        try:
+            self._srun.stdin.write(json.dumps(variables).encode() + b"\n")
+            self._srun.stdin.close()
+        except OSError:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """End the tasks that wait."""
+        if self._srun.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._srun.stdin.close()
 
     def exits(self) -> tuple[RankExit, ...]:
         """Exits by rank (under torchrun: by node). A wrapper's own record takes precedence over srun's message."""
         known = {**self._said, **self._exits.read()}
         return tuple(known[n] for n in sorted(known))
+
+    @property
+    def argv(self) -> list[str]:
+        return self._plan.argv
 
     @property
     def code(self) -> int | None:

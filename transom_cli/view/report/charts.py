@@ -221,3 +221,29 @@ def _path(points: Iterable[Point], scale: Scale, values: Range) -> str:
     if len(places) == 1:
         places.append((min(_UNITS, places[0][0] + 1), places[0][1]))
     return "M" + "L".join(f"{x:g} {y:g}" for x, y in places) if places else ""
+
+
+# --- a value over a setting ---
+
+
+def curve(
+    caption: str, note: str, series: Sequence[tuple[str, Sequence[tuple[float, float, float, float]]]],
+    label: Callable[[float], str],
+) -> Plot:  # fmt: skip
+    """Plot lines with a band around the first one. series: title and (x, low, value, high) of each."""
+    places = [x for _, points in series for x, *_ in points]
+    values = _around([y for _, points in series for _, *ys in points for y in ys])
+    scale = Scale.over(min(places), max(places))
+    first = series[0][1]
+    around = [*((x, high) for x, _, _, high in first), *((x, low) for x, low, _, _ in reversed(first))]
+    traces = [Trace(_path(around, scale, values) + "Z", "band", f"90% interval of {series[0][0]}")]
+    for (title, points), tone in zip(series, _TONES, strict=False):
+        traces.append(Trace(_path([(x, value) for x, _, value, _ in points], scale, values), tone, title))
+    axis = tuple(
+        Mark(scale.at(x), f"{x:g}", "start" if x == scale.begin else "end" if x == scale.end else "middle")
+        for x in sorted({scale.begin, *sorted(places)[:: max(1, len(places) // MARKS)], scale.end})
+    )
+    return Plot(caption, note, label(values.high), label(values.low), tuple(traces), axis, note)
+
+
+_TONES = ("line", "productive", "redone")  # of as many lines as can be told apart

@@ -1,0 +1,160 @@
+"""One node of four dies without a spare, and later there are four again: transom, torchrun --nnodes 2:4, and a requeue.
+
+    python bench/elastic_peers.py [--rounds 1] [--ways transom,requeue,torchrun]
+
+The same model, data and number of steps (bench/elastic_trainer.py). transom and the requeue run in a Slurm sandbox with
+a fifth node. torchrun's four agents are processes: one is killed with its rank, and another is started when the others
+have stepped. Prints, from what the ranks recorded: seconds from the fault to the first new step, to the first step on
+four nodes, and without a new step in all; samples used twice or left out; the final loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import Bench, BenchError, LiveRun, progress, run_bench, wait_for
+
+from transom_cli.elastic import GlobalBatches
+from transom_cli.layout import RunDir
+from transom_cli.rpc.sockets import free_port
+from transom_cli.sandbox import faults
+
+TRAINER = Path(__file__).with_name("elastic_trainer.py")
+FAULT, STEPS, PATIENCE = 25, 160, 600.0
+SIZE, BATCH = 12_000, 48  # as in the trainer
+TOGETHER = 5.0  # seconds between the ranks of one launch in one step, at most; a new launch takes longer to come
+
+
+def trace(folder: Path) -> list[dict[str, Any]]:
+    lines = [line for path in folder.glob("trace-*.jsonl") for line in path.read_text().splitlines()]
+    return sorted((json.loads(line) for line in lines if line.endswith("}")), key=lambda one: one["at"])
+
+
+def stepped(folder: Path, step: int, world: int = 0, since: float = 0.0) -> bool:
+    return any(one["step"] >= step and world in (0, one["world"]) and one["at"] >= since for one in trace(folder))
+
+
+def torchrun(folder: Path) -> float:
+    """Returns when the fault was. Each agent has a session of its own, to be killed with its rank."""
+    port = free_port()
+
+    def agent(number: int) -> subprocess.Popen[bytes]:
+        words = ["--nnodes=2:4", "--nproc-per-node=1", "--max-restarts=10", "--rdzv-backend=c10d", "--rdzv-id=bench"]
+        words += [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
+        argv = [sys.executable, "-m", "torch.distributed.run", *words, str(TRAINER), "usual", str(folder)]
+        env = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        log = (folder / f"agent-{number}.log").open("ab")
+        return subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True)
+
+    agents = [agent(number) for number in range(4)]
+    try:
+        wait_for(lambda: stepped(folder, FAULT), PATIENCE, "torchrun's training")
+        at, newest = time.time(), max(one["step"] for one in trace(folder))
+        victim = agents.pop()
+        kill_session(victim)
+        wait_for(lambda: stepped(folder, newest + 1, 3, at), PATIENCE, "torchrun on three nodes")
+        agents.append(agent(4))
+        wait_for(lambda: (folder / "loss").exists(), PATIENCE, "the end of torchrun's training")
+        return at
+    finally:
+        for one in agents:
+            kill_session(one)
+
+
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill an agent and its rank: all processes of its session."""
+    import psutil
+
+    for one in psutil.process_iter():
+        try:
+            if os.getsid(one.pid) == process.pid or one.ppid() == process.pid:
+                one.send_signal(signal.SIGKILL)
+        except (OSError, psutil.Error):
+            continue
+    process.wait()
+
+
+def in_slurm(folder: Path, bench: Bench, size: str) -> float:
+    ask = ["--root", str(bench.runs), "--name", f"peer-{folder.name}", "-N", size, "--set", "health.preflight=off"]
+    train = [bench.python, str(TRAINER), "exact", str(folder)]
+    run = LiveRun(bench, RunDir(bench.runs / bench.transom("run", *ask, "--detach", "--", *train)), folder / "none")
+    bench._made.append(run)
+    wait_for(lambda: stepped(folder, FAULT), PATIENCE, "the training under transom")
+    job = next(job for job in bench.slurm.jobs() if not job.state.ended)
+    at = time.time()
+    faults.kill_node(bench.sandbox, next(node for node in job.nodes if node != job.batch_host))
+    view = run.wait_over(PATIENCE)
+    if view.exit_code:
+        raise BenchError(f"Run {run.name} {view.phase}", view.verdict)
+    return at
+
+
+def judged(way: str, folder: Path, at: float) -> dict[str, Any]:
+    lines = trace(folder)
+    newest = max(one["step"] for one in lines if one["at"] < at)
+    new = min(one["at"] for one in lines if one["at"] > at and one["step"] > newest)
+    back = min((one["at"] for one in lines if one["at"] > new and one["world"] == 4), default=None)
+    last: dict[int, float] = {}  # when the last launch made a step
+    firsts: dict[int, float] = {}
+    for one in lines:
+        last[one["step"]] = one["at"]
+        firsts.setdefault(one["step"], one["at"])
+    used = Counter(sample for one in lines if last[one["step"]] - one["at"] < TOGETHER for sample in one["samples"])
+    times = sorted(firsts.values())
+    gaps = [b - a for a, b in pairwise(times)]
+    usual = sorted(gaps)[len(gaps) // 2]
+    return {
+        "way": way, "first_step": round(new - at, 1), "four_nodes": None if back is None else round(back - at, 1),
+        "lost": round(sum(gap - usual for gap in gaps if gap > 4 * usual), 1),
+        "twice": sum(count - 1 for count in used.values() if count > 1),
+        "left_out": len(set(expected(way)) - set(used)),
+        "samples": used.total(), "loss": float((folder / "loss").read_text()),
+    }  # fmt: skip
+
+
+def expected(way: str) -> list[int]:
+    """The samples that an undisturbed training uses."""
+    if way != "torchrun":
+        return GlobalBatches(SIZE, BATCH, 12).samples(0, STEPS * BATCH)
+    return torch.randperm(SIZE, generator=torch.Generator().manual_seed(0)).tolist()[: STEPS * BATCH]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--ways", default="transom,requeue,torchrun")
+    args = parser.parse_args()
+    ways, found = args.ways.split(","), []
+    with tempfile.TemporaryDirectory() as root, Bench(nodes=5) as bench:
+        for number in range(args.rounds):
+            for way in ways:
+                folder = Path(root) / f"{way}-{number}"
+                folder.mkdir()
+                sizes = {"transom": "2-4", "requeue": "4"}
+                at = torchrun(folder) if way == "torchrun" else in_slurm(folder, bench, sizes[way])
+                found.append(judged(way, folder, at))
+                progress(json.dumps(found[-1]))
+                bench.heal()
+    names = ("first step", "on 4 nodes", "time lost", "twice", "left out", "loss")
+    print(f"{'way':<10} " + " ".join(f"{name:>11}" for name in names))
+    for one in found:
+        back = "never" if one["four_nodes"] is None else f"{one['four_nodes']} s"
+        cells = (f"{one['first_step']} s", back, f"{one['lost']} s", one["twice"], one["left_out"], one["loss"])
+        print(f"{one['way']:<10} " + " ".join(f"{cell:>11}" for cell in cells))
+    return 0
+
+
+if __name__ == "__main__":
+    run_bench(main)

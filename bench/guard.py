@@ -1,0 +1,148 @@
+"""What does the guard against silent corruption cost, and does it ever raise a false alarm?
+
+    python bench/guard.py alarms --products 1000000     checked products without a fault: how many fail their checksum?
+    python bench/guard.py overhead --turns 20           a step of the example's GPT, guard on and off in turns
+
+`alarms` draws shapes, types and values: normal, with a common offset, with a few large values, tiny, and so large that
+16-bit types overflow, as under a gradient scaler. A third are attentions, forward and backward. Results are added to
+.test-results/guard-alarms.json, so that a campaign can be interrupted and continued.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from transom_cli.guard import guard, products
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples/gpt"))
+RESULTS = Path(__file__).resolve().parent.parent / ".test-results" / "guard-alarms.json"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SPREADS = ("normal", "offset", "outliers", "tiny", "huge")
+
+
+def drawn(rows: int, columns: int, spread: str) -> torch.Tensor:
+    data = torch.randn(rows, columns)
+    if spread == "offset":
+        return data + 3
+    if spread == "outliers":
+        return torch.where(torch.rand_like(data) < 0.01, data * 100, data)
+    return data * {"tiny": 1e-4, "huge": 300.0}.get(spread, 1.0)
+
+
+def one_product(chance: random.Random, dtype: torch.dtype) -> float:
+    """Return the largest distance from a checksum, as a share of its limit."""
+    n, k, m = (chance.choice((1, 3, 8, 16, 33, 64, 96, 128)) for _ in range(3))
+    spread = chance.choice(SPREADS)
+    a, b = drawn(n, k, spread).to(dtype), drawn(k, m, chance.choice((spread, "normal"))).to(dtype)
+    bias = torch.randn(m).to(dtype) if chance.random() < 0.5 else None
+    c = a @ b if bias is None else torch.addmm(bias, a, b)
+    return float(products.product(a, b, c, bias)[0].max())
+
+
+def one_attention(chance: random.Random, dtype: torch.dtype) -> float:
+    length, width = chance.choice((4, 16, 48)), chance.choice((8, 16, 32))
+    q, k, v = (
+        (drawn(length, width, chance.choice(("normal", "outliers", "tiny"))).to(dtype))[None, None].requires_grad_()
+        for _ in range(3)
+    )
+    causal = chance.random() < 0.5
+    out = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    gradient = torch.randn_like(out)
+    out.backward(gradient)
+    head = products.head(*(t.detach() for t in (q, k, v, out)), None, causal, None, 0)
+    assert q.grad is not None and k.grad is not None and v.grad is not None
+    backward = products.attention_backward(head, gradient[0, 0], q.grad[0, 0], k.grad[0, 0], v.grad[0, 0])
+    return max(float(products.attention(head)[0].max()), float(backward[0].max()))
+
+
+def alarms(wanted: int) -> None:
+    RESULTS.parent.mkdir(exist_ok=True)
+    done = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    torch.set_num_threads(1)
+    while sum(row["products"] for row in done.values()) < wanted:
+        start = sum(row["products"] for row in done.values())
+        chance = random.Random(start)
+        torch.manual_seed(start)
+        for number in range(3000):
+            dtype = DTYPES[number % 3]
+            kind = "attention" if chance.random() < 0.1 else "product"
+            share = one_attention(chance, dtype) if kind == "attention" else one_product(chance, dtype)
+            row = done.setdefault(f"{kind} {str(dtype)[6:]}", {"products": 0, "alarms": 0, "worst": 0.0})
+            row["products"] += 3 if kind == "attention" else 1  # O; dQ, dK and dV count as two
+            row["alarms"] += share > 1
+            row["worst"] = max(row["worst"], share)
+        RESULTS.write_text(json.dumps(done))
+    print(f"{'checked':24} {'products':>10} {'alarms':>7} {'largest share of the limit':>28}")
+    for name, row in sorted(done.items()):
+        print(f"{name:24} {row['products']:>10} {row['alarms']:>7} {row['worst']:>28.3f}")
+    print(f"{'all':24} {sum(r['products'] for r in done.values()):>10} {sum(r['alarms'] for r in done.values()):>7}")
+
+
+def overhead(turns: int, layers: int, width: int) -> None:
+    from model import GPT, Shape
+
+    torch.manual_seed(0)
+    model = GPT(Shape(layers=layers, width=width, dropout=0.0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> float:
+        tokens = torch.randint(0, 256, (8, 129))
+        began = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        model(tokens[:, :-1], tokens[:, 1:]).backward()
+        optimizer.step()
+        return time.perf_counter() - began
+
+    for _ in range(5):
+        step()
+    times: dict[bool, list[float]] = {True: [], False: []}
+    medians: dict[bool, list[float]] = {True: [], False: []}
+    checked = 0
+    for turn in range(2 * turns):
+        on = turn % 2 == turn // 2 % 2  # off first in every other pair
+        watching = guard(model, optimizer) if on else None
+        if on:
+            step()  # starts with a check, before anything is known about its cost
+        mine = [step() for _ in range(30)]
+        times[on] += mine
+        medians[on].append(statistics.median(mine))
+        if watching is not None:
+            checked += watching.checked
+            watching.close()
+    for on, name in ((False, "off"), (True, "on")):
+        ordered = sorted(times[on])
+        p99 = ordered[int(0.99 * len(ordered))]
+        print(
+            f"guard {name:4} n={len(ordered)} median {1e3 * statistics.median(ordered):.2f} ms, p99 {1e3 * p99:.2f} ms"
+        )
+    ratios = [a / b - 1 for a, b in zip(medians[True], medians[False], strict=True)]
+    print(f"median of {turns} pairs: {100 * statistics.median(ratios):+.2f}%; {checked} products checked")
+    total = sum(times[True]) / len(times[True]) / (sum(times[False]) / len(times[False])) - 1
+    print(f"mean: {100 * total:+.2f}%")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("alarms", "overhead"))
+    parser.add_argument("--products", type=int, default=1_000_000)
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--width", type=int, default=96)
+    args = parser.parse_args()
+    if args.what == "alarms":
+        alarms(args.products)
+    else:
+        overhead(args.turns, args.layers, args.width)
+
+
+if __name__ == "__main__":
+    main()

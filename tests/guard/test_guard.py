@@ -1,0 +1,159 @@
+"""The guard in a training: what it finds, where it stays silent, and what it passes to the next launch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_server import Forked
+from torch import nn
+from torch.nn import functional
+
+from transom_cli.guard import Guard, guard
+from transom_cli.heartbeat import guard_record, paths
+from transom_cli.inject import Fault, Injector
+
+SCRIPT = Path(__file__).with_name("guard_rank.py")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    before = functional.scaled_dot_product_attention
+    yield
+    assert functional.scaled_dot_product_attention is before, "the guard was not closed"
+
+
+def ranks(tmp_path: Path, world: int, *faults: dict[str, Any], steps: int = 40, more: str = "") -> list[dict[str, Any]]:
+    started = [
+        Forked(
+            ["python", str(SCRIPT), str(tmp_path / "meeting"), str(steps), json.dumps(faults), *more.split()],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    return [json.loads(one.communicate(timeout=120)[0].splitlines()[-1]) for one in started]
+
+
+@pytest.mark.parametrize("where", ["weight", "moment", "reduced"])
+def test_the_replica_that_differs_is_named_by_the_majority(tmp_path: Path, where: str) -> None:
+    fault = {"where": where, "name": "0.weight", "bit": 21, "step": 15, "rank": 1}
+    for found in ranks(tmp_path, 3, fault):
+        first = found["events"][0]
+        assert (first["kind"], first["ranks"], first["majority"]) == ("replica", [1], True)
+        assert 15 <= first["step"] < 15 + 6 and first["clean"] < 15
+        assert first["digests"][0] == first["digests"][2] != first["digests"][1]
+
+
+def test_two_replicas_are_both_named_in_the_very_step(tmp_path: Path) -> None:
+    fault = {"where": "weight", "name": "0.weight", "bit": 21, "step": 12, "rank": 1}
+    for found in ranks(tmp_path, 2, fault, steps=25):
+        first = found["events"][0]
+        assert (first["ranks"], first["majority"], first["step"], first["clean"]) == ([0, 1], False, 12, 11)
+
+
+def test_what_was_never_equal_is_no_replica(tmp_path: Path) -> None:
+    for found in ranks(tmp_path, 3, more="--own"):
+        assert (found["events"], found["excluded"]) == ([], ["2.bias"])
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.out = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.q(x).view(2, 6, 2, 8).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(2, 6, 16))
+
+
+def train(*faults: Fault, steps: int = 30, dtype: torch.dtype = torch.float32, **options: Any) -> Guard:
+    torch.manual_seed(0)
+    model = Small().to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    injector = Injector(model, optimizer, faults)
+    watching = guard(model, optimizer, **{"budget": 1e6, **options})
+    for step in range(steps):
+        optimizer.zero_grad()
+        data = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(step)).to(dtype).requires_grad_()
+        model(data).float().square().mean().backward()
+        optimizer.step()
+    watching.close()
+    injector.close()
+    return watching
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_training_without_a_fault_has_no_finding_and_every_product_its_turn(dtype: torch.dtype) -> None:
+    watching = train(dtype=dtype)
+    assert (watching.events, watching.failed) == ([], "")
+    assert watching.checked >= 25
+    assert set(watching._passed) == set(watching._items), "two layers and an attention, forward and backward"
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [("activation", "forward"), ("input_gradient", "input gradient"), ("weight_gradient", "weight gradient")],
+)
+def test_a_wrong_product_is_named(where: str, what: str) -> None:
+    watching = train(Fault(where, "out", bit=29, step=4, steps=0))
+    first = next(event for event in watching.events if event["kind"] == "product")
+    assert (first["item"], first["ranks"]) == (f"out {what}", (0,))
+    assert (
+        "largest rounding error: row" in first["words"] and "computing it again gives another result" in first["words"]
+    )
+
+
+def test_a_gradient_that_is_not_finite_is_located_by_layer() -> None:
+    watching = train(Fault("gradient", "q.weight", value="inf", step=5))
+    assert [(event["kind"], event["item"]) for event in watching.events][:1] == [("value", "q.weight")]
+
+
+def test_steps_that_a_gradient_scaler_skips_are_no_finding() -> None:
+    model = nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    watching = guard(model, optimizer, budget=1e6)
+    for step in range(40):
+        optimizer.zero_grad()
+        data = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
+        scaler.scale(model(data).square().mean() * 1e6).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    watching.close()
+    assert scaler.get_scale() < 2.0**127, "some steps were skipped"
+    assert watching.events == []
+
+
+def test_a_budget_limits_how_often_products_are_checked() -> None:
+    assert train(budget=1e-9).checked <= 2
+
+
+def test_a_check_that_fails_ends_the_checks_and_not_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transom_cli.guard.products.product", lambda *_: 1 / 0)
+    watching = train()
+    assert "ZeroDivisionError" in watching.failed and watching.step == 30
+
+
+def test_the_next_launch_repeats_the_doubtful_step_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(paths.BEAT_DIR, str(tmp_path))
+    monkeypatch.setenv(paths.LAUNCH, "0")
+    train(Fault("activation", "out", bit=29, step=4, steps=0))
+    (event, *_) = guard_record.read(str(tmp_path), 0, 0)["events"]
+    monkeypatch.setenv(paths.LAUNCH, "1")
+    clean = train(budget=1e-9)
+    found = guard_record.read(str(tmp_path), 1, 0)
+    assert found["repeated"] == {"of": 0, "step": event["step"], "digest": "", "same": [0, 0]}
+    assert clean.events == []
+    monkeypatch.setenv(paths.LAUNCH, "2")
+    train(Fault("activation", "out", bit=29, step=4, steps=0), budget=1e-9)
+    again = guard_record.read(str(tmp_path), 2, 0)
+    assert again["events"][0]["step"] == event["step"] and again["repeated"] is None

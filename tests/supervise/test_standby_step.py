@@ -1,0 +1,134 @@
+"""When the launcher keeps a standby step, and which launch takes it: a real process in place of srun."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transom_cli.layout import RunDir
+from transom_cli.supervise.launcher import plan as launchplan
+from transom_cli.supervise.launcher import standby
+from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
+from transom_cli.supervise.launcher.standby import SETTLED, TRIES, Standby
+
+READS = "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text(sys.stdin.readline()); sys.exit(3)"
+NODES = ("n1", "n2")
+
+
+class Launcher:
+    """A launcher with a clock of its own."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.read = folder / "read"
+        self.program = [sys.executable, "-c", READS, str(self.read)]
+        self.attempt = RunDir(folder).attempt(7, 0)
+        self.attempt.path.mkdir(parents=True)
+        self.attempt.modules.write_text("{}")
+        self.allocation = Allocation(7, 0, (*NODES, "n3"))
+        self.wanted: list[tuple[int, tuple[str, ...]]] = []
+        self.journal: list[str] = []
+        options = LaunchOptions(RunDir(folder), "srun", ("python", "x.py"), (sys.executable,), standby=True)
+        self.standby = Standby(self.allocation, options, self.attempt, self._journal)
+        self.now = 100.0
+        monkeypatch.setattr(launchplan, "training_argv", self._argv)
+        monkeypatch.setattr(standby, "PATIENCE", 0.1)
+
+    def _journal(self, _kind: str, **fields: Any) -> None:
+        self.journal.append(fields["what"])
+
+    def _argv(self, _allocation: Allocation, _options: object, _attempt: object, launch: int,
+              nodes: tuple[str, ...], **about: Any) -> list[str]:  # fmt: skip
+        assert about["standby"] is True
+        self.wanted.append((launch, nodes))
+        return self.program
+
+    def look(self, launch: int = 0, nodes: tuple[str, ...] = NODES, after: float = 0.0) -> None:
+        self.now += after
+        self.standby.look(launch, nodes, "n1", self.now)
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+    made = Launcher(tmp_path, monkeypatch)
+    yield made
+    made.standby.drop()
+
+
+def until(claim: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not claim():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_next_launch_on_the_same_nodes_takes_it(launcher: Launcher) -> None:
+    launcher.look()
+    launcher.look(after=SETTLED - 0.1)
+    assert launcher.wanted == []
+    launcher.look(after=0.1)
+    launcher.look(after=60)
+    assert launcher.wanted == [(1, NODES)]
+    step = launcher.standby.take(1, NODES, {"MASTER_PORT": "5"})
+    assert step is not None and step.argv == launcher.program
+    until(lambda: step.code == 3)
+    assert launcher.read.read_text() == '{"MASTER_PORT": "5"}\n'
+    assert launcher.journal == ["started", "used"]
+    launcher.look(1, after=0.0)
+    launcher.look(1, after=SETTLED)
+    assert launcher.wanted == [(1, NODES), (2, NODES)]
+
+
+@pytest.mark.parametrize(("launch", "nodes"), [(1, ("n1", "n3")), (1, ("n2", "n1")), (2, NODES)])
+def test_another_launch_or_other_nodes_end_it(launcher: Launcher, launch: int, nodes: tuple[str, ...]) -> None:
+    launcher.look()
+    launcher.look(after=SETTLED)
+    assert launcher.standby.take(launch, nodes, {}) is None
+    until(lambda: launcher.read.exists())
+    assert launcher.read.read_text() == "", "its tasks were not let go"
+
+
+def test_one_that_has_ended_is_not_taken_and_replaced_a_few_times(launcher: Launcher) -> None:
+    launcher.program = [sys.executable, "-c", ""]
+    launcher.look()
+    for _ in range(200):
+        launcher.look(after=SETTLED)
+        time.sleep(0.02)
+        if launcher.journal.count("ended") == TRIES:
+            break
+    for _ in range(5):
+        launcher.look(after=SETTLED)
+    assert launcher.journal == ["started", "ended"] * TRIES
+    assert launcher.standby.take(1, NODES, {}) is None
+
+
+def test_none_is_started_before_the_modules_are_known_nor_across_jobs(launcher: Launcher) -> None:
+    launcher.attempt.modules.unlink()
+    launcher.look()
+    launcher.look(after=60)
+    launcher.attempt.modules.write_text("{}")
+    launcher.allocation.borrowed["n2"] = 8
+    launcher.look(after=60)
+    assert launcher.wanted == []
+    del launcher.allocation.borrowed["n2"]
+    launcher.look(after=60)
+    assert launcher.wanted == [(1, NODES)]
+
+
+def test_which_runs_keep_standbys(tmp_path: Path) -> None:
+    plain: dict[str, Any] = {"standby": True}
+    for about, kept in [
+        ({}, True),
+        ({"standby": False}, False),
+        ({"auto_beat": False}, False),
+        ({"within": ("apptainer", "exec")}, False),
+        ({"foreign": "out/*.pt"}, False),
+        ({"observe": True}, False),
+    ]:
+        options = LaunchOptions(RunDir(tmp_path), "srun", ("python", "x.py"), ("python",), **{**plain, **about})
+        assert options.keeps_standby is kept, about
+    assert not LaunchOptions(RunDir(tmp_path), "torchrun", ("x.py",), ("python",), standby=True).keeps_standby

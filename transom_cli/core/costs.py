@@ -1,0 +1,83 @@
+"""What each way to recover costs, in node-seconds without training. Pure.
+
+A node-second is lost while a node of the run does not train: since it is not there, waits, starts up, or repeats steps
+that were not saved. The estimate uses what this run has measured: its own start-up, its steps, its wait in the queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+REQUEUE_DELAY = 120.0  # seconds before Slurm considers a requeued job again (its default)
+CLEARLY = 1.5  # by this factor another choice must be cheaper than the usual one
+UNLIMITED = 86400.0  # seconds that are assumed to remain if the time limit is unknown
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Measured when a launch has failed and its nodes are known. Times are in seconds.
+
+    nodes: that the run had. smaller: on which it could continue now; 0: it cannot. startup: from the order to start a
+    launch to its first step. repeated: of training that was not saved. queued: the job's own wait for its nodes; None:
+    unknown. left: until the time limit; None: unknown. top_up: the run asks Slurm for the missing nodes meanwhile.
+    """
+
+    nodes: int
+    smaller: int
+    startup: float
+    repeated: float
+    queued: float | None = None
+    left: float | None = None
+    top_up: bool = False
+
+    @property
+    def words(self) -> str:
+        known = [f"start-up {self.startup:.0f} s", f"{self.repeated:.0f} s to repeat"]
+        known += [] if self.queued is None else [f"{self.queued:.0f} s in the queue before"]
+        known += [] if self.left is None else [f"{self.left / 60:.0f} min remain"]
+        return ", ".join(known)
+
+
+def of_relaunch(s: Situation) -> float:
+    """On as many nodes as before: the same ones, or a ready spare among them."""
+    return s.nodes * (s.startup + s.repeated)
+
+
+def of_shrink(s: Situation) -> float:
+    """The missing nodes are lost until they are back, if they are expected back, and then all start up once more."""
+    left = UNLIMITED if s.left is None else s.left
+    back = s.queued if s.top_up and s.queued is not None and s.queued < left else None
+    missing = s.nodes - s.smaller
+    return of_relaunch(s) + missing * (left if back is None else back) + (0.0 if back is None else s.nodes * s.startup)
+
+
+def of_wait(s: Situation) -> float | None:
+    """All nodes wait for the missing ones. None: no wait is known."""
+    return None if s.queued is None else s.nodes * s.queued + of_relaunch(s)
+
+
+def of_requeue(s: Situation) -> float | None:
+    """The job waits in the queue as it did before. None: no wait is known."""
+    return None if s.queued is None else s.nodes * (REQUEUE_DELAY + s.queued) + of_relaunch(s)
+
+
+def requeue_is_better(s: Situation) -> bool:
+    """Whether to give the allocation back although the run could shrink."""
+    requeue = of_requeue(s)
+    return requeue is not None and requeue * CLEARLY < of_shrink(s)
+
+
+def comparison(s: Situation) -> str:
+    """Return the line that `transom explain` prints."""
+    choices = {f"shrink to {s.smaller} nodes": of_shrink(s), "wait": of_wait(s), "requeue": of_requeue(s)}
+    first, *more = (f"{name}: {_minutes(seconds)}" for name, seconds in choices.items() if seconds is not None)
+    return f"{'; '.join((f'{first} node-min lost', *more))} ({s.words})"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.{0 if seconds >= 600 else 1}f}"
+
+
+def growth_pays(nodes: int, gained: int, startup: float, left: float) -> bool:
+    """Whether `gained` more nodes train longer than the `nodes` that must start up for them do not."""
+    return gained * (left - startup) > nodes * startup * CLEARLY

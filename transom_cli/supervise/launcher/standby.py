@@ -1,0 +1,98 @@
+"""Keeps the next launch's ranks ready while this one trains (`launch.standby`).
+
+The step of the next launch is started early, on the same nodes: its wrappers and interpreters have what Slurm gives
+ranks (control group, binding, limits), import what rank 0 imports, and wait. When a launch on these nodes begins, one
+line of standard input, which srun broadcasts, lets them go. Any other start is an ordinary one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Mapping
+
+from transom_cli.files import make_private, publish_text
+from transom_cli.layout import AttemptDir
+from transom_cli.supervise.launcher import plan as launchplan
+from transom_cli.supervise.launcher.journal import JournalWriter
+from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
+from transom_cli.supervise.launcher.training import WRAPPER, StepPlan, TrainingStep
+
+SETTLED = 5.0  # seconds for which a launch must step before standbys take CPU time from it
+PATIENCE = 5.0  # seconds for a standby step to end
+TRIES = 3  # standbys of one attempt that may end by themselves
+
+
+class Standby:
+    """The standby step of one launch. Not thread-safe."""
+
+    def __init__(
+        self, allocation: Allocation, options: LaunchOptions, attempt: AttemptDir, journal: JournalWriter
+    ) -> None:
+        self._allocation, self._options, self._attempt, self._journal = allocation, options, attempt, journal
+        self._step: TrainingStep | None = None
+        self._launch = -1
+        self._nodes: tuple[str, ...] = ()
+        self._settled: tuple[int, float] = (-1, 0.0)  # a launch, and when it was first seen to step
+        self._ended = 0
+
+    def look(self, launch: int, nodes: tuple[str, ...], master: str, now: float) -> None:
+        """Start the standbys of the next launch once this one has stepped for a while."""
+        if self._settled[0] != launch:
+            self._settled = (launch, now)
+        if self._step is not None:
+            if self._step.code is None:
+                return
+            self._ended += 1
+            self._journal("standby", what="ended", nodes=self._nodes, words=f"exit code {self._step.code}")
+            self._step = None
+        learned = self._attempt.modules.exists()
+        own = all(node not in self._allocation.borrowed for node in nodes)
+        if own and self._ended < TRIES and learned and now - self._settled[1] >= SETTLED:
+            self._start(launch + 1, nodes, master)
+
+    def take(self, launch: int, nodes: tuple[str, ...], variables: Mapping[str, str]) -> TrainingStep | None:
+        """Let the standbys of this launch go, and return their step. None if there are none for these nodes."""
+        step, fits = self._step, self._launch == launch and self._nodes == nodes
+        if step is None or not fits:
+            self.drop()
+            return None
+        self._step = None
+        if step.code is None and step.go(variables):
+            self._journal("standby", what="used", nodes=nodes, words=f"the ranks of launch {launch} were ready")
+            return step
+        _end(step)
+        return None
+
+    def drop(self) -> None:
+        """End the standbys."""
+        if self._step is not None:
+            _end(self._step)
+            self._step = None
+
+    def _start(self, launch: int, nodes: tuple[str, ...], master: str) -> None:
+        allocation, options, attempt = self._allocation, self._options, self._attempt
+        if hosts := launchplan.hosts_file(allocation, options, nodes):
+            make_private(attempt.hosts(launch).parent)
+            publish_text(attempt.hosts(launch), hosts)
+        argv = launchplan.training_argv(
+            allocation, options, attempt, launch, nodes, wrapper=WRAPPER, master=master, standby=True
+        )
+        env = launchplan.training_env(os.environ, master, 0, options.run)
+        self._launch, self._nodes = launch, nodes
+        with contextlib.suppress(OSError):
+            tasks = options.tasks_on_node * len(nodes)
+            self._step = TrainingStep(StepPlan(argv, env, nodes, tasks, standby=True), attempt.exits(launch))
+            self._journal("standby", what="started", nodes=nodes, words=f"for launch {launch}")
+
+
+def _end(step: TrainingStep) -> None:
+    """End a standby step. Its wrappers end when their input does; with a dead node, srun would not."""
+    step.leave()
+
+    def kill() -> None:
+        if not step.wait(PATIENCE):
+            step.kill()
+
+    threading.Thread(target=kill, name="standby", daemon=True).start()
