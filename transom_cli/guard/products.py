@@ -124,21 +124,19 @@ def head(
 ) -> Head:
     """Pick head number `at`, counted over samples and heads. K and V may have fewer heads (grouped queries)."""
     lead = out.shape[:-2]
-    where = []
+    where: list[int] = []
     for size in reversed(lead):
         at, rest = divmod(at, size)
         where.insert(0, rest)
     grouped = tuple(w * kv // n for w, n, kv in zip(where, lead, k.shape[:-2], strict=True))
     one = tuple(where)
     length, keys = q.shape[-2], k.shape[-2]
-    added = None
+    added = keep = None
     if causal:
         keep = torch.ones(length, keys, dtype=torch.bool, device=q.device).tril()
     elif mask is not None:
         mine = mask.expand(*lead, length, keys)[one]
         keep, added = (mine, None) if mask.dtype is torch.bool else (None, mine)
-    else:
-        keep = None
     if keep is not None:
         added = torch.zeros_like(keep, dtype=torch.float32).masked_fill(~keep, -math.inf)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
