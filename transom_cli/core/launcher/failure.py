@@ -13,8 +13,9 @@ from dataclasses import replace
 from transom_cli.core import costs
 from transom_cli.core.category import DEVICE
 from transom_cli.core.clocks import failed_first, on_launchers_clock
+from transom_cli.core.crash_loop import reached
 from transom_cli.core.events import UNDECIDED
-from transom_cli.core.incident import Diagnosis, Stage
+from transom_cli.core.incident import Diagnosis, Incident, Stage
 from transom_cli.core.launcher.actions import Action, CheckNodes, EndLaunch, Journal, ReadLogs, StartLaunch
 from transom_cli.core.launcher.events import LaunchEnded, LogsRead
 from transom_cli.core.launcher.judgement import Sign, journal_diagnosis, judge
@@ -80,10 +81,14 @@ def logs_read(state: State, e: LogsRead) -> Decision:
     state = replace(state, incident=replace(incident, diagnosis=diagnosis))
     actions: tuple[Action, ...] = (Journal(incident.id, "examined", f"{e.where}: {e.line}"),) if e.line else ()
     if diagnosis is not None:
-        actions = (*actions, *journal_diagnosis(incident.id, diagnosis))
+        actions = (*actions, *journal_diagnosis(incident.id, diagnosis, step=_reached(incident)))
     if nodes := _to_be_checked(state, diagnosis):
         return state.enter(Phase.CHECKING, e.at), (*actions, CheckNodes(incident.id, nodes, "deep"))
     return after(actions, recover(state, e.at, diagnosis, gone))
+
+
+def _reached(incident: Incident) -> int:
+    return -1 if incident.since_start else reached(incident)
 
 
 def _rank_of(e: LogsRead) -> int | None:
@@ -100,7 +105,7 @@ def suspects_checked(state: State, at: float) -> Decision:
     diagnosis = judge(state, incident, gone, at)
     entries: tuple[Action, ...] = ()
     if diagnosis is not None and diagnosis != incident.diagnosis:
-        entries = journal_diagnosis(incident.id, diagnosis, state.health.faults)
+        entries = journal_diagnosis(incident.id, diagnosis, state.health.faults, _reached(incident))
     state = replace(state, incident=replace(incident, diagnosis=diagnosis))
     return after(entries, recover(state, at, diagnosis, gone))
 
