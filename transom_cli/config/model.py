@@ -228,7 +228,7 @@ class Isolate(Section):
     window: float = Field(default=3600.0, gt=0, description="window of the caps in seconds")
     expiry: float = Field(default=3600.0, gt=0, description="seconds after which an exclusion on suspicion ends")
     expiry_by_cost: bool = Field(
-        default=False,
+        default=True,
         description="on large jobs, exclude for longer, up to a day, if another failure would cost more than the node",
     )
     shared_history: OptionalPath = Field(

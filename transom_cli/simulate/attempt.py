@@ -205,7 +205,8 @@ class Attempt:
 
     def _launch(self, action: la.StartLaunch) -> None:
         now, costs, cluster = self._time.now, self._costs, self._cluster
-        idle = tuple(n for n in self.nodes if n not in action.nodes)
+        carrying = set(action.nodes)
+        idle = tuple(n for n in self.nodes if n not in carrying)
         nodes = [cluster.fleet.nodes[n] for n in action.nodes]
         self._record("launch", nodes=action.nodes, idle=idle, world_size=len(nodes), argv=(), faults=action.faults)
         self._report(ev.LaunchSeen(now, self.name, action.launch, action.nodes, len(nodes), idle, faults=action.faults))

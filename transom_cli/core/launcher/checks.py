@@ -128,7 +128,7 @@ def _first_launch(state: State, at: float) -> Decision:
     placement = place(free, len(carrying), state.network) if set(carrying) <= set(good) else Placement(carrying)
     carrying = placement.order
     inherited = tuple(n for n in isolated if n not in carrying)
-    spares = (*placement.spares, *nodes.in_order(n for n in good if n not in (*carrying, *placement.spares)))
+    spares = (*placement.spares, *nodes.in_order(set(good).difference(carrying, placement.spares)))
     state = replace(
         state,
         nodes=replace(
