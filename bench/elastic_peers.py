@@ -89,7 +89,11 @@ def kill_session(process: subprocess.Popen[bytes]) -> None:
 def in_slurm(folder: Path, bench: Bench, size: str) -> float:
     ask = ["--root", str(bench.runs), "--name", f"peer-{folder.name}", "-N", size, "--set", "health.preflight=off"]
     train = [bench.python, str(TRAINER), "exact", str(folder)]
-    run = LiveRun(bench, RunDir(bench.runs / bench.transom("run", *ask, "--detach", "--", *train)), folder / "none")
+    run = LiveRun(
+        bench,
+        RunDir(bench.runs / bench.transom("run", *ask, "--detach", "--", *train, timeout_s=240.0)),
+        folder / "none",
+    )
     bench._made.append(run)
     wait_for(lambda: stepped(folder, FAULT), PATIENCE, "the training under transom")
     job = next(job for job in bench.slurm.jobs() if not job.state.ended)

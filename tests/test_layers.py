@@ -48,7 +48,17 @@ PURE = (
     "supervise.run_record",
     *(
         f"view.{name}"
-        for name in ("attempts", "document", "evidence", "explain", "goodput", "model", "node_state", "node_table")
+        for name in (
+            "advice",
+            "attempts",
+            "document",
+            "evidence",
+            "explain",
+            "goodput",
+            "model",
+            "node_state",
+            "node_table",
+        )
     ),
     *(f"view.{name}" for name in ("outlook", "runs", "slurm_reasons", "status", "text", "timeline", "watch.panels")),
 )

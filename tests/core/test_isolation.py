@@ -123,7 +123,7 @@ def waiting(reason: str, **policy: Any) -> State:
 
 
 def test_job_that_waits_for_nodes_uses_its_suspects_again_when_waiting_costs_more() -> None:
-    state = waiting("Resources", expiry_by_cost=True)
+    state = waiting("Resources")
     lasts = patience(state)
     assert 60.0 < lasts < 300.0
     assert decide(state, ev.Tick(25.0 + lasts - 1.0))[0].isolation.excluded == ("n2",)
@@ -133,9 +133,8 @@ def test_job_that_waits_for_nodes_uses_its_suspects_again_when_waiting_costs_mor
 
 
 def test_job_that_waits_for_its_priority_or_a_proven_fault_keeps_its_exclusions() -> None:
-    for state in (waiting("Priority", expiry_by_cost=True), waiting("Resources", expiry_by_cost=False)):
-        assert decide(state, ev.Tick(2000.0))[0].isolation.excluded == ("n2",)
-    state = waiting("Resources", expiry_by_cost=True)
+    assert decide(waiting("Priority"), ev.Tick(2000.0))[0].isolation.excluded == ("n2",)
+    state = waiting("Resources")
     sure = tuple(replace(x, until=None) for x in state.isolation.exclusions)
     state = replace(state, isolation=replace(state.isolation, exclusions=sure))
     assert decide(state, ev.Tick(90_000.0))[0].isolation.excluded == ("n2",)

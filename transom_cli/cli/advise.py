@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +14,6 @@ from transom_cli.cli.simulate import (
     Days,
     Failures,
     Gpus,
-    Nodes,
     Params,
     Queue,
     Seed,
@@ -23,11 +23,22 @@ from transom_cli.cli.simulate import (
     load_settings,
     read_known,
 )  # fmt: skip
-from transom_cli.cli.status import Json
+from transom_cli.cli.status import Json, Root
+
+if TYPE_CHECKING:
+    from transom_cli.config.model import Settings
+    from transom_cli.supervise.run_record import RunRecord
 
 
 def advise(
-    nodes: Nodes,
+    nodes: Annotated[
+        int, typer.Option("-N", "--nodes", min=0, help="Nodes that carry ranks; 0: as many as --run has.")
+    ] = 0,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", help="A run: advise by its record first; its nodes, step time and faults count."),
+    ] = None,
+    root: Root = None,
     days: Days = 30.0,
     spares: Annotated[int, typer.Option("--spares", min=0, help="Spare nodes now.")] = 0,
     save_every: Annotated[int, typer.Option("--save-every", min=1, help="Steps between saves now.")] = 30,
@@ -46,6 +57,8 @@ def advise(
 ) -> None:
     """Recommend settings by simulation.
 
+    With --run, print first what the run's own record says about its settings.
+
     Each setting is varied alone, on the same failures. The gain is in useful node time, for which spares count as used.
     Give your own failures with --failures.
     """
@@ -55,22 +68,36 @@ def advise(
     from rich.console import Console
     from rich.progress import Progress
 
+    from transom_cli.errors import UsageError
     from transom_cli.simulate import advise as advisor
     from transom_cli.simulate.model import Costs
     from transom_cli.simulate.setup import scenario_of
+    from transom_cli.view.advice import advice, faults_of, pace
     from transom_cli.view.text import plain, table
 
+    said: tuple[str, ...] = ()
+    settings, known = load_settings(file), read_known(failures)
+    if run is not None:
+        record, settings = read_run(run, root)
+        said = advice(record, settings.detect.factor)
+        nodes = nodes or len(record.state.job.nodes) - record.state.request.spares
+        step_time = pace(record) or step_time
+        known = faults_of(record) or known
+    if nodes < 1:
+        raise UsageError("`transom advise` needs the number of nodes", hint="-N 64, or --run RUN")
     costs = Costs.of(
         nodes, params=params, gpus=gpus, bandwidth=bandwidth * 1e9, step=step_time, save_every=save_every,
         persist_every=persist, queue=queue * 60.0,
     )  # fmt: skip
-    scenario = replace(scenario_of(load_settings(file), nodes, days, read_known(failures), costs), spares=spares)
+    scenario = replace(scenario_of(settings, nodes, days, known, costs), spares=spares)
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task("simulating", total=runs * advisor.count(scenario))
         found = advisor.advise(scenario, runs, seed, jobs, lambda: bar.advance(task))
     if json_:
-        print(json.dumps({"schema": 1, "advice": [{**asdict(one), "clear": one.clear} for one in found]}))
+        print(json.dumps({"schema": 1, "run": said, "advice": [{**asdict(one), "clear": one.clear} for one in found]}))
         return
+    if said:
+        print("\n".join((*said, "")))
     body = []
     for one in found:
         tried = ", ".join(
@@ -80,3 +107,24 @@ def advise(
         change = f"change to {one.best}" if one.clear else "keep"
         body.append((one.name, str(one.now), change, gain, tried))
     print("\n".join(plain(line) for line in table(("SETTING", "NOW", "ADVICE", "GAIN", "TRIED"), body, frozenset())))
+
+
+def of_newest_run(root: Path | None) -> tuple[str, ...]:
+    """Return what the newest run says about its settings; nothing if it cannot be read or says nothing."""
+    from transom_cli.errors import TransomError
+    from transom_cli.view.advice import advice, faults_of
+
+    try:
+        record, settings = read_run(None, root)
+    except TransomError:
+        return ()
+    return advice(record, settings.detect.factor) if faults_of(record) is not None else ()
+
+
+def read_run(run: str | None, root: Path | None) -> tuple[RunRecord, Settings]:
+    from transom_cli.cli.common import bounded, run_to_read
+    from transom_cli.config.run_settings import read_settings, runs_root
+    from transom_cli.supervise.record_reader import read_run_record
+
+    found = run_to_read(bounded(runs_root(root), run), run)
+    return read_run_record(found), read_settings(found)

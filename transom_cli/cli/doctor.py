@@ -31,6 +31,7 @@ def doctor(
     from dataclasses import asdict
 
     from transom_cli.bootstrap.slurm import slurm_client, try_pyslurm
+    from transom_cli.cli.advise import of_newest_run
     from transom_cli.config.load import load
     from transom_cli.doctor.examine import Site, examine
     from transom_cli.doctor.symptom import Grade, Symptom
@@ -87,4 +88,6 @@ def doctor(
         print(json.dumps({"schema": 1, "well": not failed, "found": [asdict(one) for one in found]}))
     elif not failed:
         print("\nready: try this\n  transom run -N 1 -t 5 -- hostname")
+        for words in of_newest_run(root):
+            print(f"advice from your newest run: {words}")
     raise typer.Exit(1 if failed else 0)

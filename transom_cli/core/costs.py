@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 REQUEUE_DELAY = 120.0  # seconds before Slurm considers a requeued job again (its default)
-CLEARLY = 1.5  # by this factor another choice must be cheaper than the usual one
+CLEARLY = 3.0  # by this factor a requeue must be cheaper than to keep the nodes that the run has
+PAYS = 1.5  # by this factor a growth must gain more than it costs
 UNLIMITED = 86400.0  # seconds that are assumed to remain if the time limit is unknown
 
 
@@ -62,9 +63,15 @@ def of_requeue(s: Situation) -> float | None:
 
 
 def requeue_is_better(s: Situation) -> bool:
-    """Whether to give the allocation back although the run could shrink."""
+    """Whether to give the allocation back although the run could shrink.
+
+    Nobody knows that Slurm has the nodes this time. So the nodes are kept while a top-up job may bring the others, and
+    if it is not known how long the run would go without them.
+    """
     requeue = of_requeue(s)
-    return requeue is not None and requeue * CLEARLY < of_shrink(s)
+    if requeue is None or s.left is None or s.top_up:
+        return False
+    return requeue * CLEARLY < of_shrink(s)
 
 
 def comparison(s: Situation) -> str:
@@ -80,4 +87,4 @@ def _minutes(seconds: float) -> str:
 
 def growth_pays(nodes: int, gained: int, startup: float, left: float) -> bool:
     """Whether `gained` more nodes train longer than the `nodes` that must start up for them do not."""
-    return gained * (left - startup) > nodes * startup * CLEARLY
+    return gained * (left - startup) > nodes * startup * PAYS

@@ -18,7 +18,7 @@ from transom_cli.view.timeline import build_timeline, distinct_entries, ending, 
 
 Run = Callable[[str], RunDir]
 Reported = Callable[[RunDir], str]
-SECTIONS = ["timeline", "goodput", "progress", "incidents", "nodes", "checkpoints", "settings"]
+SECTIONS = ["timeline", "goodput", "advice", "progress", "incidents", "nodes", "checkpoints", "settings"]
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -187,7 +187,7 @@ def _situation(state: State, at: float, smaller: tuple[str, ...]) -> costs.Situa
         state.nodes.wanted,
         len(smaller),
         launch.to_step or launch.startup,
-        min(steps * state.pace, at - state.begun.at if state.begun else at),
+        min(steps * state.pace, at - state.before.at),
         before.queued,
         None if before.ends_at is None else max(0.0, before.ends_at - at),
         state.policy.top_up,
@@ -286,7 +286,7 @@ def enlarge(state: State, e: LaunchEnded) -> Decision:
     nodes = state.nodes
     out = nodes.of_launch((*e.left_behind, *state.growth.lost))
     good = (*(n for n in nodes.training if n not in out), *nodes.usable)
-    training = good[: nodes.number_for(len(good))]
+    training = nodes.in_order(good[: nodes.number_for(len(good))])
     if not training or any(n not in out for n in e.left_behind):
         return finish(state, e.at, "left", f"too few nodes answer; {saved_words(state)}", cause="grow")
     if out:

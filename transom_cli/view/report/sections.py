@@ -18,6 +18,7 @@ from transom_cli.core.goodput.partition import START
 from transom_cli.plural import several
 from transom_cli.supervise.run_record import RunRecord
 from transom_cli.supervise.run_record import incidents as incidents_of
+from transom_cli.view import advice
 from transom_cli.view.explain import newest_step
 from transom_cli.view.goodput import duration, percent
 from transom_cli.view.model import RunView
@@ -91,6 +92,7 @@ def document(data: ReportData) -> Document:
         sections=(
             Section("timeline", "Timeline", run_timeline(book, timelines)),
             _with(goodput(book.account, known), *_earlier(data)),
+            advice.section(data),
             Section("progress", "Progress", progress),
             incidents(book.run_id, timelines, known),
             nodes(data, timelines),
