@@ -5,7 +5,8 @@
 bulk: MB/s on one core over typical trainer output (iteration lines, progress bars with carriage returns, dataset
 messages, NCCL's start-up), from the page cache. For comparison, `grep -c` with the same texts (fixed strings, one
 core), and a loop of Python's `re` over a part of the lines. crash: the logs of all ranks in one folder, where one rank
-ran out of memory and the collectives of the others timed out: seconds, peak memory, and the culprit.
+ran out of memory and the collectives of the others timed out: seconds, peak memory, and the culprit. failures: logs in
+which every line reports one. start-up: CPU seconds of the command on an empty log, above those of an empty interpreter.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import random
 import re
 import resource
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -93,6 +95,48 @@ def bulk(folder: Path, megabytes: float) -> dict[str, Any]:
     return found
 
 
+STORM = (
+    "[rank{r}]:[E1103 08:11:{s:02d}.{n:09d} ProcessGroupNCCL.cpp:616] [Rank {r}] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum={n}, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600{s:03d} milliseconds.",
+    "gpu{r}:{n}:4799 [{s}] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error",
+    "[rank{r}]: RuntimeError: CUDA error: an illegal memory access was encountered",
+    "srun: error: gpu{s}: task {r}: Exited with exit code 1",
+)
+
+
+def dense(folder: Path, megabytes: float, words: bool) -> dict[str, Any]:
+    """A log of failures alone. words: no line has the words of another one."""
+    rng, lines, size, n = random.Random(3), [], 0, 0
+    while size < megabytes * 1e6:
+        n += 1
+        line = STORM[n % len(STORM)].format(r=rng.randrange(64), s=rng.randrange(60), n=n)
+        if words:
+            line += " " + "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=12))
+        lines.append(line)
+        size += len(line) + 1
+    path = folder / "dense.log"
+    path.write_text("\n".join(lines) + "\n")
+    book = Rulebook(load())
+    began = time.process_time()
+    hits = hits_in_file(path, book)
+    return {"MB": round(size / 1e6), "ours": round(size / 1e6 / (time.process_time() - began), 1), "hits": len(hits)}
+
+
+def start_up(folder: Path, times: int = 7) -> dict[str, Any]:
+    """CPU seconds of `transom diagnose` on an empty log, above those of an empty interpreter: the median."""
+    (folder / "empty.log").write_text("")
+    commands = {"diagnose": ["-m", "transom_cli", "diagnose", str(folder / "empty.log")], "empty": ["-c", "pass"]}
+    spent: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(times):
+        for name, words in commands.items():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, *words], capture_output=True, check=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            spent[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    both = {name: sorted(found)[times // 2] for name, found in spent.items()}
+    return {"CPU seconds": round(both["diagnose"] - both["empty"], 3)}
+
+
 def crash(folder: Path, ranks: int, megabytes: float) -> dict[str, Any]:
     culprit = random.Random(7).randrange(ranks)
     part = healthy(megabytes, 2)
@@ -118,13 +162,20 @@ def main() -> None:
     parser.add_argument("--mb", type=float, default=1000, help="of the healthy log [1000]")
     parser.add_argument("--ranks", type=int, default=512, help="that write logs in the crash [512]")
     parser.add_argument("--rank-mb", type=float, default=2, help="of each [2]")
+    parser.add_argument("--dense-mb", type=float, default=40, help="of the logs of failures alone [40]")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="diagnose-") as name:
         for part in ("bulk", "crash"):
             (Path(name) / part).mkdir()
         after = crash(Path(name) / "crash", args.ranks, args.rank_mb)
-        found = {"bulk, MB/s a core": bulk(Path(name) / "bulk", args.mb), "crash": after}
+        found = {
+            "bulk, MB/s a core": bulk(Path(name) / "bulk", args.mb),
+            "failures that repeat, MB/s": dense(Path(name), args.dense_mb, words=False),
+            "failures that differ, MB/s": dense(Path(name), args.dense_mb, words=True),
+            "start-up": start_up(Path(name)),
+            "crash": after,
+        }
     if args.json:
         print(json.dumps(found))
         return

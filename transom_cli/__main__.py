@@ -22,7 +22,7 @@ def _reopen_closed_streams() -> None:
 
 
 def _main() -> None:
-    if sys.argv[1:2] in (["status"], ["list"]):
+    if sys.argv[1:2] in (["status"], ["list"], ["diagnose"]):
         from transom_cli.cli.quick import quick
 
         code = quick(sys.argv[1:])

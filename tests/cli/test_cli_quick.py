@@ -1,4 +1,4 @@
-"""`transom status` and `list` without typer do what they do with it."""
+"""`transom status`, `list` and `diagnose` without typer do what they do with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import typer
 from cli_support import transom
 
-from transom_cli.cli import show, status
+from transom_cli.cli import diagnose, show, status
 from transom_cli.cli.quick import SHAPES, arguments
 from transom_cli.layout import RunDir
 
@@ -18,7 +18,7 @@ BY_TYPER = {"status": status.status, "list": status.list_}
 BODIES = {"status": show.show_status, "list": show.show_list}
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", BY_TYPER)
 def test_the_words_are_those_that_typer_knows(name: str) -> None:
     flags, paths, texts, bare = {}, {}, {}, ""
     for parameter, hint in typing.get_type_hints(BY_TYPER[name], include_extras=True).items():
@@ -37,6 +37,14 @@ def test_the_words_are_those_that_typer_knows(name: str) -> None:
     assert (shape.flags, shape.paths, shape.texts) == (flags, paths, texts)
     assert (shape.bare, shape.does) == (bare, BODIES[name])
     assert list(inspect.signature(shape.does).parameters) == list(inspect.signature(BY_TYPER[name]).parameters)
+
+
+def test_diagnose_takes_logs_and_leaves_rules_and_drafts_to_typer() -> None:
+    shape, by_typer = SHAPES["diagnose"], inspect.signature(diagnose.diagnose).parameters
+    assert {*shape.flags.values(), shape.many} <= by_typer.keys() & inspect.signature(shape.does).parameters.keys()
+    assert arguments(shape, ["a.log", "--json", "b"]) == {"paths": [Path("a.log"), Path("b")], "json_": True}
+    for words in ("", "--json", "--learn a", "--rules x a", "-- a", "--help"):
+        assert arguments(shape, words.split()) is None
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from transom_cli.cli.show import known_lines, require_files, show_diagnosis
 from transom_cli.errors import UsageError, printable
 from transom_cli.plural import several
-
-if TYPE_CHECKING:
-    from transom_cli.diagnose.unknown.templates import Templates
-
 
 rules_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="List and test the rules of `transom diagnose`."
@@ -46,16 +42,12 @@ def diagnose(
     contain.
     """
 
-    missing = [str(path) for path in (*paths, *(healthy or ())) if not path.exists()]
-    if missing:
-        raise UsageError(f"No such file: {', '.join(missing)}", hint="name log files, or a folder of them")
     if learn and json_:
         raise UsageError("`--learn` prints TOML", hint="omit `--json`")
     if learn:
         run_learn(tuple(paths), tuple(healthy or ()))
         return
-    failed = run_diagnose(tuple(paths), tuple(rules or ()), tuple(healthy or ()), as_json=json_)
-    raise typer.Exit(1 if failed and exit_code else 0)
+    raise typer.Exit(show_diagnosis(paths, rules, healthy, exit_code, json_))
 
 
 @rules_app.command(name="list")
@@ -84,46 +76,14 @@ def check(
 MAX_DRAFTS = 10
 
 
-def run_diagnose(paths: tuple[Path, ...], rules: tuple[Path, ...], healthy: tuple[Path, ...], *, as_json: bool) -> bool:
-    """Print the diagnosis; return whether there is an incident. Raises UsageError if no log could be read."""
-    from transom_cli.diagnose.files import diagnose as diagnose_logs
-    from transom_cli.diagnose.logs import rule_files
-    from transom_cli.diagnose.logs.rulebook import Rulebook
-    from transom_cli.view.findings import diagnosis_lines
-    from transom_cli.view.terminal import waiting
-
-    with waiting("reading logs"):
-        found = diagnose_logs(paths, Rulebook(rule_files.load(rules)), _known(paths, healthy))
-    if not found["files"]:
-        why = "; ".join(f"{one['file']}: {one['why']}" for one in found["unread"]) or "there are no text files"
-        raise UsageError("No log could be read", why, "name log files, or a folder of them")
-    if as_json:
-        print(json.dumps(found, indent=1))
-    else:
-        print("\n".join(printable(line) for line in diagnosis_lines(found)))
-        for one in found["unread"]:
-            print(f"not read: {printable(one['file'])}: {one['why']}", file=sys.stderr)
-    return bool(found["incidents"])
-
-
-def _known(paths: tuple[Path, ...], healthy: tuple[Path, ...]) -> Templates:
-    """Return the lines of healthy runs: from the named logs, and from earlier runs of transom."""
-    from transom_cli.diagnose.logs.diagnosis import logs_in
-    from transom_cli.diagnose.unknown.store import mine_logs
-    from transom_cli.supervise.past_runs import of_past_runs, run_of
-
-    known = mine_logs(logs_in(healthy))
-    run = run_of(paths[0]) if paths else None
-    return known.merge(of_past_runs(run)) if run is not None else known
-
-
 def run_learn(paths: tuple[Path, ...], healthy: tuple[Path, ...]) -> None:
     """Print draft rules, for the site's own rule file."""
+    require_files((*paths, *healthy))
     from transom_cli.diagnose.logs.diagnosis import logs_in
     from transom_cli.diagnose.unknown.draft import draft
     from transom_cli.diagnose.unknown.store import new_lines
 
-    found = new_lines(logs_in(paths), _known(paths, healthy))
+    found = new_lines(logs_in(paths), known_lines(paths, healthy))
     if not found:
         raise UsageError(
             "No line near the end of these logs is new", hint="a rule needs a line that healthy logs do not contain"

@@ -1,8 +1,8 @@
-"""A fast path for `transom status` and `transom list`, without typer.
+"""A fast path for `transom status`, `transom list` and `transom diagnose`, without typer.
 
-Typer and pydantic take longer to import than reading a run. So unambiguous command lines of the two commands are parsed
-here; everything else, including help and errors, is left to typer. `SHAPES` repeats the annotations in `cli.status`; a
-test compares them.
+Typer and pydantic take longer to import than reading a run. So unambiguous command lines of these commands are parsed
+here; everything else, including help and errors, is left to typer. `SHAPES` repeats the annotations in `cli.status` and
+`cli.diagnose`; a test compares them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.cli.common import end, os_error
-from transom_cli.cli.show import show_list, show_status
+from transom_cli.cli.show import show_diagnosis, show_list, show_status
 from transom_cli.errors import TransomError
 
 INTERRUPTED = 130
@@ -24,13 +24,17 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Shape:
-    """A command's arguments: flags, path and text options by name, and the parameter of a positional argument."""
+    """A command's arguments: flags, path and text options by name, and the parameter of a positional argument.
+
+    many: the parameter of any number of paths instead, at least one.
+    """
 
     does: Callable[..., int]
     flags: dict[str, str]
     paths: dict[str, str]
     bare: str = ""
     texts: dict[str, str] = field(default_factory=dict)
+    many: str = ""
 
 
 SHAPES = {
@@ -47,6 +51,7 @@ SHAPES = {
         {"--root": "root"},
         texts={"--state": "state", "--since": "since"},
     ),
+    "diagnose": Shape(show_diagnosis, {"--json": "json_", "--exit-code": "exit_code"}, {}, many="paths"),
 }
 
 
@@ -85,8 +90,10 @@ def arguments(shape: Shape, words: Sequence[str]) -> dict[str, Any] | None:
             given_args[shape.paths[option]] = Path(value if given else rest.pop(0))
         elif option in shape.texts and (given or rest):
             given_args[shape.texts[option]] = value if given else rest.pop(0)
+        elif word and shape.many and not word.startswith("-"):
+            given_args.setdefault(shape.many, []).append(Path(word))
         elif word.startswith("-") or not word or not shape.bare or shape.bare in given_args:
             return None
         else:
             given_args[shape.bare] = word
-    return given_args
+    return None if shape.many and shape.many not in given_args else given_args

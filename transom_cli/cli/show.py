@@ -1,6 +1,6 @@
-"""The work of `transom status` and `transom list`. Both functions return the exit code.
+"""The work of `transom status`, `transom list` and `transom diagnose`. These functions return the exit code.
 
-They are called by typer (`cli.status`), and usually without it (`cli.quick`).
+They are called by typer (`cli.status`, `cli.diagnose`), and usually without it (`cli.quick`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from transom_cli.diagnose.unknown.templates import Templates
     from transom_cli.layout import RunDir
     from transom_cli.slurm.port import Slurm
     from transom_cli.view.model import RunView
@@ -157,3 +160,54 @@ def show_list(
     if found.earlier and not json_:
         print(f"{several(found.earlier, 'earlier run')} not shown; `transom list --all` shows all", file=sys.stderr)
     return 0
+
+
+def show_diagnosis(
+    paths: Sequence[Path],
+    rules: Sequence[Path] | None = None,
+    healthy: Sequence[Path] | None = None,
+    exit_code: bool = False,
+    json_: bool = False,
+) -> int:
+    """Print the diagnosis of logs. Raises UsageError if no log could be read."""
+    import json
+
+    from transom_cli.diagnose.files import diagnose
+    from transom_cli.diagnose.logs import rule_files
+    from transom_cli.diagnose.logs.rulebook import Rulebook
+    from transom_cli.errors import UsageError, printable
+    from transom_cli.view.diagnosis import diagnosis_lines
+    from transom_cli.view.terminal import waiting
+
+    require_files((*paths, *(healthy or ())))
+    with waiting("reading logs"):
+        found = diagnose(paths, Rulebook(rule_files.load(rules or ())), lambda: known_lines(paths, healthy or ()))
+    if not found["files"]:
+        why = "; ".join(f"{one['file']}: {one['why']}" for one in found["unread"]) or "there are no text files"
+        raise UsageError("No log could be read", why, "name log files, or a folder of them")
+    if json_:
+        print(json.dumps(found, indent=1))
+    else:
+        print("\n".join(printable(line) for line in diagnosis_lines(found)))
+        for one in found["unread"]:
+            print(f"not read: {printable(one['file'])}: {one['why']}", file=sys.stderr)
+    return 1 if found["incidents"] and exit_code else 0
+
+
+def require_files(paths: Iterable[Path]) -> None:
+    from transom_cli.errors import UsageError
+
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        raise UsageError(f"No such file: {', '.join(missing)}", hint="name log files, or a folder of them")
+
+
+def known_lines(paths: Sequence[Path], healthy: Sequence[Path]) -> Templates:
+    """Return the lines of healthy runs: from the named logs, and from earlier runs of transom."""
+    from transom_cli.diagnose.logs.diagnosis import logs_in
+    from transom_cli.diagnose.unknown.store import mine_logs
+    from transom_cli.supervise.past_runs import of_past_runs, run_of
+
+    known = mine_logs(logs_in(healthy))
+    run = run_of(paths[0]) if paths else None
+    return known.merge(of_past_runs(run)) if run is not None else known

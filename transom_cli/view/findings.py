@@ -1,4 +1,4 @@
-"""Results of `transom check`, `transom doctor` and `transom diagnose` as text. Pure.
+"""Results of `transom check` and `transom doctor` as text. Pure.
 
 What several nodes have in common is one line, with the nodes folded as Slurm writes them.
 """
@@ -6,25 +6,16 @@ What several nodes have in common is one line, with the nodes folded as Slurm wr
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from transom_cli.doctor.symptom import Grade, Symptom
 from transom_cli.errors import printable
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.health.report import Report, by_weight, summary_line
-from transom_cli.plural import several
 
-WIDTH = 100
 ABOUT = 17  # width of a symptom's subject
 _NAMES = {Verdict.PASS: "pass", Verdict.MONITOR: "monitor", Verdict.SUSPECT: "SUSPECT", Verdict.FAIL: "FAIL"}
 _SHOWN = (Verdict.FAIL, Verdict.SUSPECT, Verdict.MONITOR)
-_ACTIONS = {
-    "none": "no action needed",
-    "requeue": "restart the job",
-    "stop": "do not restart it unchanged: it would fail again",
-    "isolate_node_and_requeue": "exclude that node, and restart the job",
-}
 
 # --- transom check ---
 
@@ -99,51 +90,3 @@ def symptom_lines(one: Symptom, width: int = 100) -> list[str]:
         hint = textwrap.wrap(printable(" ".join(one.hint.splitlines())), room - 2, break_on_hyphens=False)
         lines += [f"{'> ' if n == 0 else '  '}{line}" for n, line in enumerate(hint)]
     return [(head if n == 0 else " " * len(head)) + line for n, line in enumerate(lines or [""])]
-
-
-# --- transom diagnose ---
-
-
-def diagnosis_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a document of `diagnose.combine`: the verdict first, then why."""
-    incidents = document["incidents"]
-    if not incidents:
-        yield f"No known failure in {several(document['files'], 'file')}."
-        return
-    first, *others = incidents
-    yield from _incident(first)
-    for number, line in enumerate(document["unrecognised"]):
-        yield from _labelled("" if number else "new", line)
-    for other in others:
-        yield ""
-        yield f"Also: {other['category']} ({other['root_file']}:{other['root_lineno']})"
-        yield from _log_line(other["root_line"])
-
-
-def _incident(incident: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{incident['category']}: {_ACTIONS[incident['action']]}  (confidence {incident['confidence']:.0%})"
-    yield ""
-    if incident["root_line"] is not None:
-        yield f"  {incident['root_file']}:{incident['root_lineno']}"
-        yield from _log_line(incident["root_line"])
-        yield ""
-    culprits = [_culprit(one) for one in incident["culprits"]]
-    yield f"  culprit       {', '.join(culprits) if culprits else 'unknown'}"
-    evidence = incident["evidence"][1 if incident["root_line"] is not None else 0 :]
-    for name, texts in (("because", evidence), ("consequences", incident["consequences"])):
-        for number, text in enumerate(texts):
-            yield from _labelled("" if number else name, text)
-
-
-def _labelled(name: str, text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=f"  {name:13} ", subsequent_indent=" " * 16, max_lines=3)
-
-
-def _culprit(culprit: Mapping[str, Any]) -> str:
-    rank = f"rank {culprit['rank']}" if culprit["rank"] is not None else ""
-    device = f"device {culprit['device']}" if culprit["device"] else ""
-    return ", ".join(part for part in (rank, device, culprit["node"] or "") if part)
-
-
-def _log_line(line: str) -> list[str]:
-    return textwrap.wrap(line, WIDTH, initial_indent="    ", subsequent_indent="      ", max_lines=4) or ["    "]

@@ -8,7 +8,7 @@ import pytest
 
 from transom_cli.diagnose.clue import Action, Category
 from transom_cli.diagnose.logs.rule_files import check, load, parse
-from transom_cli.diagnose.logs.rulebook import Level, Rule
+from transom_cli.diagnose.logs.rulebook import Level, Rule, compile_expression
 from transom_cli.errors import UsageError
 
 GOOD = """
@@ -28,6 +28,12 @@ def rules() -> tuple[Rule, ...]:
 
 def test_every_rule_knows_its_own_examples_best() -> None:
     assert check(rules()) == []
+
+
+def test_every_built_in_expression_compiles() -> None:
+    for rule in load():
+        for expression in (*rule.match, *rule.unless, *rule.over):
+            compile_expression(expression)
 
 
 def test_every_category_but_the_unknown_has_a_rule() -> None:

@@ -210,6 +210,7 @@ def words_of(raw: bytes) -> bytes:
     return (_ADDRESS.sub(b"", raw) if b"0x" in raw or b"::" in raw else raw).translate(None, _NUMBERS)
 
 
+@lru_cache(maxsize=4096)
 def _exact(expression: str) -> bool:
     """Whether the expression looks at the value of a number."""
     return _DIGIT.search(_LOOSE.sub("", expression)) is not None
@@ -238,17 +239,18 @@ class Rulebook:
         telling = {text for rule in self.rules if rule.level is not Level.BENIGN or rule.below for text in rule.any}
         self.first = compile_texts([text for text in texts if text in telling]).first
         self._which = compile_texts(texts).which
-        self._of = [tuple(n for n, rule in enumerate(self.rules) if text in rule.any) for text in texts]
-        self._blind = [not any(map(_DIGIT.search, (*rule.match, *rule.unless))) for rule in self.rules]
-        self._exact = [tuple(map(_unanchored, filter(_exact, (*r.match, *r.unless)))) for r in self.rules]
+        by_text: dict[str, list[int]] = {}
+        for n, rule in enumerate(self.rules):
+            for text in dict.fromkeys(rule.any):
+                by_text.setdefault(text, []).append(n)
+        self._of = [tuple(by_text[text]) for text in texts]
         numbered = [text for text in texts if any(map(str.isdigit, text))]
         self._numbered = numbered
         without = [text.lower().encode().translate(None, _NUMBERS).decode() for text in numbered]
         self._without_numbers = compile_texts(without).which
         self._dull: set[bytes] = set()
         self._silent: dict[bytes, bool] = {}
-        self._match = [tuple(map(compile_expression, rule.match)) for rule in self.rules]
-        self._unless = [tuple(map(compile_expression, rule.unless)) for rule in self.rules]
+        self._compiled: dict[int, tuple[tuple[Expression, ...], tuple[Expression, ...]]] = {}
 
     def silent(self, raw: bytes) -> bool:
         """Whether a line contains no text. Searches one line of those that differ only in numbers."""
@@ -276,14 +278,15 @@ class Rulebook:
     def remember_dull(self, raw: bytes, record: Record) -> None:
         """Remember that no rule matched the line, unless a candidate rule looks at numbers (an Xid, an exit code)."""
         hits = self._which(record.line.encode("utf-8", "replace"))
-        if len(self._dull) < _DULL and all(self._blind[n] for hit in hits for n in self._of[hit]):
+        if len(self._dull) < _DULL and all(self._is_blind(n) for hit in hits for n in self._of[hit]):
             self._dull.add(raw.translate(None, _NUMBERS))
 
     def numbers(self, raw: bytes) -> Expression | None:
         """Return an expression that finds what rules say about numbers in lines with these words; None for nothing."""
         texts = [_pattern(text) for text in self._with_numbers(words_of(raw))]
         known = sorted({n for hit in self._which(raw) for n in self._of[hit]})
-        parts = [*texts, *(one for n in known for one in self._exact[n])]
+        exact = (one for n in known for one in (*self.rules[n].match, *self.rules[n].unless) if _exact(one))
+        parts = [*texts, *map(_unanchored, exact)]
         return compile_bytes("|".join(parts)) if parts else None
 
     def matches(self, record: Record, *, benign: bool = False) -> tuple[Match, ...]:
@@ -294,9 +297,10 @@ class Rulebook:
         found = []
         for n in known:
             rule = self.rules[n]
-            if any(one.search(record.text) for one in self._unless[n]):
+            match, unless = self._expressions(n)
+            if any(one.search(record.text) for one in unless):
                 continue
-            where = self._where(n, record.text)
+            where = _where(match, record.text)
             if where is None:
                 continue
             if rule.level is Level.BENIGN:
@@ -304,15 +308,28 @@ class Rulebook:
             found.append(Match(rule, where))
         return tuple(sorted(found, key=lambda m: (m.rule.weight, m.rule.level), reverse=True))
 
-    def _where(self, n: int, text: str) -> dict[str, str] | None:
-        if not self._match[n]:
-            return {}
-        for one in self._match[n]:
-            match = one.search(text)
-            if match:
-                return {name: value for name, value in match.groupdict().items() if value}
-        return None
+    def _expressions(self, n: int) -> tuple[tuple[Expression, ...], tuple[Expression, ...]]:
+        """Return `match` and `unless` of a rule, compiled when they are first used."""
+        if n not in self._compiled:
+            rule = self.rules[n]
+            self._compiled[n] = tuple(map(compile_expression, rule.match)), tuple(map(compile_expression, rule.unless))
+        return self._compiled[n]
+
+    def _is_blind(self, n: int) -> bool:
+        """Whether the rule does not look at numbers."""
+        return not any(map(_DIGIT.search, (*self.rules[n].match, *self.rules[n].unless)))
 
     @cached_property
     def by_name(self) -> dict[str, Rule]:
         return {rule.name: rule for rule in self.rules}
+
+
+def _where(expressions: Sequence[Expression], text: str) -> dict[str, str] | None:
+    """Return the groups of the first expression that matches; None if none does."""
+    if not expressions:
+        return {}
+    for one in expressions:
+        match = one.search(text)
+        if match:
+            return {name: value for name, value in match.groupdict().items() if value}
+    return None
