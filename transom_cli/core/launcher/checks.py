@@ -124,7 +124,7 @@ def _first_launch(state: State, at: float) -> Decision:
             findings=_in_words(state.health.faults),
         )
     carrying = nodes.in_order((*good, *isolated)[: number or nodes.wanted])
-    free = tuple(n for n in good if n not in begun.probation or n in carrying)
+    free = nodes.in_order(n for n in good if n not in begun.probation or n in carrying)
     placement = place(free, len(carrying), state.network) if set(carrying) <= set(good) else Placement(carrying)
     carrying = placement.order
     inherited = tuple(n for n in isolated if n not in carrying)
