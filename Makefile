@@ -6,8 +6,8 @@ PY := .venv/bin/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock frameworks test test-drains test-frameworks test-long test-neighbour test-slurm test-sites bench-callbacks bench-contended bench-slurm check lint types docs docs-reference demo clean
-.PHONY: bench-published bench-replay .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images
+.PHONY: help setup lock frameworks test test-drains test-frameworks test-long test-neighbour test-slurm test-sites bench-callbacks bench-own-way bench-contended bench-slurm check lint types docs docs-reference demo clean
+.PHONY: bench-published bench-replay .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images bench-silent bench-placement
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ frameworks: setup ## .frameworks/ with Hugging Face, Lightning, DeepSpeed, ... f
 test-frameworks: frameworks ## each example through a killed rank, a corrupted checkpoint, a time limit; as a table (15 min)
 	status=0; .frameworks/bin/python -m pytest tests/e2e/test_frameworks.py --junitxml=.test-results/frameworks.xml || status=$$?; \
 	$(PY) scripts/frameworks_table.py .test-results/frameworks.xml; exit $$status
+
+bench-own-way: frameworks ## frameworks' own resume and warning beside transom's callbacks, same faults (half an hour)
+	.frameworks/bin/python bench/frameworks_own_way.py
 
 bench-callbacks: frameworks ## what do the framework callbacks cost per step? (a minute)
 	.frameworks/bin/python bench/callbacks.py
@@ -113,6 +116,16 @@ bench-limits: setup ## a training over ten time limits, as one run (about 20 min
 
 bench-identity: setup ## is the result of 20 runs with a random fault bit-identical? (about 20 minutes)
 	$(PY) bench/identity.py
+
+bench-silent: setup ## wrong bits in trainings: found, missed, who was it, false alarms, cost (2 hours; interruptible)
+	$(PY) bench/silent.py
+	$(PY) bench/silent_culprits.py
+	$(PY) bench/guard.py alarms
+	$(PY) bench/guard.py overhead
+
+bench-placement: setup ## what the order of nodes saves, and slow nodes by learned criteria, in simulated clusters (a minute)
+	$(PY) bench/placement.py
+	$(PY) bench/criteria.py
 
 bench-operator: setup ## the operator killed in 10 incidents: is every action done exactly once? (about 16 minutes)
 	$(PY) bench/operator_kill.py

@@ -28,6 +28,13 @@ NAMES = {
     "torchtitan": "torchtitan",
 }
 
+# What a script has imported anyway, so that its memory is not the callback's.
+LOADED = {
+    "huggingface": ("transformers.trainer",),
+    "lightning": ("lightning.pytorch",),
+    "torchtitan": ("torchtitan.components.checkpointer",),
+}
+
 
 def huggingface() -> Callable[[int], Any]:
     from transom_cli.integrations.huggingface import TransomCallback
@@ -74,8 +81,8 @@ def torchtitan() -> Callable[[int], Any]:
 
 
 def measure(name: str, steps: int) -> None:
-    importlib.import_module(NAMES[name])
-
+    for module in ("torch.optim", "torch.distributed.checkpoint", *LOADED.get(name, (NAMES[name],))):
+        importlib.import_module(module)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step = globals()[name]()
     times = []

@@ -38,8 +38,13 @@ TOGETHER = 5.0  # seconds between the ranks of one launch in one step, at most; 
 
 
 def trace(folder: Path) -> list[dict[str, Any]]:
-    lines = [line for path in folder.glob("trace-*.jsonl") for line in path.read_text().splitlines()]
-    return sorted((json.loads(line) for line in lines if line.endswith("}")), key=lambda one: one["at"])
+    """What the ranks recorded, by time. began: when the rank's process did."""
+    found = []
+    for path in folder.glob("trace-*.jsonl"):
+        began = int(path.name.split("-")[1]) / 1e9
+        lines = path.read_text().splitlines()
+        found += [{**json.loads(line), "began": began} for line in lines if line.endswith("}")]
+    return sorted(found, key=lambda one: one["at"])
 
 
 def stepped(folder: Path, step: int, world: int = 0, since: float = 0.0) -> bool:
@@ -89,7 +94,11 @@ def kill_session(process: subprocess.Popen[bytes]) -> None:
 def in_slurm(folder: Path, bench: Bench, size: str) -> float:
     ask = ["--root", str(bench.runs), "--name", f"peer-{folder.name}", "-N", size, "--set", "health.preflight=off"]
     train = [bench.python, str(TRAINER), "exact", str(folder)]
-    run = LiveRun(bench, RunDir(bench.runs / bench.transom("run", *ask, "--detach", "--", *train)), folder / "none")
+    run = LiveRun(
+        bench,
+        RunDir(bench.runs / bench.transom("run", *ask, "--detach", "--", *train, timeout_s=240.0)),
+        folder / "none",
+    )
     bench._made.append(run)
     wait_for(lambda: stepped(folder, FAULT), PATIENCE, "the training under transom")
     job = next(job for job in bench.slurm.jobs() if not job.state.ended)
@@ -103,9 +112,9 @@ def in_slurm(folder: Path, bench: Bench, size: str) -> float:
 
 def judged(way: str, folder: Path, at: float) -> dict[str, Any]:
     lines = trace(folder)
-    newest = max(one["step"] for one in lines if one["at"] < at)
-    new = min(one["at"] for one in lines if one["at"] > at and one["step"] > newest)
-    back = min((one["at"] for one in lines if one["at"] > new and one["world"] == 4), default=None)
+    newest = max(one["step"] for one in lines if one["began"] < at)
+    new = min(one["at"] for one in lines if one["began"] > at and one["step"] > newest)
+    back = min((one["at"] for one in lines if one["began"] > at and one["world"] == 4), default=None)
     last: dict[int, float] = {}  # when the last launch made a step
     firsts: dict[int, float] = {}
     for one in lines:

@@ -44,6 +44,13 @@ WAYS = ("transom", "dcp + set_state_dict", "dcp, naive")
 SIGNS = {"right": "=", "refused": "x", "wrong": "!"}
 
 
+CANNOT = {"tied": ("pipeline",), "experts": ("tp", "fsdp_tp"), "norms": ("tp", "fsdp_tp")}  # torch itself
+
+
+def layouts(args: argparse.Namespace) -> list[Layout]:
+    return [layout for layout in LAYOUTS if layout.kind not in CANNOT.get(args.family, ())]
+
+
 def case_of(args: argparse.Namespace, save: Layout, restore: Layout) -> Case:
     return Case(f"matrix/{args.family}", args.family, 4, args.width, ("float32",), "adam", (), save, restore)
 
@@ -109,7 +116,7 @@ def rank_main(rank: int, world: int, args: argparse.Namespace, root: Path, meeti
     logging.disable(logging.WARNING)
     os.environ.pop("TRANSOM_CHECKPOINT_DIR", None)
     join(Layout("single" if world == 1 else "ddp", world), rank, meeting)
-    mine = [layout for layout in LAYOUTS if layout.ranks == world]
+    mine = [layout for layout in layouts(args) if layout.ranks == world]
     if phase == "save":
         for layout in mine:
             for way in WAYS:
@@ -121,7 +128,7 @@ def rank_main(rank: int, world: int, args: argparse.Namespace, root: Path, meeti
                     (root / f"{way} {layout.text}").write_text(f"not saved: {str(error).splitlines()[-1][:150]}")
         return
     for restore in mine:
-        for saved in LAYOUTS:
+        for saved in layouts(args):
             for way in WAYS:
                 found = result(args, rank, way, case_of(args, saved, restore), root / way / saved.text)
                 out.put((way, saved.text, restore.text, rank, *found))
@@ -129,15 +136,15 @@ def rank_main(rank: int, world: int, args: argparse.Namespace, root: Path, meeti
 
 def spawned(args: argparse.Namespace, root: Path, phase: str) -> list[tuple[Any, ...]]:
     context, found = multiprocessing.get_context("spawn"), []
-    for world in sorted({layout.ranks for layout in LAYOUTS}):
+    for world in sorted({layout.ranks for layout in layouts(args)}):
         out = context.Queue()
         about = (world, args, root, root / f"meeting-{phase}-{world}", phase, out)
         ranks = [context.Process(target=rank_main, args=(rank, *about)) for rank in range(world)]
         for one in ranks:
             one.start()
         if phase == "restore":
-            here = sum(layout.ranks == world for layout in LAYOUTS)
-            found += [out.get(timeout=600) for _ in range(here * len(LAYOUTS) * len(WAYS) * world)]
+            here = sum(layout.ranks == world for layout in layouts(args))
+            found += [out.get(timeout=600) for _ in range(here * len(layouts(args)) * len(WAYS) * world)]
         for one in ranks:
             one.join()
         if any(one.exitcode for one in ranks):
@@ -159,7 +166,7 @@ def main() -> None:
     for way, saved, restored, _, kind, why in answers:
         before = cells.get((way, saved, restored), ("right", ""))
         cells[way, saved, restored] = min(before, (kind, why), key=lambda one: worst.index(one[0]))
-    names = [layout.text for layout in LAYOUTS]
+    names = [layout.text for layout in layouts(args)]
     for way in WAYS:
         counts = Counter(kind for (one, _, _), (kind, _) in cells.items() if one == way)
         print(f"\n{way}: {counts['right']} right, {counts['refused']} refused, {counts['wrong']} silently wrong")

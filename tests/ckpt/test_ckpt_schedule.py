@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.ckpt.schedule import PersistRule
+from transom_cli.ckpt.schedule import NEVER, PersistRule
 from transom_cli.errors import UsageError
 
 
@@ -38,3 +38,11 @@ def test_number_of_saves_until_one_is_durable():
         rule.hurry()
     assert (tenth.left(), minutes.left()) == ((1, 0.0), (None, 0.0))
     assert tenth.due(False) and tenth.left() == (10, 0.0)
+
+
+def test_snapshots_in_memory_alone_become_durable_only_when_that_is_urgent():
+    rule = PersistRule(NEVER, time.monotonic)
+    assert rule.words == "in memory alone"
+    assert not rule.due(False) and rule.due(True)
+    rule.hurry()
+    assert rule.left() == (1, 0.0) and rule.due(False) and not rule.due(False)

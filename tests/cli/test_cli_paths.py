@@ -15,6 +15,7 @@ from cli_support import transom
 
 from transom_cli.bootstrap.operator import operator_for
 from transom_cli.cli import run as running
+from transom_cli.cli.ckpt_places import checkpoints_of_words, run_of_words
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.layout import RunDir
 from transom_cli.submit.submission import SubmissionRecord
@@ -142,3 +143,16 @@ def test_a_run_directory_that_a_node_cannot_see(number: int, monkeypatch: pytest
     with pytest.raises(BadNodes, match="not visible on node") as caught:
         require_run_dir(RunDir(Path("/r")))
     assert caught.value.why.startswith("its run.toml ")
+
+
+def test_folder_of_a_runs_name_does_not_hide_the_run(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / run.run_id).mkdir()
+    (tmp_path / "r").mkdir()  # the run's name
+    monkeypatch.chdir(tmp_path)
+    for word in (run.run_id, "r"):
+        assert checkpoints_of_words(word, run.path.parent, make=True) == run.checkpoints
+        assert run_of_words(word, run.path.parent) == run
+    with pytest.raises(TransomError):  # a path is a path
+        checkpoints_of_words("./r/checkpoints", run.path.parent)

@@ -21,6 +21,7 @@ EVENTS = sorted(
 numbers = st.floats(allow_nan=False, width=64)
 exits = st.builds(ev.RankExit, wall=numbers)
 taken = st.builds(Taken, at=numbers)
+others = st.builds(ev.OtherExclusion, seconds=numbers)
 stalls = st.builds(ev.Stall, seconds=numbers, limit=numbers)
 
 
@@ -28,6 +29,7 @@ def any_of(cls: type[ev.Event]) -> st.SearchStrategy[ev.Event]:
     given_as = {f.name: numbers for f in fields(cls) if f.type == "float"}
     given_as |= {f.name: st.lists(exits, max_size=3).map(tuple) for f in fields(cls) if "RankExit" in str(f.type)}
     given_as |= {f.name: st.lists(taken, max_size=3).map(tuple) for f in fields(cls) if "Taken" in str(f.type)}
+    given_as |= {f.name: st.lists(others, max_size=3).map(tuple) for f in fields(cls) if "OtherExcl" in str(f.type)}
     given_as |= {f.name: stalls for f in fields(cls) if f.type == "Stall"}
     return st.builds(cls, **{f.name: given_as.get(f.name, ...) for f in fields(cls)})
 

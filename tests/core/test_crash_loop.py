@@ -10,7 +10,10 @@ from core_launcher import NODES, exits, feed, fresh, outcome, started, training
 from transom_cli.config.load import load
 from transom_cli.config.run_settings import rules_of
 from transom_cli.core import launcher
-from transom_cli.core.events import RankExit
+from transom_cli.core.events import RankExit, RecoverySeen
+from transom_cli.core.operator.relaunches import reported
+from transom_cli.core.operator.state import Job, Phase, State
+from transom_cli.core.progress import Progress
 
 RULES = rules_of(load(site=None, user=None))
 KEY_ERROR = "KeyError: 'learning_rate'"
@@ -68,6 +71,19 @@ def test_steps_of_processes_are_no_evidence_of_a_loop() -> None:
     for n in range(4):
         state, actions = fails(state, 10.0 + 20 * n, 30 + 20 * (n % 2), since_start=True)
         assert started(actions) == [NODES]
+
+
+def test_operator_learns_the_step_of_the_failure_from_the_launcher() -> None:
+    _, actions = fails(ruled(), 10.0, 7)
+    found = next(a for a in actions if isinstance(a, launcher.Journal) and a.what == "diagnosed")
+    assert found.step == 7
+    world = State(phase=Phase.TRAINING, job=Job(7, state="RUNNING", nodes=NODES), progress=Progress(step=1, max_step=1))
+    seen = RecoverySeen(10.0, "7.0", "l1", "seen", "rank 1 on n2 ended with exit code 1")
+    state = reported(world, seen)
+    state = reported(state, RecoverySeen(11.0, "7.0", **vars(replace(found, incident="l1"))))
+    assert state.incident is not None and state.incident.step == 7, "its heartbeats had shown step 1"
+    _, counted = fails(ruled(), 10.0, 7, since_start=True)
+    assert {a.step for a in counted if isinstance(a, launcher.Journal)} == {-1}
 
 
 def exits_at_once(

@@ -28,6 +28,8 @@ FAILED = RankExit(3, "n2", 1, None).words
         (KILLED, ("n2",), "rank 3 killed by SIGKILL", "rank 3 killed by SIGKILL on n2", ""),
         (KILLED, (), "rank 3 on n2 killed by SIGKILL", "rank 3 on n2 killed by SIGKILL", ""),
         (f"{FAILED}: KeyError", (), "rank 3 on n2 failed: KeyError", "rank 3 on n2 failed: KeyError", ""),
+        (f"KeyError ({FAILED}, before the first step); stopped by rule `r`", (), "rank 3 on n2 failed: KeyError",
+         "rank 3 on n2 failed: KeyError", "ended with exit code 1, before the first step; stopped by rule `r`"),
         (FAILED, ("n2",), "rank 3 ended with exit code 1", "rank 3 ended with exit code 1 on n2", ""),
         ("n2 lost: no slurmd: refused", ("n2",), "n2 lost", "n2 lost", "no slurmd: refused"),
         ("n2: Xid 79", ("n2",), "Xid 79", "Xid 79 on n2", ""),

@@ -8,7 +8,10 @@ from typing import TypeVar
 
 import pytest
 from core_launcher import NODES, exits, feed, fresh, lost, outcome, started
-from test_launcher_shrink import elastic
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_launcher_promises import stories
+from test_launcher_shrink import FOUR, elastic
 
 from transom_cli.core import costs, launcher
 from transom_cli.core.events import NodeFault
@@ -66,7 +69,7 @@ def test_a_node_that_answers_again_is_checked_and_gets_ranks() -> None:
     state, actions = feed(state, launcher.SpareChecked(36.0, "n2", good=True), launcher.Tick(36.0))
     assert of_type(actions, launcher.RequestCheckpoint) == [launcher.RequestCheckpoint(1)]
     state, actions = saved(state, 37.0)
-    assert started(actions) == [("n1", "n3", "n4", "n2")]
+    assert started(actions) == [FOUR]
     assert said(actions, "grown") == ["continues on 4 of 4 nodes, with n2"]
     assert state.nodes.lacking == 0 and not state.nodes.given_up
 
@@ -194,16 +197,67 @@ def test_a_lost_node_compares_what_shrinking_and_a_requeue_cost() -> None:
     assert words.startswith("shrink to 3 nodes: 60 node-min lost; wait: 4") and "; requeue: " in words
 
 
-def test_a_requeue_is_chosen_only_if_it_is_clearly_cheaper_and_after_progress() -> None:
-    soon = costs.Situation(8, 4, startup=30.0, repeated=10.0, queued=20.0, left=36000.0)
-    assert costs.requeue_is_better(soon)
-    assert not costs.requeue_is_better(replace(soon, queued=None)), "the wait is not known"
-    assert not costs.requeue_is_better(replace(soon, top_up=True)), "the nodes come back anyway"
-    assert not costs.requeue_is_better(replace(soon, left=300.0)), "little time remains"
+def test_a_run_that_may_shrink_keeps_its_nodes_whatever_a_requeue_would_cost() -> None:
     state = elastic()
-    state = replace(state, begun=replace(state.before, queued=5.0, ends_at=360000.0))
-    state, actions = lost(state, 9.0, "n2")
-    assert "a requeue costs less" in outcome(actions).outcome.why
-    stuck = replace(elastic(), begun=state.begun)
-    stuck = replace(stuck, progress=stuck.progress.charged())
-    assert started(lost(stuck, 9.0, "n2")[1]), "without progress a run that may shrink never gives its nodes back"
+    state = replace(state, begun=replace(state.before, queued=1.0, ends_at=360000.0))
+    _, actions = lost(state, 9.0, "n2")
+    assert started(actions) == [("n1", "n3", "n4")], "nobody knows whether Slurm has other nodes this time"
+
+
+def test_a_growth_pays_if_the_new_nodes_train_longer_than_the_others_start_up() -> None:
+    assert costs.growth_pays(7, 1, startup=30.0, left=3600.0)
+    assert not costs.growth_pays(7, 1, startup=30.0, left=300.0)
+
+
+at = st.just(0.0)
+jobs = st.sampled_from([7, 8])
+growing = st.one_of(
+    st.builds(launcher.NodeReturned, at, st.sampled_from(FOUR)),
+    st.builds(launcher.SpareChecked, at, st.sampled_from([*FOUR, *TOP_UP]), st.booleans()),
+    st.builds(launcher.TopUpSubmitted, at, st.sampled_from([0, 7, 8])),
+    st.builds(launcher.TopUpStarted, at, jobs, st.sampled_from([TOP_UP, ("m1", "m2"), ("n1",)])),
+    st.builds(launcher.TopUpEnded, at, jobs),
+    st.builds(launcher.NodesChecked, at, st.just("growth")),
+    st.builds(launcher.Tick, at),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.booleans(),
+    st.integers(1, 3),
+    st.lists(st.one_of(stories, st.lists(st.tuples(st.just(1.0), growing))), max_size=8),
+)
+def test_promises_of_a_run_that_grows(
+    preflight: bool, fewest: int, parts: list[list[tuple[float, launcher.Event]]]
+) -> None:
+    state, now = elastic(fewest=fewest), 9.0
+    state = replace(state, policy=replace(state.policy, top_up=True, preflight=preflight))
+    asked, jobs_alive, clean = 0, set[int](), {0}
+    for pause, received in (one for part in parts for one in part):
+        if isinstance(received, launcher.TopUpSubmitted) and not asked:
+            continue  # Slurm answers what was asked
+        now += pause
+        before, over = state, state.phase is launcher.Phase.OVER
+        if isinstance(received, launcher.LaunchEnded) and received.launch == state.launch.number:
+            clean.add(received.launch)
+        state, actions = launcher.decide(state, replace(received, at=now))
+        assert not (over and actions)
+        if isinstance(received, launcher.TopUpSubmitted):
+            asked -= 1
+            jobs_alive |= {received.job_id} - {0}
+        if isinstance(received, launcher.TopUpEnded):
+            jobs_alive.discard(received.job_id)
+        for action in actions:
+            if isinstance(action, launcher.SubmitTopUp):
+                assert not jobs_alive and not asked, "there is never more than one"
+                assert 1 <= action.least <= action.most <= 4 - len(state.nodes.training)
+                asked += 1
+            if isinstance(action, launcher.CancelTopUp):
+                jobs_alive.discard(action.job_id)
+            if isinstance(action, launcher.StartLaunch):
+                assert fewest <= len(set(action.nodes)) <= 4 and len(set(action.nodes)) == len(action.nodes)
+                assert action.launch - 1 in clean, "beside what may still live"
+                assert not set(action.nodes) & {*state.nodes.given_up, *before.growth.lost}
+        if state.phase is launcher.Phase.OVER:
+            assert not jobs_alive, "nothing needs it any more"

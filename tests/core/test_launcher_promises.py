@@ -121,7 +121,7 @@ def test_promises(
                 if started:
                     assert order.launch - 1 in clean, "beside what may still live"
                     assert not abandoned & set(order.nodes), "where something may still live"
-                    swaps += order.nodes != before.nodes.training
+                    swaps += not set(order.nodes) >= set(before.nodes.training)  # a run that grows loses no node
                     now_at = state.progress
                     further = now_at.durable > best[0] if now_at.durable >= 0 else now_at.max_step > best[1]
                     in_vain = 1 if further else in_vain + 1
@@ -148,7 +148,7 @@ def test_promises(
                 assert order.again != "uncancelled" or state.stop or isinstance(received, launcher.GracePeriodOver)
                 assert (found.status == "done") == (order.exit_code == 0)
                 if found.status == "done":
-                    assert len(state.launch.exits) == 3 or state.launch.srun_code == 0
+                    assert len(state.launch.exits) >= len(state.nodes.training) or state.launch.srun_code == 0
                     assert not any(x.bad for x in state.launch.exits)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transom_cli.core.samples import Mark, Proof, prove
 from transom_cli.elastic import GlobalBatches
 
 # One launch: its ranks, the steps that it makes, and how many of them before its end its newest checkpoint is.
-launches = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=10)
+launches = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(0, 12)), min_size=1, max_size=6)
 
 
 def trained(
@@ -40,6 +40,7 @@ def trained(
     return prove(marks, at), Counter(one for taken in used.values() for one in taken), at
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.integers(13, 60), st.integers(1, 13), launches)
 def test_shrinks_grows_crashes_and_rollbacks_use_each_sample_once(
     size: int, batch: int, launches: list[tuple[int, int, int]]
@@ -51,6 +52,7 @@ def test_shrinks_grows_crashes_and_rollbacks_use_each_sample_once(
     assert proof.kept[0].start == 0 and all(a.end == b.start for a, b in zip(proof.kept, proof.kept[1:], strict=False))
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.integers(20, 60), st.integers(4, 13), launches.filter(lambda some: len(some) > 1), st.sampled_from([-2, 3]))
 def test_a_wrong_position_after_a_restart_is_found(
     size: int, batch: int, launches: list[tuple[int, int, int]], slip: int

@@ -25,6 +25,16 @@ def test_rounding_stays_within_the_limit(dtype: torch.dtype) -> None:
         assert float(products.product(a, b, c, bias)[0].max()) < 0.5
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-18, 1e18])
+def test_values_whose_squares_leave_the_range_of_float32_are_judged(scale: float) -> None:
+    a, b = pair(torch.bfloat16)
+    a = a * scale
+    c = a @ b
+    assert float(products.product(a, b, c)[0].max()) < 0.5
+    c[5, 3] *= -1
+    assert float(products.product(a, b, c)[0].max()) > 1
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_wrong_element_is_found_and_located(dtype: torch.dtype) -> None:
     a, b = pair(dtype)

@@ -26,6 +26,7 @@ from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.agents import Agents
 from transom_cli.supervise.launcher.loop import Launcher
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
+from transom_cli.supervise.launcher.training import StepPlan
 from transom_cli.supervise.lease import Lease
 
 RANK = """
@@ -236,9 +237,9 @@ def test_a_rendezvous_of_the_users_is_replaced_in_every_launch_and_said_once(
     ports: list[str] = []
     real = executor.TrainingStep
 
-    def step(argv: list[str], env: dict[str, str], *rest: object) -> object:
-        ports.append(env["MASTER_PORT"])
-        return real(argv, env, *rest)  # type: ignore[arg-type]
+    def step(plan: StepPlan, exits: Path) -> object:
+        ports.append(plan.env["MASTER_PORT"])
+        return real(plan, exits)
 
     monkeypatch.setattr(executor, "TrainingStep", step)
     assert launcher(tmp_path).run() == 0

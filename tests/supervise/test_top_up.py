@@ -47,6 +47,14 @@ def test_a_launch_on_two_jobs_is_one_step_in_each() -> None:
     assert allocation.step_env(env, 8) == {"PATH": "/bin", "SLURM_CONF": "c"} and allocation.step_env(env, 7) == env
 
 
+def test_a_run_that_grew_again_does_not_wait_for_what_its_lost_node_still_holds() -> None:
+    run, allocation = RunDir(Path("run")), Allocation(7, 0, NODES)
+    about = (run.attempt(7, 0), 2, NODES)
+    argv = training_argv(allocation, options(run, min_nodes=1), *about, wrapper=Path("w"), master="n1")
+    assert {"--overlap", "--mem=0"} <= set(argv)
+    assert "--overlap" not in training_argv(allocation, options(run), *about, wrapper=Path("w"), master="n1")
+
+
 @pytest.mark.parametrize(("node", "task", "rank"), [("n1", 1, 1), ("m1", 0, 2), ("n2", 1, 5)])
 def test_ranks_of_two_jobs_are_numbered_as_in_one_step(
     monkeypatch: pytest.MonkeyPatch, node: str, task: int, rank: int

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from transom_cli.errors import UsageError
 
+NEVER = 1_000_000_000  # saves until one becomes durable: none does, unless it is requested or urgent
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smh])")
 
@@ -40,6 +41,8 @@ class PersistRule:
     @property
     def words(self) -> str:
         """Which saves become durable."""
+        if self.every == NEVER:
+            return "in memory alone"
         if self.every is None:
             return f"the first after {span(self._seconds)} is made durable"
         return "each is made durable" if self.every == 1 else f"one of {self.every} is made durable"

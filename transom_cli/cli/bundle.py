@@ -34,6 +34,7 @@ def bundle(
     from transom_cli.errors import UsageError
     from transom_cli.submit.rundir import path_error
     from transom_cli.supervise.bundle import collect, redactor_of, write_archive
+    from transom_cli.view.terminal import waiting
 
     if output == Path("-"):
         raise UsageError(
@@ -42,7 +43,8 @@ def bundle(
     found = run_to_read(bounded(runs_root(root), run), run)
     name = f"transom-{found.run_id}.tar.gz"
     target = output / name if output is not None and output.is_dir() else output or Path(name)
-    contents = collect(found, redactor_of(found, keep_names=keep_names), max_size * _MEGA)
+    with waiting("collecting and redacting files"):
+        contents = collect(found, redactor_of(found, keep_names=keep_names), max_size * _MEGA)
     try:
         write_archive(target, contents.files)
     except FileExistsError:

@@ -90,8 +90,10 @@ def run_diagnose(paths: tuple[Path, ...], rules: tuple[Path, ...], healthy: tupl
     from transom_cli.diagnose.logs import rule_files
     from transom_cli.diagnose.logs.rulebook import Rulebook
     from transom_cli.view.findings import diagnosis_lines
+    from transom_cli.view.terminal import waiting
 
-    found = diagnose_logs(paths, Rulebook(rule_files.load(rules)), _known(paths, healthy))
+    with waiting("reading logs"):
+        found = diagnose_logs(paths, Rulebook(rule_files.load(rules)), _known(paths, healthy))
     if not found["files"]:
         why = "; ".join(f"{one['file']}: {one['why']}" for one in found["unread"]) or "there are no text files"
         raise UsageError("No log could be read", why, "name log files, or a folder of them")

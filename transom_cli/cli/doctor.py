@@ -41,6 +41,7 @@ def doctor(
     from transom_cli.submit.unsupported import cluster_of
     from transom_cli.supervise.operator.registry import Registry, operator_folder
     from transom_cli.view.findings import symptom_lines
+    from transom_cli.view.terminal import waiting
 
     def runs() -> Path:
         """Load all settings, even if --root is given, so that errors in them are reported."""
@@ -79,7 +80,12 @@ def doctor(
     there = cluster()
     runner = Runner(timeout=10.0, cluster=there)
     wanted = options if site else None
-    for one in examine(slurm_client(10.0, there), runner, runs, backend, drain, operators, wanted):
+    symptoms = iter(examine(slurm_client(10.0, there), runner, runs, backend, drain, operators, wanted))
+    while True:
+        with waiting(f"{len(found)} checks done"):  # of one check: what is printed is progress, too
+            one = next(symptoms, None)
+        if one is None:
+            break
         found.append(one)
         if not json_:
             print("\n".join(symptom_lines(one, width)), flush=True)

@@ -120,9 +120,11 @@ def _read(run: RunDir) -> RunRecord:
 
     from transom_cli.supervise.record_reader import read_run_record
     from transom_cli.view.read import read_run_settings
+    from transom_cli.view.terminal import waiting
 
     gc.disable()  # a long journal is many small values, and the process ends before anything needs collecting
-    return read_run_record(run, gpus=read_run_settings(run).gpus)
+    with waiting(f"reading {run.run_id}"):
+        return read_run_record(run, gpus=read_run_settings(run).gpus)
 
 
 def _incidents(

@@ -23,9 +23,12 @@ def goodput(run: Run = None, root: Root = None, json_: Json = False) -> None:
     from transom_cli.config.run_settings import runs_root
     from transom_cli.supervise.record_reader import read_run_record
     from transom_cli.view.goodput import goodput_document, goodput_lines
+    from transom_cli.view.terminal import waiting
     from transom_cli.view.text import NEVER_CUT
 
-    book = read_run_record(run_to_read(bounded(runs_root(root), run), run), patience=3.0)
+    found = run_to_read(bounded(runs_root(root), run), run)
+    with waiting(f"reading {found.run_id}"):
+        book = read_run_record(found, patience=3.0)
     if json_:
         print(json.dumps(goodput_document(book.run_id, book.account)))
         return

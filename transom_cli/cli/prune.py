@@ -51,6 +51,7 @@ def prune(
     from transom_cli.cli.units import duration, size
     from transom_cli.config.sources import runs_root
     from transom_cli.core.prune import Limits, choose
+    from transom_cli.view.terminal import waiting
 
     if older_than is None and keep is None and max_size is None:
         raise UsageError(
@@ -63,11 +64,12 @@ def prune(
         last_checkpoints=last_checkpoints,
     )
     where = bounded(runs_root(root, os.environ))
-    stored, other, kept = _stored(where, limits)
-    removals: Sequence[Removal] = choose(stored, limits, other)
     failed: list[str] = []
-    if yes:
-        removals, failed = _remove(where, removals)
+    with waiting("removing" if yes else "measuring runs"):
+        stored, other, kept = _stored(where, limits)
+        removals: Sequence[Removal] = choose(stored, limits, other)
+        if yes:
+            removals, failed = _remove(where, removals)
     if json_:
         runs = [{"run_id": r.run_id, "whole": r.whole, "steps": r.steps, "bytes": r.freed} for r in removals]
         print(json.dumps({"schema": 1, "removed": yes, "runs": runs, "kept": kept, "failed": failed}))

@@ -99,11 +99,13 @@ def up(
     """
     from transom_cli.sandbox.cluster import Sandbox
     from transom_cli.sandbox.state import SandboxSpec
+    from transom_cli.view.terminal import waiting
 
     home = built(release, release_dir, mirror)
     names = tuple(filter(None, site.split(",")))
     spec = SandboxSpec(folder(dir), nodes, gpus_per_node, accounting, home=home, switches=switches, site=names)
-    sandbox = Sandbox.up(spec)
+    with waiting(f"starting {nodes} nodes"):
+        sandbox = Sandbox.up(spec)
     print(f"up: {sandbox.spec} in {sandbox.dir}")
     for key, user in sandbox.users().items():
         print(f"  {key}: user {user.name!r}, {user.admin_level.lower() or 'ordinary'}")
@@ -125,8 +127,11 @@ def sites() -> None:
 @sandbox_app.command()
 def down(dir: Dir = None) -> None:
     """Stop the cluster and all its jobs."""
+    from transom_cli.view.terminal import waiting
+
     sandbox = existing(dir)
-    sandbox.down()
+    with waiting("stopping jobs and nodes"):
+        sandbox.down()
     print(f"down: {sandbox.dir}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 REQUEUE_DELAY = 120.0  # seconds before Slurm considers a requeued job again (its default)
-CLEARLY = 1.5  # by this factor another choice must be cheaper than the usual one
+PAYS = 1.5  # by this factor a growth must gain more than it costs
 UNLIMITED = 86400.0  # seconds that are assumed to remain if the time limit is unknown
 
 
@@ -34,7 +34,7 @@ class Situation:
     def words(self) -> str:
         known = [f"start-up {self.startup:.0f} s", f"{self.repeated:.0f} s to repeat"]
         known += [] if self.queued is None else [f"{self.queued:.0f} s in the queue before"]
-        known += [] if self.left is None else [f"{self.left / 60:.0f} min remain"]
+        known.append("a day assumed to remain" if self.left is None else f"{self.left / 60:.0f} min remain")
         return ", ".join(known)
 
 
@@ -61,12 +61,6 @@ def of_requeue(s: Situation) -> float | None:
     return None if s.queued is None else s.nodes * (REQUEUE_DELAY + s.queued) + of_relaunch(s)
 
 
-def requeue_is_better(s: Situation) -> bool:
-    """Whether to give the allocation back although the run could shrink."""
-    requeue = of_requeue(s)
-    return requeue is not None and requeue * CLEARLY < of_shrink(s)
-
-
 def comparison(s: Situation) -> str:
     """Return the line that `transom explain` prints."""
     choices = {f"shrink to {s.smaller} nodes": of_shrink(s), "wait": of_wait(s), "requeue": of_requeue(s)}
@@ -80,4 +74,4 @@ def _minutes(seconds: float) -> str:
 
 def growth_pays(nodes: int, gained: int, startup: float, left: float) -> bool:
     """Whether `gained` more nodes train longer than the `nodes` that must start up for them do not."""
-    return gained * (left - startup) > nodes * startup * CLEARLY
+    return gained * (left - startup) > nodes * startup * PAYS

@@ -256,7 +256,8 @@ class RecoverySeen(Event):
 
     what: seen, evidence, examined, diagnosed, swapped (`nodes` carry no rank any more), rolled_back or recovered.
     decided: what the launcher's policy made of it, which is the operator's too. durable: where the training was set
-    back, the newest step that it can continue from.
+    back, the newest step that it can continue from. step: with a diagnosis, the newest step that the ranks had done, by
+    their own exit records too; -1: unknown, or counted from the start of the processes.
     """
 
     attempt: str
@@ -268,6 +269,7 @@ class RecoverySeen(Event):
     faults: tuple[NodeFault, ...] = ()  # of nodes that checks found faulty
     decided: Decided = UNDECIDED
     durable: int | None = None
+    step: int = -1
 
 
 @dataclass(frozen=True)

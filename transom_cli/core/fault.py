@@ -31,6 +31,7 @@ _OUTCOMES = {
 _EVIDENCE = ("found", "probed", "evidence")  # kinds of marks, the best first
 _HOW = r"ended with exit code \d+|killed by (?:SIG\w+|signal \d+)"
 _RANK = re.compile(rf"(rank \d+) on (\S+) ({_HOW})(?:: (.*))?", re.DOTALL)
+_EARLY = re.compile(r"(.*) \((rank \d+ on \S+|the job) (ended with exit code \d+, [^)]*)\)", re.DOTALL)
 _NODE = re.compile(r"([^:]* (?:lost|silent)): (.*)", re.DOTALL)
 
 
@@ -70,11 +71,18 @@ def fault_of(incident: Incident, exclusions: Iterable[Exclusion] = ()) -> Fault:
 
 
 def _parted(words: str, nodes: tuple[str, ...]) -> tuple[str, str]:
-    """Split a diagnosis into title and evidence."""
+    """Split a diagnosis into title and evidence. The rule that stopped the run is evidence."""
+    words, stops, rule = words.partition("; stopped by ")
+    if stops:
+        title, evidence = _parted(words, nodes)
+        return title, "; ".join(x for x in (evidence, f"stopped by {rule}") if x)
     if found := _RANK.fullmatch(words):
         rank, node, how, line = found.groups()
         who = rank if nodes == (node,) else f"{rank} on {node}"
         return (f"{who} failed: {line}" if line and "exit code" in how else f"{who} {how}"), ""
+    if found := _EARLY.fullmatch(words):
+        line, who, how = found.groups()
+        return f"{who} failed: {line}", how
     if found := _NODE.fullmatch(words):
         return found[1], found[2]
     return (words.removeprefix(f"{nodes[0]}: ") if len(nodes) == 1 else words), ""

@@ -1,7 +1,7 @@
 """The order of an allocation's nodes, so that rings and pipelines run along near neighbours. Pure.
 
 Rank r and r + 1 talk most: along a ring, or from one pipeline stage to the next. A ring is as fast as its slowest link,
-so long links count more than in proportion: the tour with the smallest sum of `cost ** POWER` is sought, from the
+so long links count more than in proportion: the tour with the smallest sum of cubed costs is sought, from the
 nearest neighbours (greedy) and by reversing sections (2-opt). Ranks of one node stay together in any case, so groups of
 tensor parallelism stay in a node.
 
@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-POWER = 3.0
 NEAR = 10  # neighbours of a node that 2-opt tries
 PASSES = 6
 STARTS = 8  # nodes from which a tour is begun
@@ -60,7 +59,6 @@ class Costs:
         for (a, b), seconds in self._pairs.items():
             by_height.setdefault(self.height(a, b), []).append(seconds)
         self._usual = {height: median(some) for height, some in by_height.items()}
-        self._unit = median(self._usual.values()) if self._usual else 1.0
         for key, seconds in self._pairs.items():
             usual = self._usual[self.height(*key)]
             self._pairs[key] = seconds if seconds > SLOW * usual else usual
@@ -80,11 +78,14 @@ class Costs:
             height = self.height(a, b)
             found = self._usual.get(height)
             if found is None:
-                below = max((h for h in self._usual if h < height), default=None)
-                base, levels = (self._usual[below], height - below) if below is not None else (self._unit, height)
-                found = base * _BY_HEIGHT**levels
+                nearest = min(self._usual, key=lambda h: abs(h - height), default=0)
+                found = self._usual.get(nearest, 1.0) * _BY_HEIGHT ** float(height - nearest)
             self._pairs[key] = found
         return found
+
+    def cubed(self, a: str, b: str) -> float:
+        cost = self(a, b)
+        return cost * cost * cost
 
 
 def place(nodes: Sequence[str], wanted: int, network: Network) -> Placement:
@@ -114,11 +115,11 @@ def replacement(order: Sequence[str], lost: str, spares: Sequence[str], network:
         return spares[0]
     costs, at = Costs(network), order.index(lost)
     sides = [n for n in (order[at - 1], order[(at + 1) % len(order)]) if n != lost]
-    return min(spares, key=lambda spare: sum(costs(spare, n) ** POWER for n in sides))
+    return min(spares, key=lambda spare: sum(costs.cubed(spare, n) for n in sides))
 
 
 def length(tour: Sequence[str], costs: Costs) -> float:
-    return sum(costs(a, b) ** POWER for a, b in _links(tour))
+    return sum(costs.cubed(a, b) for a, b in _links(tour))
 
 
 def greedy(nodes: Sequence[str], costs: Costs) -> list[str]:
@@ -173,9 +174,7 @@ def improve(tour: Sequence[str], costs: Costs, near: Mapping[str, Sequence[str]]
         return tour
     at = {node: i for i, node in enumerate(tour)}
 
-    def power(a: str, b: str) -> float:
-        return costs(a, b) ** POWER
-
+    power = costs.cubed
     for _ in range(PASSES):
         changed = False
         for i in range(count):
@@ -211,7 +210,7 @@ def _dearest(tour: Sequence[str], costs: Costs) -> int:
 
     def saved(i: int) -> float:
         a, x, b = tour[i - 1], tour[i], tour[(i + 1) % len(tour)]
-        return costs(a, x) ** POWER + costs(x, b) ** POWER - (costs(a, b) ** POWER if a != b else 0.0)
+        return costs.cubed(a, x) + costs.cubed(x, b) - (costs.cubed(a, b) if a != b else 0.0)
 
     return max(range(len(tour)), key=saved)
 

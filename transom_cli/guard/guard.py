@@ -314,8 +314,8 @@ class Guard:
         if dropout_p or type(out) is not Tensor:  # what was dropped is unknown
             return
         count = out[..., 0, 0].numel()
-        tensors = (one.detach() for one in (query, key, value, out))
-        head = products.head(*tensors, attn_mask, is_causal, scale, self._turn % count)  # type: ignore[misc]
+        q, k, v, o = (one.detach() for one in (query, key, value, out))
+        head = products.head(q, k, v, o, attn_mask, is_causal, scale, self._turn % count)
         if item[1] == FORWARD:
             self._verdict(item, products.attention(head), lambda row: f"head {self._turn % count}, row {row}")
             return

@@ -64,11 +64,6 @@ def accumulation(dtype: torch.dtype, k: int, device: torch.device) -> Accumulati
     return Accumulation(unit(dtype), SPLITS) if reduced else Accumulation(unit(torch.float32), k)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type of the checksums: their own rounding must not count."""
-    return torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
-
-
 @torch.no_grad()
 def product(a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None = None) -> Verdict:
     """Compare the rows of C = A B + bias, all of two dimensions. Factors are in the type that was multiplied."""
@@ -78,9 +73,10 @@ def product(a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None = None) -> Verd
         a, b, c = a.float(), b.float(), c.float()
     sums = b.sum(1, dtype=torch.float64).to(a.dtype)
     left, right = (a @ sums).double(), c.sum(1, dtype=torch.float64)
-    long, right_long = a.norm(dim=1).double(), c.norm(dim=1).double()
-    size = long * b.norm()  # no row of A B has a longer norm
-    mine = 0.0 if narrow else how.error * sums.norm()  # the error of `left`
+    # Squares of small or large values would leave float32's range.
+    long, right_long = (one.norm(dim=1, dtype=torch.float64) for one in (a, c))
+    size = long * b.norm(dtype=torch.float64)  # no row of A B has a longer norm
+    mine = 0.0 if narrow else how.error * sums.norm(dtype=torch.float64)  # the error of `left`
     outputs = 1
     if bias is not None:
         left, size = left + bias.double().sum(), size + bias.double().norm()
@@ -100,7 +96,7 @@ def _verdict(distance: Tensor, limit: Tensor, right: Tensor, size: Tensor, most:
 @torch.no_grad()
 def column(a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None = None) -> int:
     """The column in which C differs most from A B."""
-    much = wide(c.dtype)
+    much = torch.float64
     left = a.to(much).sum(0) @ b.to(much)
     if bias is not None:
         left = left + a.shape[0] * bias.to(much)
@@ -124,21 +120,19 @@ def head(
 ) -> Head:
     """Pick head number `at`, counted over samples and heads. K and V may have fewer heads (grouped queries)."""
     lead = out.shape[:-2]
-    where = []
+    where: list[int] = []
     for size in reversed(lead):
         at, rest = divmod(at, size)
         where.insert(0, rest)
     grouped = tuple(w * kv // n for w, n, kv in zip(where, lead, k.shape[:-2], strict=True))
     one = tuple(where)
     length, keys = q.shape[-2], k.shape[-2]
-    added = None
+    added = keep = None
     if causal:
         keep = torch.ones(length, keys, dtype=torch.bool, device=q.device).tril()
     elif mask is not None:
         mine = mask.expand(*lead, length, keys)[one]
         keep, added = (mine, None) if mask.dtype is torch.bool else (None, mine)
-    else:
-        keep = None
     if keep is not None:
         added = torch.zeros_like(keep, dtype=torch.float32).masked_fill(~keep, -math.inf)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -150,45 +144,50 @@ def attention(one: Head) -> Verdict:
     """Compare O 1 = P (V 1), with P = softmax(Q K^T) computed again in a wider type."""
     much, p = _probabilities(one)
     out, v = one.out.to(much), one.v.to(much)
-    return _attention_verdict(p @ v.sum(1), out, p.norm(dim=1) * v.norm(), one)
+    return _attention_verdict(p @ v.sum(1), out, p.norm(dim=1) * v.norm(), v, one)
 
 
 @torch.no_grad()
 def attention_backward(one: Head, d_out: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> Verdict:
-    """Compare the row sums of all three gradients. The tensors are of the head alone."""
+    """Compare the row sums of all three gradients. The tensors are of the head alone.
+
+    The scores' gradient is P * (dO V^T - rowsum(dO * O)), a difference whose result may be much smaller than its parts.
+    Its error is that of the parts, whose sizes are at most |dO_i| |V_j| and |dO_i| |O_i|.
+    """
     much, p = _probabilities(one)
     d, q, k, v = d_out.to(much), one.q.to(much), one.k.to(much), one.v.to(much)
     d_p = d @ v.T
     d_s = p * (d_p - (d_p * p).sum(1, keepdim=True)) * one.scale
-    # The softmax's gradient is a difference: its rounding error is that of its parts.
-    parts = p * (d_p.abs() + (d_p * p).abs().sum(1, keepdim=True)) * abs(one.scale)
+    longest = v.norm(dim=1)
+    parts = p * d.norm(dim=1, keepdim=True) * (longest + (p @ longest)[:, None]) * abs(one.scale)
     found = [
-        _attention_verdict(p.T @ d.sum(1), d_v.to(much), p.norm(dim=0) * d.norm(), one),
-        _attention_verdict(d_s @ k.sum(1), d_q.to(much), parts.norm(dim=1) * k.norm(), one),
-        _attention_verdict(d_s.T @ q.sum(1), d_k.to(much), parts.norm(dim=0) * q.norm(), one),
+        _attention_verdict(p.T @ d.sum(1), d_v.to(much), p.norm(dim=0) * d.norm(), d, one),
+        _attention_verdict(d_s @ k.sum(1), d_q.to(much), parts.norm(dim=1) * k.norm(), k, one),
+        _attention_verdict(d_s.T @ q.sum(1), d_k.to(much), parts.norm(dim=0) * q.norm(), q, one),
     ]
     return torch.cat([share for share, _ in found]), torch.cat([extreme for _, extreme in found])
 
 
 def _probabilities(one: Head) -> tuple[torch.dtype, Tensor]:
-    much = wide(one.q.dtype)
+    much = torch.float64
     scores = (one.q.to(much) @ one.k.to(much).T) * one.scale
     if one.mask is not None:
         scores = scores + one.mask.to(much)
     return much, torch.softmax(scores, dim=1).nan_to_num(0.0)
 
 
-def _attention_verdict(left: Tensor, right: Tensor, size: Tensor, one: Head) -> Verdict:
-    """Fused kernels round P (and the gradient of the scores) to the type of the inputs.
+def _attention_verdict(left: Tensor, right: Tensor, size: Tensor, factor: Tensor, one: Head) -> Verdict:
+    """size: of a row, as a product of norms. factor: what P, or the gradient of the scores, is multiplied by.
 
-    An error e of a score changes its probability by the factor exp(e), so scores count with their own magnitude.
+    Fused kernels round P and the gradient of the scores to the type of the inputs, where small values lose bits or
+    become 0. An error e of a score changes its probability by the factor exp(e), so scores count with their magnitude.
     """
     kind = torch.finfo(one.q.dtype)
     much = right.dtype
     scores = float(one.q.to(much).norm(dim=1).max() * one.k.to(much).norm(dim=1).max()) * abs(one.scale)
     how = accumulation(one.q.dtype, max(one.q.shape[1], one.k.shape[0]), one.q.device)
     error = 3 * unit(one.q.dtype) + how.error * (2 + scores)
-    tiny = float(kind.smallest_normal) * math.sqrt(right.shape[1])
-    limit = DEVIATIONS * (error * size + tiny)
+    lost = float(kind.smallest_normal) * float(kind.eps) * math.sqrt(factor.shape[0])
+    limit = DEVIATIONS * (error * size + lost * (1.0 + factor.norm()))
     sums = right.sum(1)
     return _verdict((left - sums).abs(), limit, sums, size, float(kind.max))

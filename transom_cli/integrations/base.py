@@ -175,7 +175,9 @@ class Attached:
         self.rank.step(step, loss)
 
     def close(self) -> None:
-        """Wait until the last checkpoint is sealed. Call it at the end of the training."""
+        """Wait until the last checkpoint is sealed, and give up the memory. Call it at the end of the training."""
+        if self.memory is not None:
+            self.memory.end()
         self.rank.close()
 
     def state_dict(self) -> dict[str, int]:

@@ -31,7 +31,7 @@ from transom_cli.ckpt.failures import NoCheckpointRestores
 from transom_cli.errors import UsageError
 from transom_cli.heartbeat.client import phase
 from transom_cli.inherited import rank_variables
-from transom_cli.integrations.base import Attached, barrier, first, latest
+from transom_cli.integrations.base import Attached, barrier, checkpoint_step, first, latest
 from transom_cli.integrations.memory import keeps
 
 __all__ = ["attach", "latest", "resume"]
@@ -68,6 +68,8 @@ def resume(engine: Any, save_dir: str | Path) -> int:
     if not ranks or ranks == int(engine.dp_world_size):
         engine.load_checkpoint(str(save_dir), tag=tag.name)
         return int(engine.global_steps)
+    if engine.global_steps >= (checkpoint_step(tag) or 1):
+        return int(engine.global_steps)  # resumed from a snapshot in memory that is newer
     with phase("restore"):
         universal = _universal(tag, model_ranks)
         engine._config.load_universal_checkpoint = True

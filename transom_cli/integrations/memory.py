@@ -14,10 +14,9 @@ from typing import Any
 from transom_cli.ckpt import saved_marker
 from transom_cli.ckpt.checkpointer import Checkpointer
 from transom_cli.ckpt.failures import NoCheckpointRestores, RestoredStateDiffers, WorldSizeChanged
+from transom_cli.ckpt.schedule import NEVER
 from transom_cli.errors import TransomError, UsageError
 from transom_cli.heartbeat import paths
-
-NEVER = 1_000_000_000  # saves
 
 
 class Snapshots(Checkpointer):

@@ -361,7 +361,7 @@ def build_view(
     return RunView(
         run_id=run_id,
         now=now,
-        phase=state.phase.value,
+        phase=(Phase.FINISHING if state.ends else state.phase).value,
         over=state.phase.over,
         since=state.since,
         job_id=state.job.id,

@@ -20,6 +20,7 @@ TONES = {
     "waiting": "dim",
 }  # fmt: skip
 WORST_FIRST = ("isolated", "suspect", "silent", "probing", "slow", "waiting", "ok")
+_RANKING = {state: n for n, state in enumerate(WORST_FIRST)}
 _HEAD = ("NODE", "STATE", "STEP", "BEAT", "RANKS", "GPU", "WORST", "NOTE")
 _RIGHT = frozenset({"STEP", "BEAT", "RANKS", "GPU"})
 _GPU_TONES = {"fault": "bad", "throttled": "warn", "heavy": "warn", "moderate": "note"}
@@ -50,7 +51,7 @@ def _names(label: str, nodes: tuple[str, ...], view: RunView) -> list[Line]:
 def _map(label: str, nodes: tuple[NodeView, ...], width: int, most: int) -> list[Line]:
     per_line = max(1, (width - LABEL + 1) // (GROUP + 1)) * GROUP
     each = max(1, -(-len(nodes) // (per_line * most))) if most else 1
-    states = [min((n.state for n in nodes[i : i + each]), key=WORST_FIRST.index) for i in range(0, len(nodes), each)]
+    states = [min((n.state for n in nodes[i : i + each]), key=_RANKING.__getitem__) for i in range(0, len(nodes), each)]
     lines: list[Line] = []
     for start in range(0, len(states), per_line):
         spans: list[Span] = []

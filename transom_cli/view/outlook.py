@@ -158,6 +158,8 @@ def next_steps(
         return (NextStep("cancelling the job; the run ends when Slurm confirms it"),)
     if state.phase is Phase.FINISHING:
         return (NextStep("training finished; waiting for Slurm to end the job"),)
+    if state.ends:
+        return (NextStep("the job has ended; waiting for Slurm to remove its processes"),)
     found = [_incident_step(state, state.incident)] if state.incident is not None else []
     if state.phase is Phase.SUBMITTING:
         found.append(NextStep("submitting the job" if operator else "the operator will submit the job"))

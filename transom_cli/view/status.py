@@ -179,7 +179,10 @@ def _checkpoints(view: RunView, width: int | None) -> list[Line]:
         about = ", ".join(x for x in (old, behind) if x)
         found.append(f"disk {count(view.durable)}" + (f" ({about})" if about else ""))
     none = not found and view.step >= 0 and view.confirmed != "unknown"
-    lines = [row("checkpoint", ("none yet" if not view.over else "none", "warn"))] if none else []
+    words = "none yet" if not view.over else "none"
+    if view.framework:  # recognised by its log
+        words = "none that transom knows; the trainer may keep its own"
+    lines = [row("checkpoint", (words, "warn"))] if none else []
     saves = planned_saves_line(view.next_save, view.next_durable, view.now) if view.confirmed == "training" else ""
     for text in _packed([*found, *([saves] if saves else [])], width):
         lines += rows("" if lines else "checkpoint", text, width)

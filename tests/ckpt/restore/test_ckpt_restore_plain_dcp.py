@@ -185,3 +185,19 @@ def test_stock_directory_without_moments_is_refused_for_an_optimizer_that_needs_
         ck.restore(tmp_path / "step-3")
     assert "no state of the optimizer" in str(refused.value.why)
     ck.close()
+
+
+def test_megatrons_formats_for_one_parallelism_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    by_buffer = tmp_path / "iter_0000100"
+    key = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg"
+    dcp.save({key: torch.zeros(8)}, checkpoint_id=by_buffer, no_dist=True)
+    checkpointer = Checkpointer({"model": torch.nn.Linear(2, 2)}, tmp_path / "out", every=1)
+    with pytest.raises(NoCheckpointRestores, match="Megatron-LM that fits only the parallelism that wrote it"):
+        checkpointer.restore(by_buffer, step=100)
+    by_rank = tmp_path / "iter_0000200"
+    (by_rank / "mp_rank_00_000").mkdir(parents=True)
+    (by_rank / "mp_rank_00_000" / "model_optim_rng.pt").touch()
+    with pytest.raises(UsageError, match="one file per rank") as raised:
+        checkpointer.restore(by_rank, step=200)
+    assert "--dist-ckpt-optim-fully-reshardable" in raised.value.hint
+    checkpointer.close()

@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> RunDir:
 def test_report_names_cost_in_gpu_hours_and_money(run: RunDir) -> None:
     found = document(read_report(run, now=2e9))
     assert "60 steps in 26 s" in found.hero and "1 incident cost 15 s" in found.hero
-    assert "5.1 GPU-minutes, 0.25 EUR" in found.hero
+    assert "5.1 GPU-minutes, 0.26 EUR" in found.hero
     label, spent, money = found.figures[-1]
     assert label == "spent" and spent.endswith("GPU-minutes") and money.endswith("EUR")
     run.settings.write_text(run.settings.read_text().replace(PRICE, ""))

@@ -138,7 +138,7 @@ class Restorer:
         def about() -> tuple[int, bool]:
             try:
                 plain = plain_dcp.is_plain_dcp(path)
-                plain_dcp.refuse_megatron(path, OnDisk(path).metadata().state_dict_metadata if plain else ())
+                plain_dcp.refuse_megatron(path)
                 return (plain_dcp.step_of(path, step) if plain else _step_of_manifest(path)), plain
             except BadManifest as error:
                 raise UsageError(error.what, error.why, error.hint) from None
@@ -157,6 +157,7 @@ class Restorer:
         checked = plain_dcp.Checked()
         try:
             metadata = source.metadata(allow_code=code)
+            plain_dcp.refuse_megatron(found.path, metadata.state_dict_metadata)
             checked = plain_dcp.check(found.path, metadata, self._ranks.rank, self._ranks.size)
         except Exception as error:
             checked = plain_dcp.Checked(reasons=(describe(error),))

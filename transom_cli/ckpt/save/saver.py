@@ -26,7 +26,7 @@ from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.save.staging import Snapshot, Stager
 from transom_cli.ckpt.save.status import IN_MEMORY, ON_DISK, StatusReporter
 from transom_cli.ckpt.save.streamed import Streamed, Streamer
-from transom_cli.ckpt.schedule import NextSaves
+from transom_cli.ckpt.schedule import NEVER, NextSaves
 from transom_cli.ckpt.state import State
 from transom_cli.ckpt.tree import Flat, Paths
 from transom_cli.heartbeat.client import phase
@@ -391,9 +391,11 @@ class Saver:
         rule, every = self._options.rule, self._options.every
         step = (self._done // every + 1) * every
         left, seconds = rule.left()
-        durable = None if left is None else step + (left - 1) * every
+        durable = None if left is None or left > NEVER // 2 else step + (left - 1) * every
         durable_from = time.time() + seconds if left is None else None
-        saves = NextSaves(step, every, rule.every, durable, durable_from, self._options.steps)
+        saves = NextSaves(
+            step, every, rule.every if rule.every != NEVER else None, durable, durable_from, self._options.steps
+        )
         with contextlib.suppress(*FAILURES):  # only displays wait for it
             if (mirrored := self._snapshots.mirrored()) is not None:
                 self._status.mirrored(mirrored)

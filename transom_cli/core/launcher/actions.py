@@ -109,6 +109,7 @@ class Journal:
     faults: tuple[NodeFault, ...] = ()
     decided: Decided = UNDECIDED
     durable: int | None = None  # after a rollback: the newest step to resume from
+    step: int = -1  # as in `RecoverySeen`
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from dataclasses import replace
 from transom_cli.core import costs
 from transom_cli.core.category import DEVICE
 from transom_cli.core.clocks import failed_first, on_launchers_clock
+from transom_cli.core.crash_loop import reached
 from transom_cli.core.events import UNDECIDED
-from transom_cli.core.incident import Diagnosis, Stage
+from transom_cli.core.incident import Diagnosis, Incident, Stage
 from transom_cli.core.launcher.actions import Action, CheckNodes, EndLaunch, Journal, ReadLogs, StartLaunch
 from transom_cli.core.launcher.events import LaunchEnded, LogsRead
 from transom_cli.core.launcher.judgement import Sign, journal_diagnosis, judge
@@ -80,10 +81,14 @@ def logs_read(state: State, e: LogsRead) -> Decision:
     state = replace(state, incident=replace(incident, diagnosis=diagnosis))
     actions: tuple[Action, ...] = (Journal(incident.id, "examined", f"{e.where}: {e.line}"),) if e.line else ()
     if diagnosis is not None:
-        actions = (*actions, *journal_diagnosis(incident.id, diagnosis))
+        actions = (*actions, *journal_diagnosis(incident.id, diagnosis, step=_reached(incident)))
     if nodes := _to_be_checked(state, diagnosis):
         return state.enter(Phase.CHECKING, e.at), (*actions, CheckNodes(incident.id, nodes, "deep"))
     return after(actions, recover(state, e.at, diagnosis, gone))
+
+
+def _reached(incident: Incident) -> int:
+    return -1 if incident.since_start else reached(incident)
 
 
 def _rank_of(e: LogsRead) -> int | None:
@@ -100,7 +105,7 @@ def suspects_checked(state: State, at: float) -> Decision:
     diagnosis = judge(state, incident, gone, at)
     entries: tuple[Action, ...] = ()
     if diagnosis is not None and diagnosis != incident.diagnosis:
-        entries = journal_diagnosis(incident.id, diagnosis, state.health.faults)
+        entries = journal_diagnosis(incident.id, diagnosis, state.health.faults, _reached(incident))
     state = replace(state, incident=replace(incident, diagnosis=diagnosis))
     return after(entries, recover(state, at, diagnosis, gone))
 
@@ -169,11 +174,8 @@ def _swap_if_possible(state: State, at: float, diagnosis: Diagnosis, suspects: t
         return swap(state, at, suspects, nearest_spares(state, suspects), diagnosis.cause)
     smaller = without(state, suspects) if _may_shrink(state, suspects) else ()
     if smaller:
-        situation = _situation(state, at, smaller)
-        entry = Journal(state.incident.id if state.incident else "", "compared", costs.comparison(situation))
-        if costs.requeue_is_better(situation) and state.progress.further() and diagnosis.decided.action != SWAP:
-            why = f"{why}; a requeue costs less than to continue on {several(len(smaller), 'node')}"
-            return after((entry,), finish(state, at, "failed", why))
+        comparison = costs.comparison(_situation(state, at, smaller))  # for a person: the nodes are kept in any case
+        entry = Journal(state.incident.id if state.incident else "", "compared", comparison)
         return after((entry,), resize(state, at, suspects, smaller, diagnosis.cause))
     lack = "no spare is ready" if not usable else f"{len(suspects)} spares are needed, and {len(usable)} ready"
     had_spares = len(state.nodes.allocated) > state.nodes.wanted
@@ -187,7 +189,7 @@ def _situation(state: State, at: float, smaller: tuple[str, ...]) -> costs.Situa
         state.nodes.wanted,
         len(smaller),
         launch.to_step or launch.startup,
-        min(steps * state.pace, at - state.begun.at if state.begun else at),
+        min(steps * state.pace, at - state.before.at),
         before.queued,
         None if before.ends_at is None else max(0.0, before.ends_at - at),
         state.policy.top_up,
@@ -286,7 +288,7 @@ def enlarge(state: State, e: LaunchEnded) -> Decision:
     nodes = state.nodes
     out = nodes.of_launch((*e.left_behind, *state.growth.lost))
     good = (*(n for n in nodes.training if n not in out), *nodes.usable)
-    training = good[: nodes.number_for(len(good))]
+    training = nodes.in_order(good[: nodes.number_for(len(good))])
     if not training or any(n not in out for n in e.left_behind):
         return finish(state, e.at, "left", f"too few nodes answer; {saved_words(state)}", cause="grow")
     if out:

@@ -74,10 +74,12 @@ def judge(state: State, incident: Incident, ended: LaunchEnded | None, at: float
     return judged(diagnosis, incident, facts, at)
 
 
-def journal_diagnosis(name: str, diagnosis: Diagnosis, faults: tuple[NodeFault, ...] = ()) -> tuple[Action, ...]:
+def journal_diagnosis(
+    name: str, diagnosis: Diagnosis, faults: tuple[NodeFault, ...] = (), step: int = -1
+) -> tuple[Action, ...]:
     """Journal entries of a diagnosis. If the policy stops the run, the diagnosis itself says so."""
     decided = diagnosis.decided
-    entry = Journal(name, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes, faults, decided)
+    entry = Journal(name, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes, faults, decided, step=step)
     if not decided.words or not diagnosis.restart:
         return (entry,)
     return entry, Journal(name, "decided", decided.words, diagnosis.cause, decided=decided)

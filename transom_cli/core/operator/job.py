@@ -50,8 +50,11 @@ def succeeds(state: State, e: ev.JobSeen) -> bool:
 def seen(state: State, e: ev.JobSeen) -> Step:
     follows = succeeds(state, e)
     ours = follows or (e.job_id == state.job.id and e.restarts >= state.job.restarts)
-    if not ours or e.state == "UNKNOWN":
+    if not ours:
         return state, ()
+    if e.state == "UNKNOWN":  # Slurm may say only that it is completing
+        completing = e.completing and not follows and e.restarts == state.job.restarts
+        return replace(state, job=replace(state.job, completing=completing)), ()
     state = replace(state, slurm_error="")
     if state.restarting:
         return state, ()
@@ -81,6 +84,7 @@ def _updated(job: Job, e: ev.JobSeen) -> Job:
         nodes=e.nodes if e.nodes and not leaving else job.nodes,
         batch_host=e.batch_host or job.batch_host,
         suspended_at=e.suspended_at or job.suspended_at,
+        completing=e.completing,
         rolled_back=job.attempt if rolled_back else job.rolled_back,
     )
 

@@ -45,7 +45,8 @@ def reported(state: State, e: RecoverySeen) -> State:
         return state
     if e.what == "diagnosed" and incident.stage is Stage.RELAUNCHING:
         diagnosis = Diagnosis(e.cause, e.words, e.nodes, sure=False, isolate="none", restart=True, decided=e.decided)
-        incident = replace(incident, diagnosis=diagnosis)
+        step = incident.step if incident.since_start else max(incident.step, e.step)  # heartbeats may lag behind
+        incident = replace(incident, diagnosis=diagnosis, step=step)
     return replace(state, incident=incident.marked(e.at, e.what, e.words).with_faults(e.at, e.faults))
 
 

@@ -117,6 +117,7 @@ class Job:
     reason: str = ""
     nodes: tuple[str, ...] = ()  # of the present (or, while pending, the last) attempt
     batch_host: str = ""
+    completing: bool = False  # it has ended, and Slurm still removes its processes
     suspended_at: str = ""  # when Slurm last suspended or resumed the job, in Slurm's own words
     running_since: float | None = None  # when this attempt was first seen to run
     starts: int = 0  # attempts after the first one, whether transom or Slurm started them
@@ -135,7 +136,9 @@ class Job:
 
     def started_again(self, job_id: int, restarts: int) -> Job:
         starts = self.starts + 1
-        return replace(self, id=job_id, restarts=restarts, starts=starts, state="PENDING", running_since=None)
+        return replace(
+            self, id=job_id, restarts=restarts, starts=starts, state="PENDING", running_since=None, completing=False
+        )
 
 
 @dataclass(frozen=True)
@@ -294,6 +297,11 @@ class State:
     def starting(self) -> bool:
         """The open incident, if any, is about an earlier attempt: what is seen now is news of the present one."""
         return self.incident is None or self.incident.stage is Stage.STARTING
+
+    @property
+    def ends(self) -> bool:
+        """Slurm removes the job's processes, and has not said how the job ended."""
+        return self.job.completing and self.incident is None and self.phase in (Phase.STARTING, Phase.TRAINING)
 
     @property
     def waiting(self) -> bool:

@@ -63,6 +63,9 @@ def end_time(job_id: int) -> str:
     return str(int(time.time()) + seconds) if seconds else ""
 
 
+NO_LIMIT = 30 * 86400  # seconds: a longer time limit is a site's way to have none
+
+
 def allocation_times(job_id: int) -> tuple[float | None, float | None]:
     """Return when the job's time is up, in seconds since the epoch, and for how long it waited in the queue.
 
@@ -75,7 +78,8 @@ def allocation_times(job_id: int) -> tuple[float | None, float | None]:
         waited = (datetime.fromisoformat(started) - datetime.fromisoformat(submitted)).total_seconds()
     except (TransomError, ValueError):
         return None, None
-    return (time.time() + seconds if seconds else None), max(0.0, waited)
+    known = seconds is not None and seconds < NO_LIMIT
+    return (time.time() + seconds if known and seconds else None), max(0.0, waited)
 
 
 def gpus_on_node(environ: Mapping[str, str]) -> int:

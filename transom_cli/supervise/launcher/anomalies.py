@@ -91,11 +91,11 @@ class AnomalyReporter:
                 self._begins(self._of_loss(one), one.clue)
             else:
                 self._ends(one.found.trouble.value, one.step)
-        for found in self._corruption(readings):
-            back_to = newest_checkpoint(self._checkpoints, up_to=found.before) if found.before > 0 else found.before
-            launch, what = self._guarded, found.what.value
-            report = AnomalyReported(0.0, launch, what, what, "", found.step, found.nodes, found.before, back_to)
-            self._begins(report, found.clue)
+        for doubt in self._corruption(readings):
+            back_to = newest_checkpoint(self._checkpoints, up_to=doubt.before) if doubt.before > 0 else doubt.before
+            launch, what = self._guarded, doubt.what.value
+            report = AnomalyReported(0.0, launch, what, what, "", doubt.step, doubt.nodes, doubt.before, back_to)
+            self._begins(report, doubt.clue)
         self._show()
 
     def _corruption(self, readings: Mapping[str, NodeSteps]) -> tuple[silent.Found, ...]:

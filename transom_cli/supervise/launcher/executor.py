@@ -79,7 +79,7 @@ class Executor:
         self.orphans = OrphanReaper(agents.end, journal)
         self._standby = Standby(allocation, options, attempt, journal)
         self.step: TrainingStep | TrainingSteps | None = None
-        self.on_silence: Callable[[tuple[str, ...]], None] = lambda _: None
+        self.before_verdict: Callable[[tuple[str, ...]], None] = lambda _: None  # with the nodes of a launch that ends
 
     def start(self, action: StartLaunch) -> list[str] | None:
         """Start a launch.
@@ -219,8 +219,7 @@ class Executor:
             if evidence := (*lines, *ended.evidence):  # the verdict first: the journal holds only the first lines
                 verdict = judge_hang(self._attempt.evidence(action.incident)) if action.incident else HangVerdict()
                 ended = replace(ended, evidence=(*verdict.words, *evidence), suspects=verdict.nodes)
-            if ended.unheard:
-                self.on_silence(ended.unheard)
+            self.before_verdict(nodes)
             self.orphans.watch(launch, ended, nodes)
             if step is None:
                 return ended

@@ -128,7 +128,7 @@ class Launcher:
         )
         self._executor = Executor(self._allocation, options, self._attempt, self._agents, self._inbox, self._journal)
         self._top_ups = TopUps(self._allocation, options, self._attempt, self._agents, self._connect, self._inbox)
-        self._executor.on_silence = self._top_ups.look
+        self._executor.before_verdict = self._top_ups.look
         self._checks = NodeChecks(self._allocation, options, self._attempt, self._inbox, self._agents.addresses)
         self._faults = FaultMonitor(self._inbox, lambda node: self._agents.ask(node, "faults", PROBE))
         self._release = NodeRelease(self._allocation, self._slurm, self._journal)

@@ -25,8 +25,8 @@ from transom_cli.start import own
 
 PATIENCE = 30.0  # seconds beyond its budget for a health check
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
-EXPIRY = "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
-"""Unix time at which the nodes are taken back: verl and others save a checkpoint before it."""
+EXPIRY = tuple(f"{cloud}_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP" for cloud in ("MLP", "SAGEMAKER"))
+"""Unix time at which the nodes are taken back: verl and others save a checkpoint before it, and read either."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,8 @@ def training_argv(
     if nodes != allocation.nodes or allocation.left_out:
         listed = not every and hosts_file(allocation, options, nodes)
         argv += [f"--nodelist={attempt.hosts(launch) if listed else ','.join(nodes)}"]
-    if standby or (launch and (nodes != allocation.nodes or allocation.left_out)):
+    others = nodes != allocation.nodes or allocation.left_out or options.min_nodes  # the last: it may have grown back
+    if standby or (launch and others):
         argv += ["--overlap", "--mem=0"]
     if allocation.cpus_per_task:
         argv.append(f"--cpus-per-task={allocation.cpus_per_task}")  # srun no longer inherits it from sbatch
@@ -311,8 +312,8 @@ def training_env(base: Mapping[str, str], master: str, port: int, run: RunDir) -
     env["TRANSOM_RUN_DIR"] = str(run.path)
     env.setdefault("TRANSOM_CHECKPOINT_DIR", str(run.checkpoints))
     end = env.get("SLURM_JOB_END_TIME", "")
-    if end.isdecimal() and int(end) > 0:
-        env.setdefault(EXPIRY, end)
+    if end.isdecimal() and int(end) > 0 and not any(env.get(name) for name in EXPIRY):
+        env.update(dict.fromkeys(EXPIRY, end))
     return env
 
 

@@ -174,8 +174,8 @@ class TopUps:
             return False
         return all(self._agents.ask(node, "probe", ANSWER).get("ok") for node in job.nodes)
 
-    def look(self, silent: tuple[str, ...]) -> None:
-        """Report a top-up job that is over before its silent nodes are judged. Asks Slurm only if some are."""
+    def look(self, nodes: tuple[str, ...]) -> None:
+        """Report a top-up job that is over before the nodes of a launch are judged. Asks Slurm only if it had some."""
         job_id = self._job
-        if job_id and any(self._allocation.borrowed.get(node) == job_id for node in silent):
+        if job_id and any(self._allocation.borrowed.get(node) == job_id for node in nodes):
             self._ended(job_id)
