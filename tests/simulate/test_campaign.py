@@ -83,7 +83,7 @@ def test_page_has_a_curve_over_all_intervals_and_all_assumptions(tmp_path: Path)
 def test_first_run_is_kept_for_the_commands_that_read_runs(tmp_path: Path) -> None:
     CliRunner().invoke(app, [*SMALL, "--keep", str(tmp_path / "runs"), "-j", "1"])
     result = CliRunner().invoke(app, ["explain", "--root", str(tmp_path / "runs")])
-    assert result.exit_code == 0 and "recovered" in result.output
+    assert result.exit_code == 0 and "requeued" in result.output
 
 
 def test_published_trace_has_the_published_figures_without_its_stress_tests() -> None:

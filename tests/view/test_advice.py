@@ -29,7 +29,7 @@ def written(scenario: Scenario, folder: Path) -> RunRecord:
     return read_run_record(write_run(cluster, folder, Settings(name="simulated")))
 
 
-@pytest.mark.parametrize(("every", "words"), [(1, "as rarely"), (3000, "as often")])
+@pytest.mark.parametrize(("every", "words"), [(5, "as rarely"), (3000, "as often")])
 def test_interval_far_from_the_optimum_is_named_with_its_gain(tmp_path: Path, every: int, words: str) -> None:
     costs = Costs(save_every=every, memory=False, persist_every=1, persist=10.0)
     found = advice(written(replace(BUSY, costs=costs), tmp_path))
