@@ -43,7 +43,7 @@ class Fault:
         name: text in the name of the module, or of the parameter; the first one that contains it is hit.
         bit: is flipped, counted from the lowest; or `value`: "inf", "nan" or "near_inf" is written.
         shape: one element, a row (along the last dimension), or one element whose bit is stuck at 1.
-        step: the first optimizer step, counted from 1. steps: for how many; 0: for ever.
+        step: the first optimizer step, counted from 1. steps: for how many; 0: without end.
         chance: that it happens in a step. one_in: only for every nth pattern of data, by a hash of the tensor; 0: any.
         rank, node, launch: where it happens; None and "": everywhere.
     """

@@ -247,7 +247,7 @@ def corrupt(
     name: Annotated[str, typer.Option(help="Text in the name of the layer or parameter.")] = "",
     bit: Annotated[int, typer.Option(help="The bit to flip; 30 is the highest of a float32's exponent.")] = 28,
     step: Annotated[int, typer.Option(help="The first step.", min=1)] = 1,
-    steps: Annotated[int, typer.Option(help="For how many steps; 0: for ever.", min=0)] = 0,
+    steps: Annotated[int, typer.Option(help="For how many steps; 0: without end.", min=0)] = 0,
     chance: Annotated[float, typer.Option(help="Its chance in each step.", min=0.0, max=1.0)] = 1.0,
     seed: Annotated[int, typer.Option(help="Which element is hit.")] = 0,
     dir: Dir = None,

@@ -94,7 +94,7 @@ def started(state: State, e: TopUpStarted) -> Decision:
 
 
 def ended(state: State, e: TopUpEnded) -> Decision:
-    """Its nodes are gone. Those with ranks are lost as nodes are; nothing speaks against any of them."""
+    """Its nodes are gone. Those with ranks count as lost nodes, and none of them is blamed."""
     growth = state.growth
     if e.job_id != growth.top_up:
         return state, ()
@@ -140,7 +140,7 @@ def _pays(state: State, at: float) -> bool:
 
 
 def _needless(state: State) -> bool:
-    """Whether a top-up job exists of which the run needs no node."""
+    """Whether there is a top-up job, and the run needs none of its nodes."""
     growth, nodes = state.growth, state.nodes
     if not growth.top_up or any(n in nodes.training for n in growth.joined):
         return False

@@ -31,7 +31,7 @@ from transom_cli.heartbeat.table import RankBeat
 
 MOST = 64 * 1024  # bytes of a message; the largest has the timeouts of all sections
 LARGEST = 1 << 40  # of an iteration
-SECTIONS = ("setup", "step", "checkpointing")  # Megatron's and NeMo's; the client accepts only sections that it is told
+SECTIONS = ("setup", "step", "checkpointing")  # Megatron's and NeMo's; the client accepts no others
 _PACKAGE = "nvidia_resiliency_ext.fault_tolerance."
 _OPCODES = re.compile(  # of plain data, known classes and their attributes
     "PROTO|FRAME|STOP|MARK|MEMOIZE|BINPUT|BINGET|GLOBAL|STACK_GLOBAL|NEWOBJ|REDUCE|BUILD|NONE|NEWTRUE|NEWFALSE|"
