@@ -24,7 +24,9 @@ def test_a_dead_rank_is_relaunched_on_the_same_nodes_once_nothing_is_left() -> N
     assert actions == [launcher.ReadLogs(0, 1)]
     state, actions = feed(state, launcher.LogsRead(12.0, 0, "unknown", "", "no log"))
     assert actions[-1] == launcher.StartLaunch(1, NODES)
-    assert actions[0] == launcher.Journal("l1", "diagnosed", "rank 1 on n2 killed by SIGKILL", "rank_killed", ("n2",))
+    assert actions[0] == launcher.Journal(
+        "l1", "diagnosed", "rank 1 on n2 killed by SIGKILL", "rank_killed", ("n2",), step=4
+    )
     state, actions = feed(state, launcher.Stepped(20.0, 1, 5))
     assert actions == [launcher.Journal("l1", "recovered", "step 5 done in launch 1")]
     assert [(i.id, i.result) for i in state.history.incidents] == [("l1", "recovered")]
@@ -36,7 +38,9 @@ def test_rank_that_died_first_may_report_last() -> None:
     state, actions = feed(state, launcher.LaunchEnded(11.0, 0, (*exits(1, -15, None), late)))
     assert actions == [launcher.ReadLogs(0, 2)]
     _, actions = feed(state, launcher.LogsRead(12.0, 0, "unknown", ""))
-    assert actions[0] == launcher.Journal("l1", "diagnosed", "rank 2 on n3 killed by SIGSEGV", "rank_killed", ("n3",))
+    assert actions[0] == launcher.Journal(
+        "l1", "diagnosed", "rank 2 on n3 killed by SIGSEGV", "rank_killed", ("n3",), step=4
+    )
 
 
 def test_when_all_have_ended_nothing_is_waited_for() -> None:
