@@ -27,10 +27,10 @@ def test_what_no_command_understands(words: tuple[str, ...], what: str, where: s
 
 
 def test_as_json_where_that_is_requested() -> None:
-    done = transom("explain", "--bogus", "--json")
+    done = transom("explain", "--zzz", "--json")
     found = json.loads(done.stdout)
     assert (done.returncode, found["exit_code"], done.stderr) == (2, 2, "")
-    assert found["error"]["kind"] == "usage" and found["error"]["what"] == "No such option: --bogus"
+    assert found["error"]["kind"] == "usage" and found["error"]["what"] == "No such option: --zzz"
 
 
 @pytest.mark.parametrize("words", [("ckpt",), ("sandbox", "fault")])

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
-from transom_cli.core.operator.actions import Isolate, Patch, Restart
+from transom_cli.core.operator.actions import Isolate, Restart
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.isolation import LONGEST, drain_refused, on_probation, patience
+from transom_cli.core.operator.isolation import LONGEST, drain_refused, on_probation
 from transom_cli.core.operator.state import Policy, Request, State
 
 NODES = ("n1", "n2", "n3")
@@ -120,24 +120,6 @@ def waiting(reason: str, **policy: Any) -> State:
     (restart,) = (a for a in state.pending if isinstance(a, Restart))
     state, _ = decide(state, ev.Restarted(25.0, restart.key, 7, 1, "requeued"))
     return decide(state, ev.JobSeen(30.0, 7, 1, "PENDING", reason=reason))[0]
-
-
-def test_job_that_waits_for_nodes_uses_its_suspects_again_when_waiting_costs_more() -> None:
-    state = waiting("Resources")
-    lasts = patience(state)
-    assert 60.0 < lasts < 300.0
-    assert decide(state, ev.Tick(25.0 + lasts - 1.0))[0].isolation.excluded == ("n2",)
-    after, actions = decide(state, ev.Tick(25.0 + lasts + 1.0))
-    assert after.isolation.excluded == () and [a.drop for a in actions if isinstance(a, Patch)] == [("n2",)]
-    assert after.incident is not None and "waits for nodes" in after.incident.marks[-1].words
-
-
-def test_job_that_waits_for_its_priority_or_a_proven_fault_keeps_its_exclusions() -> None:
-    assert decide(waiting("Priority"), ev.Tick(2000.0))[0].isolation.excluded == ("n2",)
-    state = waiting("Resources")
-    sure = tuple(replace(x, until=None) for x in state.isolation.exclusions)
-    state = replace(state, isolation=replace(state.isolation, exclusions=sure))
-    assert decide(state, ev.Tick(90_000.0))[0].isolation.excluded == ("n2",)
 
 
 def test_node_is_on_probation_once_its_exclusion_has_ended() -> None:

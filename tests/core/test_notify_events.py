@@ -165,7 +165,9 @@ def promises(news: list[Notification], end: State) -> None:
     twice = {key for key, count in counts.items() if count > 1}
     assert twice <= {"started"}, "Slurm may take a start back; the key tells that it is the same"
     assert {n.kind for n in news} <= set(KINDS)
-    assert [n.kind for n in news if n.kind in FINAL] == ([end.phase.value] if end.phase.over else [])
+    ends = [n.kind for n in news if n.kind in FINAL]
+    assert len(ends) == sum(one.what == "resume" for one in end.requests) + end.phase.over
+    assert not end.phase.over or ends[-1] == end.phase.value
     assert all(n.headline and "\n" not in n.headline for n in news)
     found: set[str] = set()
     for one in news:

@@ -139,6 +139,7 @@ def test_a_budget_limits_how_often_products_are_checked() -> None:
 
 def test_a_check_that_fails_ends_the_checks_and_not_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transom_cli.guard.products.product", lambda *_: 1 / 0)
+    monkeypatch.setattr("transom_cli.heartbeat.client.known_step", lambda: 0)
     watching = train()
     assert "ZeroDivisionError" in watching.failed and watching.step == 30
 

@@ -252,7 +252,7 @@ def corrupt(
     seed: Annotated[int, typer.Option(help="Which element is hit.")] = 0,
     dir: Dir = None,
 ) -> None:
-    """Make a node compute wrong in trainings that call `transom_cli.guard`. Undo: uncorrupt."""
+    """Make a node compute wrong in guarded trainings. Undo: uncorrupt."""
     from transom_cli.sandbox import faults
 
     fault = {"where": where, "name": name, "bit": bit, "step": step, "steps": steps, "chance": chance, "seed": seed}

@@ -59,12 +59,6 @@ PUBLISHED = Hazard(
 PROBATION = ENDS[-1]  # until then, nodes that returned fail more often than others
 
 
-def risk(hazard: Hazard, within: float = DAY) -> float:
-    """Return the probability that a node which returns fails again within `within` seconds, one of `ENDS`."""
-    spans = zip((0.0, *ENDS), ENDS, hazard.rates(), strict=False)
-    return 1.0 - exp(-sum((end - begin) * rate for begin, end, rate in spans if end <= within))
-
-
 def expiry(hazard: Hazard, failure: float, value: float = 1.0) -> float:
     """Return for how many seconds to keep a node away.
 

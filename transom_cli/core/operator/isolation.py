@@ -133,14 +133,6 @@ def on_probation(state: State, at: float) -> tuple[str, ...]:
     return tuple(sorted(set(blamed) - active))
 
 
-def patience(state: State) -> float:
-    """Return how long a waiting job keeps its suspicions: while it waits, it loses the time of all of its nodes.
-
-    The probability that a suspect fails within a day, times what a failure costs, for each suspect.
-    """
-    return node_hazard.risk(node_hazard.PUBLISHED) * _failure(state) * len(state.isolation.suspected)
-
-
 def _failure(state: State) -> float:
     """Seconds that a failure costs: what this run's recoveries took, and `RECOVERY` before there are any."""
     times = [i.ended_at - i.began for i in state.incidents if i.result == "recovered" and i.ended_at is not None]

@@ -37,7 +37,6 @@ _IMPOSSIBLE = (
     *("ReqNodeNotAvail", "BadConstraints", "PartitionNodeLimit", "Requested node configuration"),
     "Nodes_required_for_job_are_DOWN",
 )
-_LACKING = "Resources"  # of a job that is next, and waits for nodes
 _UNFIT = "BadConstraints"  # it sets the priority to 0, as a hold does, until the exclusions are changed
 
 
@@ -195,23 +194,11 @@ def expiry_at(state: State) -> float | None:
     """When the next exclusion expires, if the job waits. In any other state the next restart drops it."""
     if not state.waiting or state.phase is Phase.FINISHING:
         return None
-    ends = (x.until for x in state.isolation.exclusions if x.until is not None)
-    return min((at for at in (*ends, _too_dear_at(state)) if at is not None), default=None)
-
-
-def _too_dear_at(state: State) -> float | None:
-    """When suspicions have kept the job waiting for longer than they are worth, since Slurm has no other nodes."""
-    lacking = state.isolation.suspected and state.job.reason == _LACKING
-    return state.since + isolation.patience(state) if lacking else None
+    return min((x.until for x in state.isolation.exclusions if x.until is not None), default=None)
 
 
 def expire(state: State, at: float) -> Step:
-    dear = _too_dear_at(state)
-    if dear is None or at < dear:
-        return patch(state, drop=state.isolation.expired(at))
-    suspected = state.isolation.suspected
-    words = f"{', '.join(suspected)} no longer excluded: the job waits for nodes, and that costs more than a failure"
-    return patch(state.mark(at, "refused", words), drop=suspected)
+    return patch(state, drop=state.isolation.expired(at))
 
 
 def waive_at(state: State) -> float | None:

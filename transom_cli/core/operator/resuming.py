@@ -36,4 +36,5 @@ def resumed(state: State, e: ev.Resumed) -> Step:
         past_jobs=past,
         resumed_at=e.at,
     )
-    return order(state.in_phase(Phase.SUBMITTING, e.at), Submit(f"submit/{len(past) + 1}"))
+    number = 1 + sum(one.what == "resume" for one in state.requests)  # one may have been refused, and left no job
+    return order(state.in_phase(Phase.SUBMITTING, e.at), Submit(f"submit/{number}"))
