@@ -166,7 +166,7 @@ def promises(news: list[Notification], end: State) -> None:
     assert twice <= {"started"}, "Slurm may take a start back; the key tells that it is the same"
     assert {n.kind for n in news} <= set(KINDS)
     ends = [n.kind for n in news if n.kind in FINAL]
-    assert len(ends) == sum(one.what == "resume" for one in end.requests) + end.phase.over
+    assert len(ends) == sum("in a new job" in one.result for one in end.requests) + end.phase.over
     assert not end.phase.over or ends[-1] == end.phase.value
     assert all(n.headline and "\n" not in n.headline for n in news)
     found: set[str] = set()
