@@ -27,7 +27,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     parallel = nn.parallel.DistributedDataParallel(model)
-    checkpointer = Checkpointer({"model": model, "optimizer": optimizer}, every=10, keep=100)
+    checkpointer = Checkpointer({"model": model, "optimizer": optimizer}, every=100 if args.software else 10, keep=100)
     done = checkpointer.restore() or 0
     watching = guard(parallel, optimizer, step=done, cycle=6, budget=0.5)
     for step in range(done + 1, args.steps + 1):
