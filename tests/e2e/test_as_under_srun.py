@@ -35,7 +35,7 @@ while rank == "1" and not os.path.exists(f"{sys.argv[1]}/0.json") and time.monot
 sys.exit(7 if rank == "1" else 0)
 """
 ADDED = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH"}
-ADDED |= {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "GLIBC_TUNABLES"}
+ADDED |= {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "GLIBC_TUNABLES", "FT_RANK_MONITOR_IPC_SOCKET"}
 
 
 def seen(folder: Path, rank: int) -> dict[str, Any]:
