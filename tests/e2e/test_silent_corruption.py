@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.support import Person, over
+from e2e.support import Person
 
 from transom_cli.layout import RunDir
 from transom_cli.sandbox import faults
@@ -24,16 +23,8 @@ def reports(run: RunDir, job: int) -> list[dict[str, Any]]:
     return [record for record in map(json.loads, journal) if record["type"] == "report" and not record["over"]]
 
 
-def weights(run: RunDir, job: int) -> str:
-    logs = sorted(run.attempt(job, 0).path.rglob("rank-0.log"))
-    found = [m for log in logs for m in re.findall(r"^weights (.*)$", log.read_text(), re.M)]
-    return found[-1] if found else ""
-
-
 def test_a_node_that_computes_wrong_once_is_named_by_the_repetition(person: Person, healed_sandbox: Sandbox) -> None:
-    """Three replicas and a spare; the training ends with the bits of one that was never disturbed."""
-    clean = person.start("-N", "3", "--", *COMMAND, "--steps", "120")
-    undisturbed = weights(clean, person.wait(clean, over)["job_id"])
+    """Three replicas and a spare."""
     fault = {"where": "weight", "name": "0.weight", "bit": 20, "step": 70, "launch": 0}
     faults.corrupt(healed_sandbox, "node2", fault)
     run = person.start("-N", "3", "--spares", "1", "--", *COMMAND, "--steps", "600")
@@ -42,10 +33,9 @@ def test_a_node_that_computes_wrong_once_is_named_by_the_repetition(person: Pers
     doubt, proof = [r for r in reports(run, view["job_id"]) if r["clue"]["source"] == "guard"][:2]
     assert (doubt["what"], proof["what"]) == ("silent_corruption", "corrupting_node")
     assert "weights are doubtful from step" in doubt["words"] and "repeated, all replicas" in proof["words"]
-    explained = person.transom("explain", run.run_id).stdout
+    explained = person.transom("explain", "--verbose", run.run_id).stdout
     assert "silent-corruption" in explained and "node2" in explained
     assert person.transom("stop", run.run_id).returncode == 0
-    assert undisturbed
 
 
 def test_replicas_that_differ_by_software_isolate_nobody(person: Person) -> None:
