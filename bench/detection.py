@@ -9,7 +9,7 @@
 3. silent node: the limit for the silence of a node, after which it is probed. A probe costs the training nothing, so
    the loss is that of the wait alone.
 
-A step takes 10 s; 4 faults per 1,000 node-days, of which 3% are hangs and 11% lost nodes (Llama 3); a restart and the
+A step takes 10 s; 4 faults per 1,000 node-days, 3% hangs and 11% lost nodes (Llama 3); a restart and the
 lost work cost 5 minutes; one node in 1,000 becomes slow each day, by 3 to 50%.
 """
 

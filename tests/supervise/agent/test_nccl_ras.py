@@ -1,4 +1,4 @@
-"""Asking NCCL's RAS: a server that speaks its protocol stands in for the trainer's."""
+"""Asking NCCL's RAS, here a stub server that speaks its text protocol."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ class Standby:
             self._ended += 1
             self._journal("standby", what="ended", nodes=self._nodes, words=f"exit code {self._step.code}")
             self._step = None
-        learned = self._attempt.modules.exists()
         own = all(node not in self._allocation.borrowed for node in nodes)
-        if own and self._ended < TRIES and learned and now - self._settled[1] >= SETTLED:
+        due = own and self._ended < TRIES and now - self._settled[1] >= SETTLED
+        if due and self._attempt.modules.exists():
             self._start(launch + 1, nodes, master)
 
     def take(self, launch: int, nodes: tuple[str, ...], variables: Mapping[str, str]) -> TrainingStep | None:

@@ -19,7 +19,7 @@ from transom_cli.view.text import Line, age, count, day_time, line, plain, row
 NODES, INCIDENTS, CHECKPOINTS, OUTPUT, PLOTS = TABS = ("nodes", "incidents", "checkpoints", "output", "plots")
 BELOW, PLOT_ROWS = 5, 8  # incidents below the nodes; fewest free rows for plots
 HEAD = 0.4  # largest share of the rows for the head
-MAP = 8  # a line of the map of nodes for each so many rows
+MAP = 8  # rows of the screen for each line of the map of nodes
 FOOT = "q quit  ? help  / filter  a all  s sort  enter open  y copy  p pause  w wrap"
 HELP = """\
  transom status --watch only reads; it changes nothing
