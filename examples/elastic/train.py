@@ -2,8 +2,8 @@
 
     transom run -N 2-4 -- python examples/elastic/train.py
 
-If a node is lost, the run continues on the others, and on all of them again after its next restart. `--check` prints a
-digest of the final state, to compare two runs.
+If a node is lost, the run continues on the others, and on all of them again when it gets a node back. `--check` prints
+every loss and a digest of the final state exactly, to compare two runs.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ for step in range(start, args.steps):
     loss = virtual.backward(loss_of)
     optimizer.step()
     time.sleep(args.delay)
+    if args.check and dist.get_rank() == 0:
+        print(f"step {step + 1} loss {float(loss).hex()}", flush=True)
     checkpointer.step(step + 1, float(loss))
 checkpointer.close()
 if args.check and dist.get_rank() == 0:

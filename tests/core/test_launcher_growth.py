@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from typing import TypeVar
 
@@ -14,7 +15,8 @@ from test_launcher_promises import stories
 from test_launcher_shrink import FOUR, elastic
 
 from transom_cli.core import costs, launcher
-from transom_cli.core.events import NodeFault
+from transom_cli.core.codec import build, plain
+from transom_cli.core.events import NodeFault, RecoverySeen
 from transom_cli.core.launcher import Action, State
 
 TOP_UP = ("m1",)
@@ -190,16 +192,35 @@ def test_the_time_limit_comes_before_a_growth() -> None:
 
 
 def test_a_lost_node_compares_what_shrinking_and_a_requeue_cost() -> None:
-    state = elastic()
-    state = replace(state, begun=replace(state.before, queued=600.0, ends_at=3600.0))
+    state, _ = feed(elastic(), launcher.QueueSeen(1.0, ((4, 900.0), (4, 600.0), (2, 60.0), (1, 60.0))))
+    state = replace(state, begun=replace(state.before, ends_at=3600.0))
     _, actions = lost(state, 9.0, "n2")
     (words,) = said(actions, "compared")
-    assert words.startswith("shrink to 3 nodes: 60 node-min lost; wait: 4") and "; requeue: " in words
+    assert words.startswith("shrink to 3 nodes: 60 node-min lost; wait: 4") and "; requeue: 48" in words
+    assert "600 s in the queue, 60 s for the missing nodes, from 3 jobs" in words
+
+
+def test_the_comparison_is_computed_again_from_the_journal() -> None:
+    state, _ = feed(elastic(), launcher.QueueSeen(1.0, ((8, 700.0),)))
+    _, actions = lost(state, 9.0, "n2")
+    (entry,) = [a for a in of_type(actions, launcher.Journal) if a.what == "compared"]
+    record = json.loads(json.dumps({**plain(entry), "at": 9.0, "attempt": "7.0"}))
+    situation = build(RecoverySeen, record).situation
+    assert situation is not None and costs.comparison(situation) == entry.words
+
+
+def test_the_wait_is_that_of_jobs_of_similar_size_or_else_of_larger_ones() -> None:
+    waits = ((64, 3600.0), (8, 5.0), (4, 4.0), (16, 6.0), (2, 1.0))
+    assert costs.similar(waits, 8) == [5.0, 4.0, 6.0]
+    assert costs.similar(((64, 3600.0),), 8) == [3600.0]
+    assert costs.similar(((1, 3600.0),), 8) == []
+    assert len(costs.similar(((8, 1.0),) * 50, 8)) == costs.RECENT
 
 
 def test_a_run_that_may_shrink_keeps_its_nodes_whatever_a_requeue_would_cost() -> None:
     state = elastic()
-    state = replace(state, begun=replace(state.before, queued=1.0, ends_at=360000.0))
+    state = replace(state, begun=replace(state.before, ends_at=360000.0))
+    state, _ = feed(state, launcher.QueueSeen(1.0, ((4, 1.0), (1, 1.0))))
     _, actions = lost(state, 9.0, "n2")
     assert started(actions) == [("n1", "n3", "n4")], "nobody knows whether Slurm has other nodes this time"
 

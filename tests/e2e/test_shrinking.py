@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,10 +13,12 @@ import pytest
 from e2e.support import COMMAND, Person, at_step, over
 from e2e.test_spares import launches
 
+from transom_cli.core import costs
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.runner import Runner
+from transom_cli.supervise.run_record import recoveries
 
 pytestmark = pytest.mark.sandbox
 EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic" / "train.py"
@@ -33,6 +36,10 @@ def test_a_run_continues_without_a_dead_node_in_the_same_job(person: Person, san
     (incident,) = view["incidents"]
     assert incident["result"] == "recovered"
     assert "continues on 2 of 3 nodes, without node2" in str(incident["marks"])
+    records = map(json.loads, run.attempt(job_id, 0).launcher_journal.read_text().splitlines())
+    (compared,) = [one for one in recoveries(tuple(records), f"{job_id}.0") if one.what == "compared"]
+    assert compared.situation is not None and compared.words == costs.comparison(compared.situation)
+    assert compared.situation.queued is not None, "the queue of the partition was seen"
     assert [(x[0], x[1]) for x in view["excluded"]] == [("node2", "drained")]
 
 

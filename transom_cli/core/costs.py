@@ -1,16 +1,21 @@
 """What each way to recover costs, in node-seconds without training. Pure.
 
 A node-second is lost while a node of the run does not train: since it is not there, waits, starts up, or repeats steps
-that were not saved. The estimate uses what this run has measured: its own start-up, its steps, its wait in the queue.
+that were not saved. The estimate uses what this run has measured, and for how long jobs of its partition waited.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from transom_cli.plural import several
 
 REQUEUE_DELAY = 120.0  # seconds before Slurm considers a requeued job again (its default)
 PAYS = 1.5  # by this factor a growth must gain more than it costs
 UNLIMITED = 86400.0  # seconds that are assumed to remain if the time limit is unknown
+RECENT = 20  # jobs whose waits count
+
+Waits = tuple[tuple[int, float], ...]  # nodes of a job, and seconds for which it waited; the last one to start first
 
 
 @dataclass(frozen=True)
@@ -18,8 +23,9 @@ class Situation:
     """Measured when a launch has failed and its nodes are known. Times are in seconds.
 
     nodes: that the run had. smaller: on which it could continue now; 0: it cannot. startup: from the order to start a
-    launch to its first step. repeated: of training that was not saved. queued: the job's own wait for its nodes; None:
-    unknown. left: until the time limit; None: unknown. top_up: the run asks Slurm for the missing nodes meanwhile.
+    launch to its first step. repeated: of training that was not saved. queued: for which jobs with as many nodes as the
+    run waited, and missing: as the missing nodes; None: unknown. jobs: how many jobs these are. left: until the time
+    limit; None: unknown. top_up: the run asks Slurm for the missing nodes meanwhile.
     """
 
     nodes: int
@@ -27,13 +33,17 @@ class Situation:
     startup: float
     repeated: float
     queued: float | None = None
+    missing: float | None = None
+    jobs: int = 0
     left: float | None = None
     top_up: bool = False
 
     @property
     def words(self) -> str:
         known = [f"start-up {self.startup:.0f} s", f"{self.repeated:.0f} s to repeat"]
-        known += [] if self.queued is None else [f"{self.queued:.0f} s in the queue before"]
+        if self.queued is not None and self.missing is not None:
+            waits = f"{self.queued:.0f} s in the queue, {self.missing:.0f} s for the missing nodes"
+            known.append(f"{waits}, from {several(self.jobs, 'job')}")
         known.append("a day assumed to remain" if self.left is None else f"{self.left / 60:.0f} min remain")
         return ", ".join(known)
 
@@ -46,18 +56,18 @@ def of_relaunch(s: Situation) -> float:
 def of_shrink(s: Situation) -> float:
     """The missing nodes are lost until they are back, if they are expected back, and then all start up once more."""
     left = UNLIMITED if s.left is None else s.left
-    back = s.queued if s.top_up and s.queued is not None and s.queued < left else None
+    back = s.missing if s.top_up and s.missing is not None and s.missing < left else None
     missing = s.nodes - s.smaller
     return of_relaunch(s) + missing * (left if back is None else back) + (0.0 if back is None else s.nodes * s.startup)
 
 
 def of_wait(s: Situation) -> float | None:
     """All nodes wait for the missing ones. None: no wait is known."""
-    return None if s.queued is None else s.nodes * s.queued + of_relaunch(s)
+    return None if s.missing is None else s.nodes * s.missing + of_relaunch(s)
 
 
 def of_requeue(s: Situation) -> float | None:
-    """The job waits in the queue as it did before. None: no wait is known."""
+    """The job waits in the queue for all nodes. None: no wait is known."""
     return None if s.queued is None else s.nodes * (REQUEUE_DELAY + s.queued) + of_relaunch(s)
 
 
@@ -70,6 +80,21 @@ def comparison(s: Situation) -> str:
 
 def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.{0 if seconds >= 600 else 1}f}"
+
+
+def similar(waits: Waits, nodes: int) -> list[float]:
+    """Return the waits of recent jobs with half to twice as many nodes, or else with more."""
+    alike = [seconds for number, seconds in waits if nodes <= 2 * number <= 4 * nodes]
+    return (alike or [seconds for number, seconds in waits if number > nodes])[:RECENT]
+
+
+def in_queue(s: Situation, waits: Waits) -> Situation:
+    """Add what the queue of the partition says: the median of similar jobs."""
+    whole, part = similar(waits, s.nodes), similar(waits, s.nodes - s.smaller)
+    if not whole or not part:
+        return s
+    queued, missing = (sorted(some)[len(some) // 2] for some in (whole, part))
+    return replace(s, queued=queued, missing=missing, jobs=max(len(whole), len(part)))
 
 
 def growth_pays(nodes: int, gained: int, startup: float, left: float) -> bool:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transom_cli.core.costs import Situation
+
 
 @dataclass(frozen=True)
 class Decided:
@@ -257,7 +259,8 @@ class RecoverySeen(Event):
     what: seen, evidence, examined, diagnosed, swapped (`nodes` carry no rank any more), rolled_back or recovered.
     decided: what the launcher's policy made of it, which is the operator's too. durable: where the training was set
     back, the newest step that it can continue from. step: with a diagnosis, the newest step that the ranks had done, by
-    their own exit records too; -1: unknown, or counted from the start of the processes.
+    their own exit records too; -1: unknown, or counted from the start of the processes. situation: when a run shrinks,
+    from which `costs.comparison` makes `words`.
     """
 
     attempt: str
@@ -270,6 +273,7 @@ class RecoverySeen(Event):
     decided: Decided = UNDECIDED
     durable: int | None = None
     step: int = -1
+    situation: Situation | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transom_cli.core.costs import Situation
 from transom_cli.core.events import UNDECIDED, Decided, NodeFault, OutcomeSeen
 
 
@@ -110,6 +111,7 @@ class Journal:
     decided: Decided = UNDECIDED
     durable: int | None = None  # after a rollback: the newest step to resume from
     step: int = -1  # as in `RecoverySeen`
+    situation: Situation | None = None  # when a run shrinks: what `costs.comparison` compared
 
 
 @dataclass(frozen=True)

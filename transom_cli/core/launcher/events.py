@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from transom_cli.core.clocks import NodeClock
+from transom_cli.core.costs import Waits
 from transom_cli.core.events import NodeFault, RankExit, Stall, Taken
 
 THIS_LAUNCHER = "this launcher"  # in place of a survivor's node: our own failure, for which no node is blamed
@@ -27,7 +28,7 @@ class AttemptStarted(Event):
     probation: nodes that are no longer excluded, and carry no rank while others do.
     memory: agents run, so that the nodes may hold snapshots.
     taken: decisions of the attempts before; their times are relative to this one, below zero.
-    ends_at: when the job's time is up; None: unknown. queued: seconds for which the job waited for its nodes.
+    ends_at: when the job's time is up; None: unknown.
     """
 
     durable: int = -1
@@ -41,7 +42,6 @@ class AttemptStarted(Event):
     made: int = -1
     probation: tuple[str, ...] = ()
     ends_at: float | None = None
-    queued: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,13 @@ class TopUpEnded(Event):
 
     job_id: int
     words: str = ""
+
+
+@dataclass(frozen=True)
+class QueueSeen(Event):
+    """For how long the running jobs of this partition waited in the queue."""
+
+    waits: Waits
 
 
 @dataclass(frozen=True)

@@ -174,8 +174,9 @@ def _swap_if_possible(state: State, at: float, diagnosis: Diagnosis, suspects: t
         return swap(state, at, suspects, nearest_spares(state, suspects), diagnosis.cause)
     smaller = without(state, suspects) if _may_shrink(state, suspects) else ()
     if smaller:
-        comparison = costs.comparison(_situation(state, at, smaller))  # for a person: the nodes are kept in any case
-        entry = Journal(state.incident.id if state.incident else "", "compared", comparison)
+        situation = _situation(state, at, smaller)  # for a person: the nodes are kept in any case
+        name = state.incident.id if state.incident else ""
+        entry = Journal(name, "compared", costs.comparison(situation), situation=situation)
         return after((entry,), resize(state, at, suspects, smaller, diagnosis.cause))
     lack = "no spare is ready" if not usable else f"{len(suspects)} spares are needed, and {len(usable)} ready"
     had_spares = len(state.nodes.allocated) > state.nodes.wanted
@@ -185,15 +186,15 @@ def _swap_if_possible(state: State, at: float, diagnosis: Diagnosis, suspects: t
 def _situation(state: State, at: float, smaller: tuple[str, ...]) -> costs.Situation:
     launch, before, progress = state.launch, state.before, state.progress
     steps = max(0, progress.max_step - progress.durable)
-    return costs.Situation(
+    situation = costs.Situation(
         state.nodes.wanted,
         len(smaller),
         launch.to_step or launch.startup,
         min(steps * state.pace, at - state.before.at),
-        before.queued,
-        None if before.ends_at is None else max(0.0, before.ends_at - at),
-        state.policy.top_up,
+        left=None if before.ends_at is None else max(0.0, before.ends_at - at),
+        top_up=state.policy.top_up,
     )
+    return costs.in_queue(situation, state.growth.waits)
 
 
 def nearest_spares(state: State, out: tuple[str, ...]) -> tuple[str, ...]:

@@ -13,7 +13,14 @@ from dataclasses import replace
 from transom_cli.core import costs
 from transom_cli.core.launcher import departure
 from transom_cli.core.launcher.actions import Action, CancelTopUp, CheckNodes, Journal, SubmitTopUp, WatchSpares
-from transom_cli.core.launcher.events import NodeReturned, NodesChecked, TopUpEnded, TopUpStarted, TopUpSubmitted
+from transom_cli.core.launcher.events import (
+    NodeReturned,
+    NodesChecked,
+    QueueSeen,
+    TopUpEnded,
+    TopUpStarted,
+    TopUpSubmitted,
+)
 from transom_cli.core.launcher.state import Decision, Growth, Reason, State, after
 from transom_cli.plural import several
 
@@ -103,6 +110,10 @@ def ended(state: State, e: TopUpEnded) -> Decision:
     gone = replace(growth, top_up=0, joined=(), checking=checking, lost=(*growth.lost, *lost))
     state = replace(state, growth=_in_vain(gone, e.at), nodes=state.nodes.forgetting(growth.joined))
     return state, (Journal("", "top-up", f"job {e.job_id} is over: {e.words}"),)
+
+
+def queue_seen(state: State, e: QueueSeen) -> Decision:
+    return replace(state, growth=replace(state.growth, waits=e.waits)), ()
 
 
 def checked(state: State, e: NodesChecked) -> Decision:

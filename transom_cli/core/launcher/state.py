@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from transom_cli.core.costs import Waits
 from transom_cli.core.events import NodeFault, RankExit, Taken
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.launcher.actions import Action
@@ -251,6 +252,7 @@ class Growth:
     due: float = 0.0  # when the next one may be submitted
     checking: tuple[str, ...] = ()  # nodes that are being checked
     returned: tuple[str, ...] = ()  # nodes of the job that have come back; none does so twice
+    waits: Waits = ()  # in the queue of the partition
 
 
 @dataclass(frozen=True)

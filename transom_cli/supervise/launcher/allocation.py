@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
+from transom_cli.core.costs import Waits
 from transom_cli.errors import BadNodes, TransomError, UsageError
 from transom_cli.layout import RunDir
 from transom_cli.slurm import gpus
@@ -66,20 +67,33 @@ def end_time(job_id: int) -> str:
 NO_LIMIT = 30 * 86400  # seconds: a longer time limit is a site's way to have none
 
 
-def allocation_times(job_id: int) -> tuple[float | None, float | None]:
-    """Return when the job's time is up, in seconds since the epoch, and for how long it waited in the queue.
+def time_is_up(job_id: int) -> float | None:
+    """Return when the job's time is up, in seconds since the epoch; None: unknown, or it has no limit."""
+    end = _number(end_time(job_id))
+    return end if 0 < end - time.time() < NO_LIMIT else None
 
-    None: unknown. Slurm's times are on the controller's clock: only their differences are used.
+
+def queue_waits(job_id: int, partition: str) -> Waits:
+    """Return for how long the running jobs of this partition waited in the queue; () if Slurm does not answer.
+
+    Held and dependent jobs wait only from the time at which they were eligible. A site may hide other users' jobs:
+    then these are the user's own.
     """
+    which = f"--partition={partition}" if partition else f"--jobs={job_id}"
+    columns = "--Format=StartTime:|,EligibleTime:|,NumNodes:|"
     try:
-        argv = ["squeue", "--noheader", f"--jobs={job_id}", "--format=%L|%V|%S"]
-        left, submitted, started = Runner(timeout=10.0).run(argv).strip().split("|")
-        seconds = slurm_seconds(left)
-        waited = (datetime.fromisoformat(started) - datetime.fromisoformat(submitted)).total_seconds()
-    except (TransomError, ValueError):
-        return None, None
-    known = seconds is not None and seconds < NO_LIMIT
-    return (time.time() + seconds if known and seconds else None), max(0.0, waited)
+        text = Runner(timeout=30.0).run(["squeue", "--noheader", "--states=RUNNING", which, columns])
+    except TransomError:
+        return ()
+    found = []
+    for line in sorted(text.split(), reverse=True):
+        try:
+            started, eligible, nodes, _ = line.split("|")
+            waited = (datetime.fromisoformat(started) - datetime.fromisoformat(eligible)).total_seconds()
+            found.append((int(nodes), max(0.0, waited)))
+        except ValueError:
+            continue
+    return tuple(found)
 
 
 def gpus_on_node(environ: Mapping[str, str]) -> int:

@@ -26,7 +26,7 @@ from transom_cli.slurm.port import Connect, Slurm
 from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 from transom_cli.supervise.launcher import history
 from transom_cli.supervise.launcher.agents import Agents
-from transom_cli.supervise.launcher.allocation import allocation_from, allocation_times, warning_due
+from transom_cli.supervise.launcher.allocation import allocation_from, time_is_up, warning_due
 from transom_cli.supervise.launcher.anomalies import AnomalyReporter
 from transom_cli.supervise.launcher.blind_nodes import BlindNodes
 from transom_cli.supervise.launcher.executor import Executor
@@ -150,10 +150,12 @@ class Launcher:
             threading.Thread(target=clear_hold, args=job, daemon=True).start()
         try:
             begun = history.begun(options, self._attempt, self._earlier.taken)
-            ends_at, queued = allocation_times(self._allocation.job_id) if options.min_nodes else (None, None)
+            ends_at = time_is_up(self._allocation.job_id) if options.min_nodes else None
             if ends_at is not None:
                 ends_at += self._now() - time.time()
-            self._handle(replace(begun, at=self._now(), memory=with_agents, ends_at=ends_at, queued=queued))
+            self._handle(replace(begun, at=self._now(), memory=with_agents, ends_at=ends_at))
+            if options.min_nodes:
+                self._top_ups.follow_queue()
             while self._state.phase is not Phase.OVER:
                 self._resume()
                 self._observe(self._now())

@@ -8,24 +8,27 @@ follows and cancels jobs with this comment only.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
 from pathlib import Path
 
-from transom_cli.core.launcher import Event, SubmitTopUp, TopUpEnded, TopUpStarted, TopUpSubmitted
+from transom_cli.core.launcher import Event, QueueSeen, SubmitTopUp, TopUpEnded, TopUpStarted, TopUpSubmitted
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
 from transom_cli.layout import AttemptDir
 from transom_cli.slurm.port import Connect, Job, JobState, NoSuchJob, Slurm, Submission
 from transom_cli.submit.render import sh, top_up_comment
 from transom_cli.supervise.launcher.agents import Agents
+from transom_cli.supervise.launcher.allocation import queue_waits
 from transom_cli.supervise.launcher.history import excluded_nodes
 from transom_cli.supervise.launcher.journal import say
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 
 SOON, EVERY = 2.0, 30.0  # seconds between two looks at the job, at first and later
 FIRST = 30.0  # seconds of "at first"
+QUEUE = 3600.0  # seconds between two looks at the queue of the partition
 ANSWER = 5.0  # seconds for a new agent to answer
 SHORTEST = 120.0  # seconds of time limit that a top-up job is worth
 
@@ -67,6 +70,18 @@ class TopUps:
 
     def cancel(self, job_id: int) -> None:
         threading.Thread(target=self._cancel, args=(job_id,), name="top-up", daemon=True).start()
+
+    def follow_queue(self) -> None:
+        """Report now, and every hour, for how long jobs of this partition waited in the queue."""
+
+        def follow() -> None:
+            while True:
+                if waits := queue_waits(self._allocation.job_id, os.environ.get("SLURM_JOB_PARTITION", "")):
+                    self._inbox.put(QueueSeen(0.0, waits))
+                if self._over.wait(QUEUE):
+                    return
+
+        threading.Thread(target=follow, name="queue-waits", daemon=True).start()
 
     def stop(self, seconds: float = 10.0) -> None:
         """Cancel what exists; a job that could not be cancelled ends by itself."""
