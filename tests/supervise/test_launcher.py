@@ -20,7 +20,7 @@ from transom_cli.core.launcher import LaunchEnded
 from transom_cli.core.policy import Rule
 from transom_cli.layout import RunDir
 from transom_cli.rpc.sockets import free_port
-from transom_cli.supervise.launcher import executor, handoff
+from transom_cli.supervise.launcher import executor, group, handoff
 from transom_cli.supervise.launcher import loop as module
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.agents import Agents
@@ -235,13 +235,13 @@ def test_a_rendezvous_of_the_users_is_replaced_in_every_launch_and_said_once(
     monkeypatch.setenv("MASTER_ADDR", "n1")
     monkeypatch.setenv("MASTER_PORT", "29500")
     ports: list[str] = []
-    real = executor.TrainingStep
+    real = group.TrainingStep
 
     def step(plan: StepPlan, exits: Path) -> object:
         ports.append(plan.env["MASTER_PORT"])
         return real(plan, exits)
 
-    monkeypatch.setattr(executor, "TrainingStep", step)
+    monkeypatch.setattr(group, "TrainingStep", step)
     assert launcher(tmp_path).run() == 0
     assert "29500" not in ports and len(set(ports)) == 3
     said = [line for line in capsys.readouterr().out.splitlines() if "MASTER_PORT" in line]

@@ -13,6 +13,7 @@ import pytest
 from transom_cli.layout import RunDir
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher import standby
+from transom_cli.supervise.launcher.group import Group
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.standby import SETTLED, TRIES, Standby
 
@@ -59,6 +60,10 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch
     made.standby.drop()
 
 
+def group(launch: int, nodes: tuple[str, ...]) -> Group:
+    return Group(launch, nodes, "n1", {"MASTER_ADDR": "n1", "MASTER_PORT": "5", "OTHER": "x"})
+
+
 def until(claim: Callable[[], object]) -> None:
     deadline = time.monotonic() + 30
     while not claim():
@@ -73,10 +78,10 @@ def test_the_next_launch_on_the_same_nodes_takes_it(launcher: Launcher) -> None:
     launcher.look(after=0.1)
     launcher.look(after=60)
     assert launcher.wanted == [(1, NODES)]
-    step = launcher.standby.take(1, NODES, {"MASTER_PORT": "5"})
+    step = launcher.standby.form(group(1, NODES))
     assert step is not None and step.argv == launcher.program
     until(lambda: step.code == 3)
-    assert launcher.read.read_text() == '{"MASTER_PORT": "5"}\n'
+    assert launcher.read.read_text() == '{"MASTER_ADDR": "n1", "MASTER_PORT": "5"}\n'
     assert launcher.journal == ["started", "used"]
     launcher.look(1, after=0.0)
     launcher.look(1, after=SETTLED)
@@ -84,10 +89,13 @@ def test_the_next_launch_on_the_same_nodes_takes_it(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize(("launch", "nodes"), [(1, ("n1", "n3")), (1, ("n2", "n1")), (2, NODES)])
-def test_another_launch_or_other_nodes_end_it(launcher: Launcher, launch: int, nodes: tuple[str, ...]) -> None:
+def test_another_launch_or_other_nodes_end_it(
+    launcher: Launcher, launch: int, nodes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "PATIENCE", 60.0)  # the program may need long to start
     launcher.look()
     launcher.look(after=SETTLED)
-    assert launcher.standby.take(launch, nodes, {}) is None
+    assert launcher.standby.form(group(launch, nodes)) is None
     until(lambda: launcher.read.exists())
     assert launcher.read.read_text() == "", "its tasks were not let go"
 
@@ -103,7 +111,7 @@ def test_one_that_has_ended_is_not_taken_and_replaced_a_few_times(launcher: Laun
     for _ in range(5):
         launcher.look(after=SETTLED)
     assert launcher.journal == ["started", "ended"] * TRIES
-    assert launcher.standby.take(1, NODES, {}) is None
+    assert launcher.standby.form(group(1, NODES)) is None
 
 
 def test_none_is_started_before_the_modules_are_known_nor_across_jobs(launcher: Launcher) -> None:

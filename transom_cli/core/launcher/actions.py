@@ -12,8 +12,7 @@ from transom_cli.core.events import UNDECIDED, Decided, NodeFault, OutcomeSeen
 class StartLaunch:
     """Start the training step on these nodes, with a rendezvous of its own.
 
-    Only this action changes the members of a training. A process group that can be reconfigured would be another way
-    to carry it out.
+    Only this action changes the members of a training (`supervise.launcher.group` carries it out).
 
     faults: findings against nodes that carry no rank because of them.
     """

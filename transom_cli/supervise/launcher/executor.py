@@ -38,16 +38,16 @@ from transom_cli.diagnose.hangs.reader import clues, gather, read_hang
 from transom_cli.errors import TransomError, printable
 from transom_cli.files import make_private, publish_text
 from transom_cli.layout import AttemptDir
-from transom_cli.start import own
 from transom_cli.supervise.attempt_files import newest_checkpoint
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.agents import GRACE, Agents
 from transom_cli.supervise.launcher.final_checkpoint import persist_memory, plan_checkpoint
+from transom_cli.supervise.launcher.group import Group, GroupChange, NewRanks
 from transom_cli.supervise.launcher.journal import JournalWriter, say
 from transom_cli.supervise.launcher.node_release import OrphanReaper
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.standby import Standby
-from transom_cli.supervise.launcher.training import WRAPPER, StepPlan, TrainingStep, TrainingSteps
+from transom_cli.supervise.launcher.training import TrainingStep, TrainingSteps
 from transom_cli.supervise.root_cause import SECONDS as LOGS
 from transom_cli.supervise.root_cause import examine
 
@@ -78,6 +78,10 @@ class Executor:
         self._foreign = ForeignSealer(options.foreign, say) if options.foreign else None
         self.orphans = OrphanReaper(agents.end, journal)
         self._standby = Standby(allocation, options, attempt, journal)
+        self._ways: tuple[GroupChange, ...] = (
+            self._standby,
+            NewRanks(allocation, options, attempt, self._foreign),
+        )
         self.step: TrainingStep | TrainingSteps | None = None
         self.before_verdict: Callable[[tuple[str, ...]], None] = lambda _: None  # with the nodes of a launch that ends
 
@@ -111,34 +115,9 @@ class Executor:
         env = launchplan.training_env(os.environ, master, self._port, options.run)
         self._fence(launch)
         self._nodes = nodes
-        ready = self._standby.take(launch, nodes, {name: env[name] for name in launchplan.RENDEZVOUS})
-        if ready is not None:
-            self.step = ready
-            return ready.argv
-        plans = self._plans(launch, nodes, master, env)
-        if self._foreign is not None:  # verified in the process that becomes srun: it may take long
-            created = options.run.settings.stat().st_mtime
-            verify = own("transom_cli.ckpt.foreign", options.foreign, str(created), "--")
-            plans = [replace(plan, argv=[*verify, *plan.argv]) for plan in plans]
-            self._foreign.begin(attempt.exits(launch).stat().st_mtime)
-        exits = attempt.exits(launch)
-        self.step = TrainingStep(plans[0], exits) if len(plans) == 1 else TrainingSteps(plans, exits)
-        return plans[0].argv
-
-    def _plans(self, launch: int, nodes: tuple[str, ...], master: str, env: dict[str, str]) -> list[StepPlan]:
-        """One step for each job whose nodes the launch uses."""
-        allocation, each = self._allocation, self._options.tasks_on_node
-        jobs = allocation.by_job(nodes)
-        one_job = set(jobs) == {allocation.job_id}
-        plans = []
-        for job_id, part in jobs.items():
-            argv = launchplan.training_argv(
-                allocation, self._options, self._attempt, launch, part,
-                wrapper=WRAPPER, master=master, every=() if one_job else nodes,
-            )  # fmt: skip
-            ranks = () if one_job else tuple(nodes.index(n) * each + i for n in part for i in range(each))
-            plans.append(StepPlan(argv, allocation.step_env(env, job_id), part, each * len(part), ranks))
-        return plans
+        group = Group(launch, nodes, master, env)
+        self.step = next(step for way in self._ways if (step := way.form(group)) is not None)
+        return self.step.argv
 
     def keep_standby(self, launch: int, now: float) -> None:
         """Keep the ranks of the next launch ready, while this one steps."""

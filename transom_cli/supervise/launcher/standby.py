@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
 
 from transom_cli.files import make_private, publish_text
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.launcher import plan as launchplan
+from transom_cli.supervise.launcher.group import Group
 from transom_cli.supervise.launcher.journal import JournalWriter
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.training import WRAPPER, StepPlan, TrainingStep
@@ -52,15 +52,17 @@ class Standby:
         if due and self._attempt.modules.exists():
             self._start(launch + 1, nodes, master)
 
-    def take(self, launch: int, nodes: tuple[str, ...], variables: Mapping[str, str]) -> TrainingStep | None:
+    def form(self, group: Group) -> TrainingStep | None:
         """Let the standbys of this launch go, and return their step. None if there are none for these nodes."""
-        step, fits = self._step, self._launch == launch and self._nodes == nodes
+        step, fits = self._step, self._launch == group.launch and self._nodes == group.nodes
         if step is None or not fits:
             self.drop()
             return None
         self._step = None
-        if step.code is None and step.go(variables):
-            self._journal("standby", what="used", nodes=nodes, words=f"the ranks of launch {launch} were ready")
+        if step.code is None and step.go(group.rendezvous):
+            self._journal(
+                "standby", what="used", nodes=group.nodes, words=f"the ranks of launch {group.launch} were ready"
+            )
             return step
         _end(step)
         return None

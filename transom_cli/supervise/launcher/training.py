@@ -45,6 +45,10 @@ class TrainingSteps:
     def __init__(self, plans: list[StepPlan], exits: Path) -> None:
         self._steps = [TrainingStep(plan, exits) for plan in plans]
 
+    @property
+    def argv(self) -> list[str]:
+        return self._steps[0].argv
+
     def exits(self) -> tuple[RankExit, ...]:
         known = {x.rank: x for step in self._steps for x in step.exits()}
         return tuple(known[n] for n in sorted(known))
