@@ -57,6 +57,10 @@ def resume(engine: Any, save_dir: str | Path) -> int:
 
     If another number of data-parallel ranks wrote it, it is converted first, which needs its size on disk once more.
 
+    Snapshots in memory (`attach(engine, snapshot_every=...)`) hold each rank's own part of the optimizer. They fit only
+    the number of ranks that wrote them: with another one, training continues from the newest checkpoint on disk, and
+    repeats the steps since then. Standard error says so.
+
     Raises:
         NoCheckpointRestores: the conversion failed, with DeepSpeed's own message.
     """
