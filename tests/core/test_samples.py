@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transom_cli.core.samples import Mark, Proof, prove
@@ -15,7 +15,7 @@ launches = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(
 
 
 def trained(
-    size: int, batch: int, launches: list[tuple[int, int, int]], slip: int = 0
+    size: int, batch: int, launches: list[tuple[int, int, int]], slip: int = 0, micro: int = 3
 ) -> tuple[Proof, Counter[int], int]:
     """Run the launches, and return the proof, how often each sample was used, and the last step.
 
@@ -26,7 +26,7 @@ def trained(
     positions = {0: 0}  # after each step
     for number, (world, steps, back) in enumerate(launches):
         at = max(0, at - back) if number else 0
-        ranks = [GlobalBatches(size, batch, 3, rank=rank, world=world) for rank in range(world)]
+        ranks = [GlobalBatches(size, batch, micro, rank=rank, world=world) for rank in range(world)]
         for one in ranks:
             one.position = max(0, positions[at] + (slip if number else 0))
         used = {step: taken for step, taken in used.items() if step <= at}
@@ -41,11 +41,13 @@ def trained(
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(13, 60), st.integers(1, 13), launches)
+@given(st.integers(13, 60), st.integers(1, 13), launches, st.integers(1, 9))
+@example(13, 10, [(3, 4, 0), (2, 3, 1), (5, 6, 2), (1, 2, 12), (4, 6, 0)], 2)
 def test_shrinks_grows_crashes_and_rollbacks_use_each_sample_once(
-    size: int, batch: int, launches: list[tuple[int, int, int]]
+    size: int, batch: int, launches: list[tuple[int, int, int]], micro: int
 ) -> None:
-    proof, used, steps = trained(size, batch, launches)
+    """The example: more ranks than at first, a rollback over launches, unequal shares, epochs that end in a batch."""
+    proof, used, steps = trained(size, batch, launches, micro=micro)
     assert proof.exact, proof
     assert used == Counter(GlobalBatches(size, batch, 3).samples(0, steps * batch)) and proof.used == steps * batch
     assert [one.world for one in proof.kept][-1] == launches[-1][0]

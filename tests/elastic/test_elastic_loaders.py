@@ -60,6 +60,11 @@ def test_a_dataset_without_positions_is_refused() -> None:
         next(GlobalBatches(10, 4, 2).loader(Stream()))
 
 
+def test_nothing_can_be_dropped_at_the_end_of_an_epoch() -> None:
+    with pytest.raises(ValueError, match="drop_last"):
+        next(GlobalBatches(10, 4, 2).loader(list(range(10)), drop_last=True))
+
+
 def test_a_loader_of_ones_own_takes_the_sampler() -> None:
     batches = GlobalBatches(20, 6, 2, rank=1, world=2)
     batches.position = 6
