@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock frameworks test test-drains test-frameworks test-long test-neighbour test-slurm test-sites bench-callbacks bench-own-way bench-contended bench-slurm check lint types docs docs-reference demo clean
-.PHONY: bench-published bench-replay .nvrx .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images bench-silent bench-placement
+.PHONY: bench-published bench-replay bench-elastic bench-elastic-campaign bench-elastic-peers .nvrx .torchft .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images bench-silent bench-placement
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,6 +116,19 @@ bench-limits: setup ## a training over ten time limits, as one run (about 20 min
 
 bench-identity: setup ## is the result of 20 runs with a random fault bit-identical? (about 20 minutes)
 	$(PY) bench/identity.py
+
+bench-elastic: setup ## 50 random elastic runs: every sample once, and the bits of a calm run? (over an hour; continues)
+	$(PY) bench/elastic_runs.py --out .test-results/elastic-runs.jsonl
+
+bench-elastic-campaign: setup ## 48 hours in 15 minutes: one run with 30 shrinks, grows and crashes, its loss curve bit for bit
+	$(PY) bench/elastic_runs.py --campaign --runs 1 --out .test-results/elastic-campaign.jsonl
+
+bench-elastic-peers: setup .torchft ## a node lost and replaced: transom, torchrun 2:4, torchft, requeue (20 minutes)
+	$(PY) bench/elastic_peers.py --rounds 3 --ways transom,requeue,torchrun,torchft --torchft .torchft
+
+.torchft: setup
+	test -e $@ || ($(PY) -m pip install --quiet --no-deps --target $@ torchft-nightly && \
+		$(PY) -m pip install --quiet --upgrade --target $@ opentelemetry-exporter-otlp-proto-http opentelemetry-sdk)
 
 bench-silent: setup ## wrong bits in trainings: found, missed, who was it, false alarms, cost (2 hours; interruptible)
 	$(PY) bench/silent.py
@@ -228,5 +241,5 @@ diagnosis-matrix: setup ## real faults in jobs and supervised runs: are cause an
 	$(PY) bench/diagnosis_matrix.py
 
 clean: ## remove caches and the demo's files, but not .venv/
-	rm -rf .test-results .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo .nvrx .ckpt-peers dist build site
+	rm -rf .test-results .pytest_cache .mypy_cache .ruff_cache .hypothesis .demo .nvrx .torchft .ckpt-peers dist build site
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

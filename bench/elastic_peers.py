@@ -1,11 +1,14 @@
-"""One node of four dies without a spare, and later there are four again: transom, torchrun --nnodes 2:4, and a requeue.
+"""One node of four dies without a spare, and later there are four again: transom, torchrun, torchft, and a requeue.
 
-    python bench/elastic_peers.py [--rounds 1] [--ways transom,requeue,torchrun]
+    python bench/elastic_peers.py [--rounds 1] [--ways transom,requeue,torchrun,torchft] [--torchft DIR]
 
 The same model, data and number of steps (bench/elastic_trainer.py). transom and the requeue run in a Slurm sandbox with
-a fifth node. torchrun's four agents are processes: one is killed with its rank, and another is started when the others
-have stepped. Prints, from what the ranks recorded: seconds from the fault to the first new step, to the first step on
-four nodes, and without a new step in all; samples used twice or left out; the final loss.
+a fifth node. The four agents of `torchrun --nnodes 2:4`, and torchft's four replica groups, are processes: one is
+killed with its rank, and another is started when the others have stepped. DIR has torchft-nightly.
+
+Prints, from what the ranks recorded: seconds from the fault to the first new step, how many of them the new launch took
+from its order to that step, seconds to the first step on four nodes, and without a new step in all; samples used twice
+or left out; the final loss.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,30 +55,55 @@ def stepped(folder: Path, step: int, world: int = 0, since: float = 0.0) -> bool
     return any(one["step"] >= step and world in (0, one["world"]) and one["at"] >= since for one in trace(folder))
 
 
+def process(argv: list[str], env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """In a session of its own, to be killed with its rank."""
+    with log.open("ab") as out:
+        return subprocess.Popen(argv, env={**os.environ, **env}, stdout=out, stderr=out, start_new_session=True)
+
+
 def torchrun(folder: Path) -> float:
-    """Returns when the fault was. Each agent has a session of its own, to be killed with its rank."""
     port = free_port()
 
     def agent(number: int) -> subprocess.Popen[bytes]:
         words = ["--nnodes=2:4", "--nproc-per-node=1", "--max-restarts=10", "--rdzv-backend=c10d", "--rdzv-id=bench"]
         words += [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
         argv = [sys.executable, "-m", "torch.distributed.run", *words, str(TRAINER), "usual", str(folder)]
-        env = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        log = (folder / f"agent-{number}.log").open("ab")
-        return subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True)
+        return process(argv, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, folder / f"agent-{number}.log")
 
-    agents = [agent(number) for number in range(4)]
+    return replaced(folder, agent)
+
+
+def torchft(folder: Path, packages: Path) -> float:
+    port = free_port()
+    env = {"PYTHONPATH": str(packages.resolve()), "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}"}
+    start = [sys.executable, "-c", "from torchft._torchft import lighthouse_main; lighthouse_main()"]
+    words = ["--min_replicas", "2", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000"]
+    lighthouse = [*start, *words, "--bind", f"127.0.0.1:{port}"]
+
+    def replica(number: int) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, str(TRAINER), "torchft", str(folder), "--replica", str(min(number, 3))]
+        return process(argv, env, folder / f"replica-{number}.log")
+
+    server = process(lighthouse, env, folder / "lighthouse.log")
     try:
-        wait_for(lambda: stepped(folder, FAULT), PATIENCE, "torchrun's training")
+        return replaced(folder, replica)
+    finally:
+        kill_session(server)
+
+
+def replaced(folder: Path, member: Callable[[int], subprocess.Popen[bytes]]) -> float:
+    """Start four members, kill the last one, start another after steps of the others. Returns when the fault was."""
+    members = [member(number) for number in range(4)]
+    try:
+        wait_for(lambda: stepped(folder, FAULT, 4), PATIENCE, "the training")
         at, newest = time.time(), max(one["step"] for one in trace(folder))
-        victim = agents.pop()
-        kill_session(victim)
-        wait_for(lambda: stepped(folder, newest + 1, 3, at), PATIENCE, "torchrun on three nodes")
-        agents.append(agent(4))
-        wait_for(lambda: (folder / "loss").exists(), PATIENCE, "the end of torchrun's training")
+        kill_session(members.pop())
+        wait_for(lambda: stepped(folder, newest + 1, 3, at), PATIENCE, "the training on three nodes")
+        members.append(member(4))
+        wait_for(lambda: (folder / "loss").exists(), PATIENCE, "the end of the training")
         return at
     finally:
-        for one in agents:
+        for one in members:
             kill_session(one)
 
 
@@ -91,7 +120,8 @@ def kill_session(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def in_slurm(folder: Path, bench: Bench, size: str) -> float:
+def in_slurm(folder: Path, bench: Bench, size: str) -> tuple[float, list[float]]:
+    """Returns when the fault was, and when launches were ordered."""
     ask = ["--root", str(bench.runs), "--name", f"peer-{folder.name}", "-N", size, "--set", "health.preflight=off"]
     train = [bench.python, str(TRAINER), "exact", str(folder)]
     run = LiveRun(
@@ -107,14 +137,22 @@ def in_slurm(folder: Path, bench: Bench, size: str) -> float:
     view = run.wait_over(PATIENCE)
     if view.exit_code:
         raise BenchError(f"Run {run.name} {view.phase}", view.verdict)
-    return at
+    lines = [line for path in run.dir.attempts.glob("*/launcher.jsonl") for line in path.read_text().splitlines()]
+    return at, [one["wall"] for one in map(json.loads, lines) if one["type"] == "launch"]
 
 
-def judged(way: str, folder: Path, at: float) -> dict[str, Any]:
+def judged(way: str, folder: Path, at: float, orders: list[float]) -> dict[str, Any]:
     lines = trace(folder)
-    newest = max(one["step"] for one in lines if one["began"] < at)
-    new = min(one["at"] for one in lines if one["began"] > at and one["step"] > newest)
-    back = min((one["at"] for one in lines if one["began"] > at and one["world"] == 4), default=None)
+    if way == "torchft":  # the ranks live on; a step that was under way may still end
+        newest = max(one["step"] for one in lines if one["at"] < at)
+        later = [one for one in lines if one["at"] > at and one["world"] == 3]
+        new = min(one["at"] for one in later if one["step"] > newest)
+        back = min((one["at"] for one in lines if one["at"] > new and one["world"] == 4), default=None)
+    else:
+        newest = max(one["step"] for one in lines if one["began"] < at)
+        new = min(one["at"] for one in lines if one["began"] > at and one["step"] > newest)
+        back = min((one["at"] for one in lines if one["began"] > at and one["world"] == 4), default=None)
+    ordered = max((one for one in orders if at < one < new), default=None)
     last: dict[int, float] = {}  # when the last launch made a step
     firsts: dict[int, float] = {}
     for one in lines:
@@ -125,7 +163,8 @@ def judged(way: str, folder: Path, at: float) -> dict[str, Any]:
     gaps = [b - a for a, b in pairwise(times)]
     usual = sorted(gaps)[len(gaps) // 2]
     return {
-        "way": way, "first_step": round(new - at, 1), "four_nodes": None if back is None else round(back - at, 1),
+        "way": way, "first_step": round(new - at, 1), "startup": None if ordered is None else round(new - ordered, 1),
+        "four_nodes": None if back is None else round(back - at, 1),
         "lost": round(sum(gap - usual for gap in gaps if gap > 4 * usual), 1),
         "twice": sum(count - 1 for count in used.values() if count > 1),
         "left_out": len(set(expected(way)) - set(used)),
@@ -135,7 +174,7 @@ def judged(way: str, folder: Path, at: float) -> dict[str, Any]:
 
 def expected(way: str) -> list[int]:
     """The samples that an undisturbed training uses."""
-    if way != "torchrun":
+    if way not in ("torchrun", "torchft"):
         return GlobalBatches(SIZE, BATCH, 12).samples(0, STEPS * BATCH)
     return torch.randperm(SIZE, generator=torch.Generator().manual_seed(0)).tolist()[: STEPS * BATCH]
 
@@ -144,6 +183,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--ways", default="transom,requeue,torchrun")
+    parser.add_argument("--torchft", metavar="DIR", type=Path, default=Path(".torchft"))
     args = parser.parse_args()
     ways, found = args.ways.split(","), []
     with tempfile.TemporaryDirectory() as root, Bench(nodes=5) as bench:
@@ -152,15 +192,30 @@ def main() -> int:
                 folder = Path(root) / f"{way}-{number}"
                 folder.mkdir()
                 sizes = {"transom": "2-4", "requeue": "4"}
-                at = torchrun(folder) if way == "torchrun" else in_slurm(folder, bench, sizes[way])
-                found.append(judged(way, folder, at))
+                orders: list[float] = []
+                if way == "torchrun":
+                    at = torchrun(folder)
+                elif way == "torchft":
+                    at = torchft(folder, args.torchft)
+                else:
+                    at, orders = in_slurm(folder, bench, sizes[way])
+                found.append(judged(way, folder, at, orders))
                 progress(json.dumps(found[-1]))
                 bench.heal()
-    names = ("first step", "on 4 nodes", "time lost", "twice", "left out", "loss")
+    names = ("first step", "start-up", "on 4 nodes", "time lost", "twice", "left out", "loss")
     print(f"{'way':<10} " + " ".join(f"{name:>11}" for name in names))
     for one in found:
         back = "never" if one["four_nodes"] is None else f"{one['four_nodes']} s"
-        cells = (f"{one['first_step']} s", back, f"{one['lost']} s", one["twice"], one["left_out"], one["loss"])
+        startup = "" if one["startup"] is None else f"{one['startup']} s"
+        cells = (
+            f"{one['first_step']} s",
+            startup,
+            back,
+            f"{one['lost']} s",
+            one["twice"],
+            one["left_out"],
+            one["loss"],
+        )
         print(f"{one['way']:<10} " + " ".join(f"{cell:>11}" for cell in cells))
     return 0
 

@@ -1,7 +1,8 @@
-"""The training of bench/elastic_peers.py: the same model, data and global batch, with two ways to keep the position.
+"""The training of bench/elastic_peers.py: the same model, data and global batch, with three ways to keep the position.
 
 exact: GlobalBatches, VirtualRanks and a Checkpointer. usual: DDP, DistributedSampler's order, and a snapshot of model,
 optimizer and step by rank 0, from which the data position is computed, as trainers do that skip the first batches.
+torchft: each rank is a replica group of its own (`--replica`), with its part of the data, as torchft's sampler has it.
 
 Each rank appends the samples of each step to a file of its own, with the time and the number of ranks.
 """
@@ -25,16 +26,20 @@ from transom_cli.elastic import GlobalBatches, VirtualRanks
 SIZE, BATCH, RANKS, EVERY = 12_000, 48, 4, 5
 
 parser = argparse.ArgumentParser()
-parser.add_argument("way", choices=("exact", "usual"))
+parser.add_argument("way", choices=("exact", "usual", "torchft"))
 parser.add_argument("folder", type=Path)
 parser.add_argument("--steps", type=int, default=160)
 parser.add_argument("--delay", type=float, default=0.25)
+parser.add_argument("--replica", type=int, default=0)
 args = parser.parse_args()
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
-rank, world = dist.get_rank(), dist.get_world_size()
+if args.way == "torchft":
+    rank, world = args.replica, RANKS
+else:
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 inputs = torch.randn(SIZE, 16)
@@ -68,6 +73,31 @@ if args.way == "exact":
         note(step, used)
         checkpointer.step(step + 1)
     checkpointer.close()
+elif args.way == "torchft":
+    from datetime import timedelta
+
+    import torchft
+
+    seconds = timedelta(seconds=5)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    manager = torchft.Manager(
+        torchft.ProcessGroupGloo(timeout=seconds), min_replica_size=2, replica_id=f"replica{rank}",
+        load_state_dict=lambda held: (model.load_state_dict(held["model"]), optimizer.load_state_dict(held["optim"])),
+        state_dict=lambda: {"model": model.state_dict(), "optim": optimizer.state_dict()},
+        store_addr="127.0.0.1", store_port=store.port, rank=0, world_size=1,
+    )  # fmt: skip
+    net, stepper = torchft.DistributedDataParallel(manager, model), torchft.Optimizer(manager, optimizer)
+    order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(0)).tolist()
+    each = BATCH // RANKS
+    while (step := manager.current_step()) < args.steps:
+        mine = order[rank::RANKS][step * each : (step + 1) * each]
+        stepper.zero_grad()
+        loss_of(net, mine).backward()
+        took_part, world = manager.is_participating(), manager.num_participants()
+        stepper.step()
+        time.sleep(args.delay)
+        if manager.current_step() == step + 1 and took_part:
+            note(step, mine)
 else:
     snapshot, start = args.folder / "snapshot.pt", 0
     if snapshot.exists():
@@ -93,4 +123,7 @@ else:
 if rank == 0:
     with torch.no_grad():
         (args.folder / "loss").write_text(f"{loss_of(model, list(range(SIZE))).item():.6f}")
-dist.destroy_process_group()
+if args.way == "torchft":
+    manager.shutdown(wait=False)
+else:
+    dist.destroy_process_group()
