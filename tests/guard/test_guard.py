@@ -15,6 +15,8 @@ from rank_server import Forked
 from torch import nn
 from torch.nn import functional
 
+from transom_cli.core.codec import plain
+from transom_cli.core.silent import PATIENCE, Guarded, SilentState, watch
 from transom_cli.guard import Guard, guard
 from transom_cli.heartbeat import guard_record, paths
 from transom_cli.inject import Fault, Injector
@@ -146,15 +148,21 @@ def test_a_check_that_fails_ends_the_checks_and_not_the_training(monkeypatch: py
 
 def test_the_next_launch_repeats_the_doubtful_step_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(paths.BEAT_DIR, str(tmp_path))
+    monkeypatch.setenv(paths.ATTEMPT_DIR, str(tmp_path))
     monkeypatch.setenv(paths.LAUNCH, "0")
     train(Fault("activation", "out", bit=29, step=4, steps=0))
-    (event, *_) = guard_record.read(str(tmp_path), 0, 0)["events"]
+    record = guard_record.read(str(tmp_path), 0, 0)
+    (event, *_) = record["events"]
+    state = SilentState()
+    for _ in range(PATIENCE + 1):
+        state, _ = watch(state, 0, [Guarded(0, "n1", record)])
+    (tmp_path / "doubt.json").write_text(json.dumps(plain(state)))
     monkeypatch.setenv(paths.LAUNCH, "1")
     clean = train(budget=1e-9)
     found = guard_record.read(str(tmp_path), 1, 0)
-    assert found["repeated"] == {"of": 0, "step": event["step"], "digest": "", "same": [0, 0]}
+    assert found["repeated"] == {"step": event["step"], "digest": "", "same": [0, 0]}
     assert clean.events == []
     monkeypatch.setenv(paths.LAUNCH, "2")
     train(Fault("activation", "out", bit=29, step=4, steps=0), budget=1e-9)
     again = guard_record.read(str(tmp_path), 2, 0)
-    assert again["events"][0]["step"] == event["step"] and again["repeated"] is None
+    assert again["events"][0]["step"] == event["step"] and "repeated" not in again
