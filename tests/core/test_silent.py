@@ -155,6 +155,12 @@ def test_a_doubt_survives_a_restart_of_the_launcher_and_a_new_attempt() -> None:
     assert [(f.what, f.nodes) for f in judge(state, 0, again)[1]] == [(Silent.NODE, ("n2",))]
 
 
+@pytest.mark.parametrize(("ranks", "what"), [((1,), Silent.CORRUPTION), ((0, 1), Silent.SOFTWARE)])
+def test_a_wrong_product_on_one_of_two_nodes_is_repeated(ranks: tuple[int, ...], what: Silent) -> None:
+    seen = guards(NODES[:2], {r: event(PRODUCT, (r,)) for r in ranks})
+    assert [f.what for f in judge(SilentState(), 0, seen)[1]] == [what]
+
+
 def test_damaged_reports_are_ignored() -> None:
     seen = [Guarded(0, "n1", {"events": [{"kind": REPLICA}, 7, None]}), Guarded(1, "n2", {})]
     assert judge(SilentState(), 0, seen)[1] == []

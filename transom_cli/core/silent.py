@@ -175,7 +175,7 @@ def _everywhere(doubt: Doubt, nodes: int) -> bool:
     """Whether most nodes differ, so that no node is at fault. Two replicas always differ from each other."""
     if doubt.kind == REPLICA and not doubt.majority:
         return len(doubt.ranks) > 2 and len(set(doubt.digests)) == len(doubt.digests)
-    return nodes > 1 and len(doubt.nodes) * 2 >= nodes + (doubt.kind == REPLICA)
+    return nodes > 1 and len(doubt.nodes) * 2 >= max(nodes + (doubt.kind == REPLICA), 3)
 
 
 def _named(doubt: Doubt) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ class Guard:
         self._replicas: Replicas | None = None
         self.uncompared = ""  # why replicas are not compared
         self._repeat: tuple[int, int] = (-1, 0)  # step, and what of it is to be repeated
-        self._repeated = ""  # the digest of the step that is repeated
+        self._repeated, self._right_again = "", False  # digest of the step that is repeated; is its product right now?
         self._equal: dict[int, tuple[int, int]] = {}  # step -> turn and digest, in an earlier launch
         self._same = [0, 0]  # how many of them came out the same, of how many
         self._norm = numerics.Track("norm")
@@ -231,8 +231,7 @@ class Guard:
         if step < 0 or self.step <= step:
             return
         self._repeat = (-1, 0)
-        item = None if what & _BY_TURN else self._items[what] if what < len(self._items) else ("", "")
-        if item is not None and self._passed.get(item) != step:
+        if not (what & _BY_TURN or self._right_again):
             return  # the product was not checked again
         if all(event["step"] != step for event in self.events):
             guard_record.update(repeated={"step": step, "digest": self._repeated, "same": self._same})
@@ -310,6 +309,7 @@ class Guard:
         worst = float(share.max())
         if worst <= 1.0:
             self._passed[item] = self.step + 1
+            self._right_again |= (self.step + 1, self._items.index(item)) == self._repeat
             return
         words = f"{' '.join(item)} differs from its checksum by {worst:.3g} times the largest rounding error: "
         words += where(int(share.argmax()))
