@@ -4,7 +4,8 @@
     python bench/guard.py overhead --turns 20           a step of the example's GPT, guard on and off in turns
 
 `alarms` draws shapes, types and values: normal, with a common offset, with a few large values, tiny, and so large that
-16-bit types overflow, as under a gradient scaler. A third are attentions, forward and backward. Results are added to
+16-bit types overflow. Every tenth is an attention, forward and backward. Beside them, whole trainings run under the
+guard: float32, and mixed precision with a gradient scaler whose scale overflows again and again. Results are added to
 .test-results/guard-alarms.json, so that a campaign can be interrupted and continued.
 """
 
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from transom_cli.guard import guard, products
@@ -64,6 +66,28 @@ def one_attention(chance: random.Random, dtype: torch.dtype) -> float:
     return max(float(products.attention(head)[0].max()), float(backward[0].max()))
 
 
+def one_training(chance: random.Random, dtype: torch.dtype) -> tuple[int, int]:
+    """Return the number of checked products and of findings in 60 steps of a training whose gradients overflow."""
+    width = chance.choice((16, 48))
+    model = nn.Sequential(nn.Linear(width, 64), nn.GELU(), nn.Linear(64, 64, bias=False), nn.Tanh(), nn.Linear(64, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    narrow = dtype is torch.float16
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=5, enabled=narrow)
+    watching = guard(model, optimizer, budget=1e9)
+    for _ in range(60):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+            loss = model(drawn(32, width, chance.choice(SPREADS))).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    watching.close()
+    assert not watching.failed, watching.failed
+    for event in watching.events:
+        print("false alarm:", event, flush=True)
+    return watching.checked, len(watching.events)
+
+
 def alarms(wanted: int) -> None:
     RESULTS.parent.mkdir(exist_ok=True)
     done = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -72,6 +96,11 @@ def alarms(wanted: int) -> None:
         start = sum(row["products"] for row in done.values())
         chance = random.Random(start)
         torch.manual_seed(start)
+        for dtype in DTYPES:
+            checked, findings = one_training(chance, dtype)
+            row = done.setdefault(f"training {str(dtype)[6:]}", {"products": 0, "alarms": 0, "worst": 0.0})
+            row["products"] += checked
+            row["alarms"] += findings
         for number in range(3000):
             dtype = DTYPES[number % 3]
             kind = "attention" if chance.random() < 0.1 else "product"

@@ -92,6 +92,11 @@ class AttemptDir:
         return self.path / "reports.json"
 
     @property
+    def doubt(self) -> Path:
+        """What silent corruption is suspected, and which step is to be repeated, as JSON, from the launcher."""
+        return self.path / "doubt.json"
+
+    @property
     def saves(self) -> Path:
         """Whether the training's saves fail, as JSON, from rank 0 (ckpt.failing)."""
         return self.path / "saves.json"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from transom_cli.ckpt.checkpointer import Checkpointer
+from transom_cli.heartbeat import guard_record, paths
 
 RANK = int(os.environ["RANK"])
 
@@ -179,6 +181,40 @@ def hsdp(directory: Path) -> dict:
             with torch.no_grad():
                 model[1].weight.to_local().add_(1.0)
         found[name] = saved({"model": model}, directory / f"hsdp-{name}")
+    return found
+
+
+def doubtful(directory: Path) -> dict:
+    """Rank 1 computes wrong between a restore and the next save. A launcher reads the ranks' records."""
+    model = nn.Linear(4, 4)
+    nn.init.ones_(model.weight)
+    nn.init.zeros_(model.bias)
+    state = {"model": model, "optim": stepped(model), "note": {"tokens": 1}}
+    own, launch = saved(state, directory / "doubtful"), directory / "doubtful-attempt"
+    os.environ |= {paths.BEAT_DIR: str(launch), paths.ATTEMPT_DIR: str(launch), paths.LAUNCH: "0"}
+    found: dict = {"there": own["there"]}
+    for scene in ("plain", "weight", "repeated"):  # the launcher has judged, so that nobody waits for it
+        dist.barrier()
+        if RANK == 0:
+            shutil.rmtree(launch, ignore_errors=True)
+            launch.mkdir()
+            judged = {"judged": 0, "verdict": "differs_by_software", "open": {"repeat": -1, "step": 3}}
+            (launch / "doubt.json").write_text(json.dumps(judged))
+        dist.barrier()
+        checkpointer = Checkpointer(state, directory / "doubtful", every=1)
+        checkpointer.restore()
+        if RANK == 1 and scene != "repeated":
+            model.weight.data[0, 0] += 1e-3 if scene == "weight" else 0
+            state["note"]["tokens"] += scene == "plain"
+        raised = ""
+        try:
+            checkpointer.save(3)
+        except Exception as error:
+            raised = str(error)
+        checkpointer.close()
+        found[scene] = {"raised": raised, "record": guard_record.read(str(launch), 0, RANK)}
+    for name in (paths.BEAT_DIR, paths.ATTEMPT_DIR):
+        del os.environ[name]
     return found
 
 

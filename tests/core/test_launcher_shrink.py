@@ -8,6 +8,7 @@ import pytest
 from core_launcher import NODES, exits, feed, fresh, lost, outcome, started, with_spare
 
 from transom_cli.core import launcher
+from transom_cli.core.placement import Network
 
 FOUR = (*NODES, "n4")
 
@@ -29,6 +30,18 @@ def test_a_lost_node_is_left_out_until_too_few_remain() -> None:
     assert started(actions) == [("n1", "n3")]
     state, actions = lost(feed(state, launcher.Stepped(40.0, 2, 8))[0], 45.0, "n1")
     assert started(actions) == [] and "n1" in outcome(actions).outcome.blamed, "one node is below the fewest"
+
+
+def test_the_remaining_nodes_are_ordered_by_the_network_again() -> None:
+    """n1 and n4 share a switch, all others another. Slurm's order would cross four times."""
+    switches = {n: ("top", leaf) for n, leaf in zip((*FOUR, "n5", "n6"), "abbabb", strict=True)}
+    state = elastic((*FOUR, "n5", "n6"))
+    state, actions = lost(replace(state, network=Network(switches)), 9.0, "n2")
+    (order,) = started(actions)
+    leaves = [switches[n][1] for n in order]
+    assert sum(a != b for a, b in zip(leaves, [*leaves[1:], leaves[0]], strict=True)) == 2
+    (entry,) = (a for a in actions if isinstance(a, launcher.Journal) and a.what == "swapped")
+    assert "without n2; ranks are ordered by the network" in entry.words
 
 
 def test_whole_replicas_train_and_the_others_nodes_are_spares() -> None:

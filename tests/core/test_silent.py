@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+from transom_cli.core.codec import build, plain
 from transom_cli.core.silent import PATIENCE, PRODUCT, REPLICA, VALUE, Found, Guarded, SilentState, watch
 from transom_cli.diagnose.clue import Silent
 
@@ -16,7 +18,7 @@ NODES = ("n1", "n2", "n3", "n4")
 
 def event(kind: str, ranks: Iterable[int], step: int = 50, **more: Any) -> dict[str, Any]:
     base = {"kind": kind, "item": "w", "words": "w differs", "step": step, "ranks": tuple(ranks), "clean": 40}
-    return {**base, "majority": True, "digests": (), **more}
+    return {**base, "majority": True, "digests": (), "repeat": 0, "equal": (), **more}
 
 
 def guards(
@@ -55,7 +57,7 @@ def test_a_doubt_goes_back_to_the_last_clean_step_and_isolates_nobody() -> None:
 @pytest.mark.parametrize(("digest", "what"), [("a", Silent.NODE), ("c", Silent.OPEN)])
 def test_the_repetition_tells_who_was_wrong_once_if_it_is_deterministic(digest: str, what: Silent) -> None:
     state, _ = judge(SilentState(), 0, guards(NODES, differ((1,), ("a", "b", "a", "a"))))
-    again = guards(turned(NODES), {}, {"of": 0, "step": 50, "digest": digest})
+    again = guards(turned(NODES), {}, {"step": 50, "digest": digest})
     state, (found,) = judge(state, 1, again)
     assert (found.what, found.nodes) == (what, ("n2",) if what is Silent.NODE else ())
     assert found.before == -1, "the present state is clean"
@@ -67,14 +69,14 @@ def test_a_fault_some_steps_before_its_finding_is_named_if_the_steps_before_repe
 ) -> None:
     """All replicas have averaged wrong gradients since, so the repetition has other bits than all of them."""
     state, _ = judge(SilentState(), 0, guards(NODES, differ((1,), ("a", "b", "a", "a"))))
-    again = guards(turned(NODES), {}, {"of": 0, "step": 50, "digest": "c", "same": same})
+    again = guards(turned(NODES), {}, {"step": 50, "digest": "c", "same": same})
     assert [f.what for f in judge(state, 1, again)[1]] == [what]
 
 
 def test_two_replicas_are_told_apart_by_the_repetition() -> None:
     state, (doubt,) = judge(SilentState(), 0, guards(NODES[:2], differ((0, 1), ("a", "b"), majority=False)))
     assert (doubt.what, doubt.nodes) == (Silent.CORRUPTION, ())
-    again = guards(turned(NODES[:2]), {}, {"of": 0, "step": 50, "digest": "b"})
+    again = guards(turned(NODES[:2]), {}, {"step": 50, "digest": "b"})
     assert [(f.what, f.nodes) for f in judge(state, 1, again)[1]] == [(Silent.NODE, ("n1",))]
 
 
@@ -133,8 +135,30 @@ def test_a_value_that_is_not_finite_is_reported_once_and_accuses_nobody() -> Non
 def test_a_product_that_is_right_on_the_same_node_again_stays_open() -> None:
     state, _ = judge(SilentState(), 0, guards(("n1",), {0: event(PRODUCT, (0,))}))
     # one node: nothing to compare with
-    _, found = judge(state, 1, guards(("n1",), {}, {"of": 0, "step": 50, "digest": ""}))
+    _, found = judge(state, 1, guards(("n1",), {}, {"step": 50, "digest": ""}))
     assert [f.what for f in found] == [Silent.OPEN]
+
+
+def test_a_difference_at_a_save_that_no_rank_can_repeat_accuses_nobody() -> None:
+    """Ranks hold different shards, so their checksums cannot be compared."""
+    state, (doubt,) = judge(SilentState(), 0, guards(NODES, differ((1,), ()) | {0: event(REPLICA, (1,), repeat=-1)}))
+    assert (doubt.what, doubt.nodes) == (Silent.CORRUPTION, ("n2",))
+    again = guards(turned(NODES), {}, {"step": 50, "digest": "a", "same": [0, 0]})
+    assert [(f.what, f.nodes) for f in judge(state, 1, again)[1]] == [(Silent.OPEN, ())]
+
+
+def test_a_doubt_survives_a_restart_of_the_launcher_and_a_new_attempt() -> None:
+    state, _ = judge(SilentState(), 3, guards(NODES, differ((1,), ("a", "b", "a", "a"), equal=((44, 2, 7),), repeat=5)))
+    state = build(SilentState, json.loads(json.dumps(plain(state)))).inherited()
+    assert state.open is not None and (state.open.equal, state.open.repeat) == (((44, 2, 7),), 5)
+    again = guards(turned(NODES), {}, {"step": 50, "digest": "a"})
+    assert [(f.what, f.nodes) for f in judge(state, 0, again)[1]] == [(Silent.NODE, ("n2",))]
+
+
+@pytest.mark.parametrize(("ranks", "what"), [((1,), Silent.CORRUPTION), ((0, 1), Silent.SOFTWARE)])
+def test_a_wrong_product_on_one_of_two_nodes_is_repeated(ranks: tuple[int, ...], what: Silent) -> None:
+    seen = guards(NODES[:2], {r: event(PRODUCT, (r,)) for r in ranks})
+    assert [f.what for f in judge(SilentState(), 0, seen)[1]] == [what]
 
 
 def test_damaged_reports_are_ignored() -> None:

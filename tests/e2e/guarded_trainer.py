@@ -19,6 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--software", action="store_true", help="rank 1 changes a weight by itself")
+    parser.add_argument("--pause", type=float, default=0.05)
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -27,7 +28,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     parallel = nn.parallel.DistributedDataParallel(model)
-    checkpointer = Checkpointer({"model": model, "optimizer": optimizer}, every=100 if args.software else 10, keep=100)
+    checkpointer = Checkpointer({"model": model, "optimizer": optimizer}, every=10, keep=100)
     done = checkpointer.restore() or 0
     watching = guard(parallel, optimizer, step=done, cycle=6, budget=0.5)
     for step in range(done + 1, args.steps + 1):
@@ -38,7 +39,7 @@ def main() -> None:
         optimizer.step()
         if args.software and rank == 1 and step > 60:
             model[0].weight.data[0, 0] += 1e-3
-        time.sleep(0.05)
+        time.sleep(args.pause)
         beat(step, float(loss), grad_norm=watching.grad_norm)
         checkpointer.save(step)
     checkpointer.close()

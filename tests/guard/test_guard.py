@@ -15,6 +15,9 @@ from rank_server import Forked
 from torch import nn
 from torch.nn import functional
 
+from transom_cli.core.codec import plain
+from transom_cli.core.silent import PATIENCE, Guarded, SilentState, watch
+from transom_cli.diagnose.clue import Silent
 from transom_cli.guard import Guard, guard
 from transom_cli.heartbeat import guard_record, paths
 from transom_cli.inject import Fault, Injector
@@ -62,6 +65,31 @@ def test_two_replicas_are_both_named_in_the_very_step(tmp_path: Path) -> None:
 def test_what_was_never_equal_is_no_replica(tmp_path: Path) -> None:
     for found in ranks(tmp_path, 3, more="--own"):
         assert (found["events"], found["excluded"]) == ([], ["2.bias"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_wrong_product_under_fsdp_is_repeated_by_other_ranks_and_the_node_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasting: bool
+) -> None:
+    """Shards have no replicas. n2 computes wrong: first with rank 1, and with rank 0 once the ranks were rotated."""
+    state, found = SilentState(), []
+    for launch, placed in ((0, ("n1", "n2")), (1, ("n2", "n1"))):
+        fault = {"where": "activation", "name": "0", "bit": 29, "step": 9, "steps": 0, "rank": placed.index("n2")}
+        folder = tmp_path / str(launch)
+        folder.mkdir()
+        (folder / "doubt.json").write_text(json.dumps(plain(state)))
+        for name, value in ((paths.BEAT_DIR, folder), (paths.ATTEMPT_DIR, folder), (paths.LAUNCH, launch)):
+            monkeypatch.setenv(name, str(value))
+        wrong = [fault] if lasting or not launch else []
+        for one in ranks(folder, 2, *wrong, more="--fsdp"):
+            assert (one["uncompared"], one["failed"]) == ("the parameters are sharded", "")
+            assert one["checked"] > 20
+        seen = [Guarded(r, n, guard_record.read(str(folder), launch, r)) for r, n in enumerate(placed)]
+        for _ in range(PATIENCE + 2):
+            state, some = watch(state, launch, seen)
+            found += [(one.what, one.nodes) for one in some]
+    assert found == [(Silent.CORRUPTION, ("n2",)), (Silent.NODE, ("n2",))]
 
 
 class Small(nn.Module):
@@ -146,15 +174,21 @@ def test_a_check_that_fails_ends_the_checks_and_not_the_training(monkeypatch: py
 
 def test_the_next_launch_repeats_the_doubtful_step_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(paths.BEAT_DIR, str(tmp_path))
+    monkeypatch.setenv(paths.ATTEMPT_DIR, str(tmp_path))
     monkeypatch.setenv(paths.LAUNCH, "0")
     train(Fault("activation", "out", bit=29, step=4, steps=0))
-    (event, *_) = guard_record.read(str(tmp_path), 0, 0)["events"]
+    record = guard_record.read(str(tmp_path), 0, 0)
+    (event, *_) = record["events"]
+    state = SilentState()
+    for _ in range(PATIENCE + 1):
+        state, _ = watch(state, 0, [Guarded(0, "n1", record)])
+    (tmp_path / "doubt.json").write_text(json.dumps(plain(state)))
     monkeypatch.setenv(paths.LAUNCH, "1")
     clean = train(budget=1e-9)
     found = guard_record.read(str(tmp_path), 1, 0)
-    assert found["repeated"] == {"of": 0, "step": event["step"], "digest": "", "same": [0, 0]}
+    assert found["repeated"] == {"step": event["step"], "digest": "", "same": [0, 0]}
     assert clean.events == []
     monkeypatch.setenv(paths.LAUNCH, "2")
     train(Fault("activation", "out", bit=29, step=4, steps=0), budget=1e-9)
     again = guard_record.read(str(tmp_path), 2, 0)
-    assert again["events"][0]["step"] == event["step"] and again["repeated"] is None
+    assert again["events"][0]["step"] == event["step"] and "repeated" not in again

@@ -157,3 +157,22 @@ def test_reports_that_cannot_be_read_are_none(told: Told, text: str) -> None:
     assert read_reports(told.attempt) == {}
     told.attempt.reports.write_text(text)
     assert read_reports(told.attempt) == {}
+
+
+def test_a_doubt_of_guards_outlives_the_launcher(told: Told, tmp_path: Path) -> None:
+    event = {"kind": "replica", "item": "w", "words": "w differs", "step": 50, "ranks": [1], "clean": 40}
+    event |= {"majority": True, "digests": ["a", "b", "a"], "repeat": 0, "equal": []}
+    nodes = ("n0", "n1", "n2")
+
+    def ranks(launch: int, placed: tuple[str, ...], **guard: Any) -> dict[str, NodeSteps]:
+        return {n: NodeSteps(n, "1.0", (RankSteps(r, launch, 60, 1.0, guard=guard),)) for r, n in enumerate(placed)}
+
+    told.reporter.look(ranks(0, nodes, events=[event]))
+    successor = AnomalyReporter(
+        RunDir(tmp_path).attempt(1, 1), told.checkpoints, told.journal, told.heard.append, before=[told.attempt]
+    )
+    successor.look(ranks(0, (*nodes[1:], nodes[0]), repeated={"step": 50, "digest": "a"}))
+    assert [(one.what, one.nodes) for one in told.heard] == [
+        ("silent_corruption", ("n1",)),
+        ("corrupting_node", ("n1",)),
+    ]

@@ -109,6 +109,12 @@ def place(nodes: Sequence[str], wanted: int, network: Network) -> Placement:
     return Placement(tuple(tour), tuple(spares), f"ranks are ordered by the network: {words}")
 
 
+def again(nodes: Sequence[str], network: Network) -> Placement:
+    """Order nodes after some were lost or added; not if nothing is known of one, which may be another job's."""
+    met = {*network.switches, *(n for pair in network.seconds for n in pair)}
+    return place(nodes, len(nodes), network) if met.issuperset(nodes) else Placement(tuple(nodes))
+
+
 def replacement(order: Sequence[str], lost: str, spares: Sequence[str], network: Network) -> str:
     """Choose the spare nearest to the neighbours of a lost node. Only the lost node's ranks move."""
     if not network.known:

@@ -16,7 +16,7 @@ their own bits, only a third node could tell.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transom_cli.diagnose.clue import Category, Clue, Culprit, Silent
@@ -36,7 +36,11 @@ class Guarded:
 
 @dataclass(frozen=True)
 class Doubt:
-    """A finding. clean: the newest step proven clean before it. nodes: of `ranks`, the ranks that differ."""
+    """A finding. clean: the newest step proven clean before it. nodes: of `ranks`, the ranks that differ.
+
+    repeat: what ranks repeat of the step, in their own numbers. equal: step, turn and digest of comparisons before it,
+    by which ranks see whether the training is deterministic.
+    """
 
     launch: int
     step: int
@@ -49,6 +53,8 @@ class Doubt:
     placed: tuple[tuple[int, str], ...]  # every rank's node
     majority: bool = True
     digests: tuple[str, ...] = ()  # of each rank, if replicas differ
+    repeat: int = 0
+    equal: tuple[tuple[int, int, int], ...] = ()
 
     def node_of(self, rank: int) -> str:
         return dict(self.placed).get(rank, "")
@@ -78,16 +84,22 @@ class SilentState:
     open: Doubt | None = None
     waited: int = 0
     judged: int = -1  # the newest launch in which a doubt was judged
+    verdict: str = ""  # and how
     unsettled: int = 0  # doubts in a row that nothing settled
-    told: frozenset[str] = field(default_factory=frozenset)
+    reported: tuple[str, ...] = ()  # layers with values that are not finite
+
+    def inherited(self) -> SilentState:
+        """As the next attempt of the run begins with it, whose launches are counted from 0."""
+        known = replace(self.open, launch=-1) if self.open is not None else None
+        return replace(self, open=known, waited=0, judged=-1, verdict="", reported=())
 
 
 def watch(state: SilentState, launch: int, guards: Iterable[Guarded]) -> tuple[SilentState, tuple[Found, ...]]:
     """Judge what the guards of the present launch report."""
     seen = tuple(guards)
     doubts = _doubts(launch, seen)
-    values = [d for d in doubts if d.kind == VALUE and d.item not in state.told]
-    state = replace(state, told=state.told | {d.item for d in values})
+    values = [d for d in doubts if d.kind == VALUE and d.item not in state.reported]
+    state = replace(state, reported=(*state.reported, *(d.item for d in values)))
     found = tuple(Found(Silent.VALUE, d.step, (), d.words) for d in values[:1])
     doubts = [d for d in doubts if d.kind != VALUE]
     if launch <= state.judged:
@@ -96,7 +108,7 @@ def watch(state: SilentState, launch: int, guards: Iterable[Guarded]) -> tuple[S
         if state.waited < PATIENCE and doubts[0].kind == PRODUCT:
             return replace(state, waited=state.waited + 1), found
         state, judged = _judge(replace(state, waited=0, judged=launch), doubts, len({g.node for g in seen}))
-        return state, (*found, judged)
+        return replace(state, verdict=judged.what.value), (*found, judged)
     if state.open is not None and launch > state.open.launch:
         settled = _repeated(state.open, seen)
         if settled is not None:
@@ -116,7 +128,8 @@ def _doubts(launch: int, seen: tuple[Guarded, ...]) -> list[Doubt]:
                 doubt = Doubt(
                     launch, int(event["step"]), int(event["clean"]), str(event["kind"]), str(event["item"]),
                     str(event["words"]), ranks, tuple(dict.fromkeys(where.get(r, "") for r in ranks)), placed,
-                    bool(event["majority"]), tuple(str(d) for d in event["digests"]),
+                    bool(event["majority"]), tuple(str(d) for d in event["digests"]), int(event["repeat"]),
+                    tuple((int(s), int(turn), int(digest)) for s, turn, digest in event["equal"]),
                 )  # fmt: skip
             except (KeyError, TypeError, ValueError):
                 continue
@@ -162,7 +175,7 @@ def _everywhere(doubt: Doubt, nodes: int) -> bool:
     """Whether most nodes differ, so that no node is at fault. Two replicas always differ from each other."""
     if doubt.kind == REPLICA and not doubt.majority:
         return len(doubt.ranks) > 2 and len(set(doubt.digests)) == len(doubt.digests)
-    return nodes > 1 and len(doubt.nodes) * 2 >= nodes + (doubt.kind == REPLICA)
+    return nodes > 1 and len(doubt.nodes) * 2 >= max(nodes + (doubt.kind == REPLICA), 3)
 
 
 def _named(doubt: Doubt) -> tuple[str, ...]:
@@ -222,6 +235,10 @@ def _repeated(doubt: Doubt, seen: tuple[Guarded, ...]) -> Found | None:
             # What came after the fault was wrong on all ranks, since they average their gradients.
             wrong = doubt.ranks
             why = "repeated, all replicas agree, and the steps before it had the same bits"
+        elif not doubt.digests:
+            return Found(
+                Silent.OPEN, doubt.step, (), f"{doubt.words}; repeated, all replicas agree: who was wrong is unknown"
+            )
         else:
             why = "the repetition gave other bits, so the training is not deterministic or the fault is older"
             return Found(Silent.OPEN, doubt.step, (), f"{doubt.words}; {why}")

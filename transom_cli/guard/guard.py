@@ -21,16 +21,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from transom_cli.ckpt.save import doubt
 from transom_cli.diagnose import numerics
 from transom_cli.guard import products
-from transom_cli.guard.replicas import Replicas
+from transom_cli.guard.replicas import Difference, Replicas
 from transom_cli.heartbeat import client, guard_record, paths
 
 FORWARD, INPUT, WEIGHT, BACKWARD = "forward", "input gradient", "weight gradient", "backward"
 _PRODUCTS = ("AddmmBackward0", "MmBackward0")
 _VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "CloneBackward0")
 _ATTENTION = "ScaledDotProduct"
-_LATEST = (1 << 36) - 1
 _BY_TURN = 1 << 15  # in a number of what to repeat: a turn of the replicas, not a product
 MOST = 16  # steps between two comparisons of replicas, at most
 CYCLE = 16
@@ -84,8 +84,8 @@ class Guard:
         self._hooks: list[Any] = []
         self._replicas: Replicas | None = None
         self.uncompared = ""  # why replicas are not compared
-        self._repeat: tuple[int, int, int] = (-1, -1, 0)  # launch, step and what is to be repeated
-        self._repeated = ""  # the digest of the step that is repeated
+        self._repeat: tuple[int, int] = (-1, 0)  # step, and what of it is to be repeated
+        self._repeated, self._right_again = "", False  # digest of the step that is repeated; is its product right now?
         self._equal: dict[int, tuple[int, int]] = {}  # step -> turn and digest, in an earlier launch
         self._same = [0, 0]  # how many of them came out the same, of how many
         self._norm = numerics.Track("norm")
@@ -95,11 +95,14 @@ class Guard:
             optimizer.register_step_pre_hook(lambda *_: self._safely(self._before)),
             optimizer.register_step_post_hook(lambda *_: self._after()),
         ]
+        self._start_comparing()
+        doubt.guards.append(self._compare_all)
         self._choose()
 
     def close(self) -> None:
         """Stop watching."""
         self._disarm()
+        doubt.guards.remove(self._compare_all)
         for hook in self._own:
             hook.remove()
         functional.scaled_dot_product_attention = self._attention
@@ -164,29 +167,42 @@ class Guard:
             self._pace()
         self._choose()
 
-    def _first(self) -> None:
-        """After the first step: the moments exist, and all ranks learn which step is to be repeated."""
+    def _start_comparing(self) -> None:
+        """Compare all tensors before the first step. Those that differ already are each rank's own."""
         self.uncompared = Replicas.comparable(self._model, self._group)
         if not self.uncompared:
             self._cycle = self._cycle or (1 if dist.get_world_size(self._group) == 2 else CYCLE)
             self._replicas = Replicas(self._model, self._optimizer, self._group, self._cycle, self._since)
+            self._compare_all()
+
+    def _compare_all(self) -> bool:
+        """Compare all replicas now; return whether a difference was reported. All ranks call it together."""
+        if self._replicas is None:
+            return False
+        self._report(self._replicas, self._replicas.finish())
+        for turn in range(self._cycle):
+            self._replicas.begin(self.step, turn)
+            self._report(self._replicas, self._replicas.finish())
+        return any(event["kind"] == "replica" for event in self.events)
+
+    def _first(self) -> None:
+        """After the first step: the attentions are counted, and all ranks learn which step is to be repeated."""
+        if self._replicas is None:
+            self._start_comparing()
         for number in range(self._calls):
             self._items += [(f"attention {number}", FORWARD), (f"attention {number}", BACKWARD)]
-        folder = os.environ.get(paths.BEAT_DIR, "")
-        launch, event = guard_record.newest_before(folder, paths.own_launch()) if folder else (-1, {})
-        self._equal = {s: (turn, digest) for s, turn, digest in event.get("equal", ()) if s > self._since}
-        # One number for all ranks: the newest launch, in it the earliest step, and what is to be repeated.
-        code = (launch + 1) << 52 | (_LATEST - event["step"]) << 16 | event["repeat"] if event else 0
+        doubtful = guard_record.doubt().get("open") or {"repeat": doubt.BY_SAVE}
+        self._equal = {s: (turn, digest) for s, turn, digest in doubtful.get("equal", ()) if s > self._since}
+        code = 0 if doubtful["repeat"] == doubt.BY_SAVE else doubtful["step"] << 16 | doubtful["repeat"]
         if dist.is_initialized() and dist.get_world_size(self._group) > 1:
             device = next(self._model.parameters()).device
             known = torch.tensor([code], dtype=torch.int64, device=device)
             dist.all_reduce(known, dist.ReduceOp.MAX, self._group)
             code = int(known.item())
         if code:
-            self._repeat = ((code >> 52) - 1, _LATEST - (code >> 16 & _LATEST), code & 0xFFFF)
+            self._repeat = (code >> 16, code & 0xFFFF)
 
-    def _compare(self, replicas: Replicas) -> None:
-        found = replicas.finish()
+    def _report(self, replicas: Replicas, found: Difference | None) -> None:
         if found is not None:
             who = f"rank {', '.join(map(str, found.odd))}" if found.majority else "all ranks"
             words = f"{found.tensors[0]} of {who} differs from the other replicas after step {found.step}"
@@ -195,11 +211,14 @@ class Guard:
                 "replica", found.tensors[0], words, step=found.step, ranks=found.odd, majority=found.majority,
                 repeat=found.turn | _BY_TURN, digests=digests, clean=replicas.clean, equal=found.equal,
             )  # fmt: skip
+
+    def _compare(self, replicas: Replicas) -> None:
+        self._report(replicas, replicas.finish())
         if self.step in self._equal:  # is the training deterministic?
             turn, digest = self._equal[self.step]
             self._same = [self._same[0] + (replicas.digest(turn) == digest), self._same[1] + 1]
-        launch, step, what = self._repeat
-        again = launch >= 0 and step == self.step and what & _BY_TURN
+        step, what = self._repeat
+        again = step == self.step and what & _BY_TURN
         if again or self.step % self._every == 0:
             turn = what & ~_BY_TURN if again else self.step // self._every % self._cycle
             total = replicas.begin(self.step, turn)
@@ -208,15 +227,14 @@ class Guard:
 
     def _answer(self) -> None:
         """Report that a doubtful step was repeated without a finding. A step later: replicas are compared then."""
-        launch, step, what = self._repeat
-        if launch < 0 or self.step <= step:
+        step, what = self._repeat
+        if step < 0 or self.step <= step:
             return
-        self._repeat = (-1, -1, 0)
-        item = None if what & _BY_TURN else self._items[what] if what < len(self._items) else ("", "")
-        if item is not None and self._passed.get(item) != step:
+        self._repeat = (-1, 0)
+        if not (what & _BY_TURN or self._right_again):
             return  # the product was not checked again
         if all(event["step"] != step for event in self.events):
-            self._write({"of": launch, "step": step, "digest": self._repeated, "same": self._same})
+            guard_record.update(repeated={"step": step, "digest": self._repeated, "same": self._same})
 
     def _pace(self) -> None:
         """Agree on how often replicas are compared, from what it has cost so far."""
@@ -233,8 +251,8 @@ class Guard:
     def _choose(self) -> None:
         """Arm the check of one product in the next step, if the budget allows or the step is repeated."""
         self._calls = 0
-        launch, step, what = self._repeat
-        if launch >= 0 and step == self.step + 1 and not what & _BY_TURN and what < len(self._items):
+        step, what = self._repeat
+        if step == self.step + 1 and not what & _BY_TURN and what < len(self._items):
             self._item = self._items[what]
         elif self._credit >= 0 and self._items:
             self._item = self._items[self._turn % len(self._items)]
@@ -291,6 +309,7 @@ class Guard:
         worst = float(share.max())
         if worst <= 1.0:
             self._passed[item] = self.step + 1
+            self._right_again |= (self.step + 1, self._items.index(item)) == self._repeat
             return
         words = f"{' '.join(item)} differs from its checksum by {worst:.3g} times the largest rounding error: "
         words += where(int(share.argmax()))
@@ -339,19 +358,14 @@ class Guard:
             "majority": True,
             "repeat": 0,
             "digests": (),
+            "equal": (),
             "clean": self._since if clean is None else clean,
             **more,
         }
         if any((one["kind"], one["item"]) == (kind, item) for one in self.events):
             return
         self.events.append(event)
-        self._write(None)
-
-    def _write(self, repeated: dict[str, Any] | None) -> None:
-        folder = os.environ.get(paths.BEAT_DIR, "")
-        if folder:
-            record = {"step": self.step, "events": self.events[: guard_record.KEPT], "repeated": repeated}
-            guard_record.write(folder, paths.own_launch(), paths.own_rank(), record)
+        guard_record.update(step=self.step, events=self.events[: guard_record.KEPT])
 
 
 def _behind_views(node: Any) -> Any:

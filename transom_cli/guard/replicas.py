@@ -7,8 +7,7 @@ from the majority are named. In `cycle` steps, every parameter and every moment 
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from transom_cli.ckpt.digest import Part, digests
+from transom_cli.ckpt.save.replicas import outside_majority
 
 _MASK = (1 << 62) - 1  # so that the negative fits too
 
@@ -123,11 +123,3 @@ class Replicas:
                 if isinstance(value, Tensor) and value.dim():
                     found.append((f"{name} ({key})", value))
         return found
-
-
-def outside_majority(rows: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], bool]:
-    """Return the positions of rows that differ from the strict majority; all positions if there is none."""
-    first, count = Counter(rows).most_common(1)[0]
-    if count * 2 <= len(rows):
-        return tuple(range(len(rows))), False
-    return tuple(i for i, row in enumerate(rows) if row != first), True

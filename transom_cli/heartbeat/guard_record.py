@@ -1,6 +1,7 @@
 """What a rank's guard against silent corruption has found: a small JSON file beside the rank's record.
 
-The rank replaces it when something happens; the agent passes it on with the step breakdown. Standard library only.
+The rank replaces it when something happens; the agent passes it on with the step breakdown. The launcher's answer is
+one file for all ranks. Standard library only.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ import json
 import os
 from collections.abc import Mapping
 
+from transom_cli.heartbeat import paths
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 LIMIT = 16 << 10  # bytes that are read
 KEPT = 4  # events
-REPEATED = ("replica", "product")  # kinds of events whose step is to be repeated, the strongest first
 
 
 def path(beats_dir: str, launch: int, rank: int) -> str:
@@ -36,8 +38,12 @@ def _private(name: str, flags: int) -> int:
 
 def read(beats_dir: str, launch: int, rank: int) -> dict[str, Any]:
     """Return {} if there is none, or none that can be read."""
+    return _read(path(beats_dir, launch, rank))
+
+
+def _read(name: str) -> dict[str, Any]:
     try:
-        fd = os.open(path(beats_dir, launch, rank), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             data = json.loads(os.read(fd, LIMIT))
         finally:
@@ -47,17 +53,14 @@ def read(beats_dir: str, launch: int, rank: int) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def newest_before(beats_dir: str, launch: int) -> tuple[int, dict[str, Any]]:
-    """Return the newest earlier launch whose guards on this node have found something, and what is to be repeated."""
-    found: list[tuple[int, dict[str, Any]]] = []
-    try:
-        names = os.listdir(beats_dir)  # noqa: PTH208
-    except OSError:
-        names = []
-    for name in names:
-        kind, _, rest = name.partition("-")
-        earlier, _, rank = rest.partition("-")
-        if kind == "guard" and earlier.isdecimal() and rank.isdecimal() and int(earlier) < launch:
-            events = [e for e in read(beats_dir, int(earlier), int(rank)).get("events", ()) if e["kind"] in REPEATED]
-            found += [(int(earlier), event) for event in events]
-    return max(found, key=lambda one: (one[0], -REPEATED.index(one[1]["kind"]), -one[1]["step"]), default=(-1, {}))
+def update(**fields: Any) -> None:
+    """Change fields of this process's record, if a launcher watches it. Raises OSError on failure."""
+    folder = os.environ.get(paths.BEAT_DIR, "")
+    if folder:
+        launch, rank = paths.own_launch(), paths.own_rank()
+        write(folder, launch, rank, {**read(folder, launch, rank), **fields})
+
+
+def doubt() -> dict[str, Any]:
+    """What the launcher made of the guards' records, from its `AttemptDir.doubt`; {} if there is nothing."""
+    return _read(f"{os.environ.get(paths.ATTEMPT_DIR, '')}/doubt.json")

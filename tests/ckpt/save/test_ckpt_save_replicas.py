@@ -115,6 +115,24 @@ def test_replicas_of_shards_are_compared(tmp_path: Path):
         assert found["astray"]["there"] == []
 
 
+def test_replicas_that_differ_after_a_restore_are_a_doubt_for_the_launcher_and_the_repetition_is_reported(
+    tmp_path: Path,
+):
+    """Values that no optimizer's step changes are the trainer's own matter."""
+    digests = set()
+    for out, _ in several_ranks(3, "ckpt_differing_worker.py", "doubtful", str(tmp_path)):
+        found = json.loads(out.splitlines()[-1])["doubtful"]
+        assert "note.tokens" in found["plain"]["raised"] and found["plain"]["record"] == {}
+        assert "model.weight" in found["weight"]["raised"]
+        (event,) = found["weight"]["record"]["events"]
+        assert (event["ranks"], event["majority"], event["step"], event["clean"]) == ([1], True, 3, 2)
+        assert event["digests"][0] == event["digests"][2] != event["digests"][1]
+        assert found["repeated"]["raised"] == ""
+        digests.add((event["digests"][0], found["repeated"]["record"]["repeated"]["digest"]))
+    ((first, again),) = digests
+    assert first == again
+
+
 def test_trainer_that_does_not_catch_the_refusal_ends_with_do_not_restart():
     program = "from transom_cli.ckpt import RanksDiffer; raise RanksDiffer('2 values differ')"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 93

@@ -19,7 +19,8 @@ import io
 import itertools
 import marshal
 import pickle
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ from torch.distributed.tensor.placement_types import Shard
 from transom_cli.ckpt.digest import Part, digest, value_digest
 from transom_cli.ckpt.failures import RanksDiffer
 from transom_cli.ckpt.ranks import Ranks
+from transom_cli.ckpt.save import doubt
 from transom_cli.ckpt.save.layout import Layout, Signature
 from transom_cli.ckpt.save.serialize import told_apart
 from transom_cli.ckpt.state import RANKS, State
@@ -65,11 +67,13 @@ class Proof:
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that differs between rank `first` and `others`."""
+    """A value that differs between rank `first` and `others`. odd: the ranks outside the majority, or all of them."""
 
     name: str
     first: int
     others: tuple[int, ...]
+    odd: tuple[int, ...]
+    majority: bool
 
     @property
     def text(self) -> str:
@@ -155,9 +159,19 @@ def differences(ranks: Ranks, mine: Proof | None, shorts: list[Short | None]) ->
             first = min(digests)
             others = tuple(sorted(rank for rank, digest in digests.items() if digest != digests[first]))
             if others:
-                found.append(Difference(index.fqn, first, others))
+                holders = sorted(digests)
+                odd, majority = outside_majority([(digests[rank],) for rank in holders])
+                found.append(Difference(index.fqn, first, others, tuple(holders[i] for i in odd), majority))
     answer: list[Difference] = ranks.from_first(found)
     return answer
+
+
+def outside_majority(rows: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], bool]:
+    """Return the positions of rows that differ from the strict majority; all positions if there is none."""
+    first, count = Counter(rows).most_common(1)[0]
+    if count * 2 <= len(rows):
+        return tuple(range(len(rows))), False
+    return tuple(i for i, row in enumerate(rows) if row != first), True
 
 
 def refusal(found: list[Difference]) -> RanksDiffer:
@@ -257,9 +271,14 @@ def _listed(ranks: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result of comparing replicas. whole: a rank compared everything. complete: all ranks did. note: a warning."""
+    """Result of comparing replicas. whole: a rank compared everything. complete: all ranks did. note: a warning.
+
+    digests: of each rank, if they are comparable.
+    """
 
     refused: RanksDiffer | None = None
+    found: tuple[Difference, ...] = ()
+    digests: tuple[str, ...] = ()
     trouble: str = ""
     note: str = ""
     whole: bool = False
@@ -273,7 +292,10 @@ def compare(ranks: Ranks, proof: Proof | None, checksums: list[Short | None]) ->
     complete = all(short is not None and not short[3] for short in checksums)
     if found:
         refused = refusal(found)
-        return Comparison(refused, f"{refused.what}: {found[0].text}", whole=whole, complete=complete)
+        sharded = any(short is None or short[1] for short in checksums)
+        digests = () if sharded else tuple(f"{short[0]:016x}" for short in checksums if short is not None)
+        words = f"{refused.what}: {found[0].text}"
+        return Comparison(refused, tuple(found), digests, words, whole=whole, complete=complete)
     note = buffers_note(proof, checksums) if proof is not None else ""
     return Comparison(note=note, whole=whole, complete=complete)
 
@@ -284,6 +306,9 @@ class ReplicaCheck:
     def __init__(self, ranks: Ranks, state: State, say: Callable[[str], None]) -> None:
         self._ranks, self._state, self._say = ranks, state, say
         self.refusal: RanksDiffer | None = None
+        self.doubt: doubt.Doubt | None = None  # set with it, if hardware may be the reason
+        self.clean = -1  # the newest step at which all replicas were equal
+        self._stepped: frozenset[str] = frozenset()  # names of parameters and their optimizer state
         self._equal: Signature | None = None  # replicas of this signature were found equal on all ranks
         self._equal_as: Signature | None = None  # the whole signature that it belongs to
         self._each_save: list[MetadataIndex] = []  # what is compared at each save
@@ -306,15 +331,29 @@ class ReplicaCheck:
         if about is not None and layout.signature is self._equal_as:
             return prove_some(flat, about, self._each_save)
         assert about is not None
+        stepped = self._state.stepped()
+        self._stepped = frozenset(
+            name
+            for name, value in flat.items()
+            if isinstance(value, torch.Tensor) and local_part(value).untyped_storage().data_ptr() in stepped
+        )
         return prove(flat, layout, about, self._state.broadcast(), self._ranks.size)
 
-    def compared(self, proof: Proof | None, found: Comparison) -> None:
+    def compared(self, step: int, proof: Proof | None, found: Comparison) -> None:
         """Note what the ranks found. If one rank compared everything, all do so until all have found it equal."""
-        self.refusal = found.refused
+        self.refusal, self.doubt = found.refused, None
+        trained = [one for one in found.found if one.name in self._stepped]
+        if trained and found.complete and self.clean >= 0 and doubt.supervised():
+            odd = tuple(sorted({rank for one in trained for rank in one.odd}))
+            names = tuple(one.name for one in trained[:NAMED])
+            certain = all(one.majority for one in trained)
+            self.doubt = doubt.Doubt(step, self.clean, names, odd, certain, found.digests)
         if found.refused is not None or proof is None or found.whole:
             self.forget()
         if proof is not None and found.complete and found.refused is None:
-            self._equal = proof.about
+            self._equal, self.clean = proof.about, step
+            if doubt.supervised():
+                doubt.repeated(step, proof.short[0])
         if found.note and found.note not in self._noted:
             self._noted.add(found.note)
             self._say(found.note)

@@ -92,6 +92,7 @@ class Saver:
         self.saved, self.durable = step, step if durable else None
         self._status.began(step, durable=durable)
         self._replicas.forget()
+        self._replicas.clean = step
         if not durable:
             self._options.rule.hurry()
 
@@ -235,6 +236,12 @@ class Saver:
         refused, self._replicas.refusal = self._replicas.refusal, None
         if refused is not None:
             self.settle()
+            doubt = self._replicas.doubt
+            if doubt is not None:
+                if self._ranks.first:
+                    self._say(f"{doubt.words}; waiting for the launcher to go back and repeat the steps")
+                doubt.report()
+                doubt.settled(self._ranks)
             if self._ranks.first:  # Python prints nothing for a SystemExit that nobody catches
                 sys.stderr.write(f"error: {refused}\n")
                 sys.stderr.flush()
@@ -318,7 +325,7 @@ class Saver:
                 return Committed(roll.trouble)
             if any(short is not None for short in roll.checksums):
                 comparison = compare(self._ranks, proof, roll.checksums)
-                self._replicas.compared(proof, comparison)
+                self._replicas.compared(save.step, proof, comparison)
                 save.compared.set_result(comparison.refused)
                 if comparison.trouble:
                     return Committed(comparison.trouble)

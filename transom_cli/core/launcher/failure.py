@@ -21,7 +21,7 @@ from transom_cli.core.launcher.events import LaunchEnded, LogsRead
 from transom_cli.core.launcher.judgement import Sign, journal_diagnosis, judge
 from transom_cli.core.launcher.outcome import close, count_last_step, finish, saved_words, stop
 from transom_cli.core.launcher.state import Budget, Decision, Departure, Nodes, Phase, Reason, State, after
-from transom_cli.core.placement import replacement
+from transom_cli.core.placement import again, replacement
 from transom_cli.core.policy import SWAP
 from transom_cli.plural import several, times
 
@@ -267,13 +267,15 @@ def resize(state: State, at: float, out: tuple[str, ...], training: tuple[str, .
         nodes = nodes.with_ready(node)
     diagnosis = state.incident.diagnosis if state.incident is not None else None
     decided = diagnosis.decided if diagnosis is not None else UNDECIDED
+    placement = again(training, state.network)
     words = f"continues on {len(training)} of {several(nodes.wanted, 'node')}, without {_list(out)}"
+    words += f"; {placement.words}" if placement.words else ""
     entry = Journal(
         state.incident.id if state.incident is not None else "", "swapped", words, cause, out,
         state.health.of(out), decided,
     )  # fmt: skip
     state = replace(state, nodes=nodes, budget=replace(state.budget, relaunches=()))
-    return after((entry,), relaunch(state, at, cause, training))
+    return after((entry,), relaunch(state, at, cause, placement.order))
 
 
 def _given_up(state: State, out: tuple[str, ...]) -> Nodes:
@@ -296,9 +298,11 @@ def enlarge(state: State, e: LaunchEnded) -> Decision:
         return resize(state, e.at, out, training, "grow")
     new = tuple(n for n in training if n not in nodes.training)
     size = f"{len(training)} of {several(nodes.wanted, 'node')}"
+    placement = again(training, state.network)
     words = f"continues on {size}, with {_list(new)}" if new else f"continues on {size}: the others went away again"
+    words += f"; {placement.words}" if placement.words else ""
     state = replace(state, nodes=nodes.without_spares(new))
-    return after((Journal("", "grown", words, "grow", new),), relaunch(state, e.at, "grow", training))
+    return after((Journal("", "grown", words, "grow", new),), relaunch(state, e.at, "grow", placement.order))
 
 
 def _list(nodes: Iterable[str]) -> str:

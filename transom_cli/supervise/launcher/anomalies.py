@@ -12,13 +12,13 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transom_cli.core import silent
-from transom_cli.core.codec import plain
+from transom_cli.core.codec import build, plain
 from transom_cli.core.launcher import AnomalyReported
 from transom_cli.diagnose import numerics
 from transom_cli.diagnose.clue import Clue, Silent
@@ -47,14 +47,15 @@ class AnomalyReporter:
         journal: JournalWriter,
         hear: Callable[[AnomalyReported], None],
         steps: Callable[[str], str] | None = None,
+        before: Sequence[AttemptDir] = (),
     ) -> None:
-        """steps: a node's step breakdowns as text; raises OSError."""
+        """steps: a node's step breakdowns as text; raises OSError. before: earlier attempts, oldest first."""
         self._steps = steps or (lambda node: attempt.spent(node).read_text(encoding="utf-8"))
         self._attempt, self._checkpoints = attempt, checkpoints
         self._journal, self._hear = journal, hear
         self._slow = watch.SlowState()
         self._loss = numerics.NumericsState()
-        self._silent = silent.SilentState()
+        self._silent = self._known_doubts(before)
         self._guarded = -1  # launch of the newest reports of guards
         self._sampled = (-1, -1)  # launch and step of the newest loss that was judged
         self._standing: dict[str, dict[str, Any]] = {}
@@ -62,6 +63,8 @@ class AnomalyReporter:
         self._end = threading.Event()
 
     def start(self) -> None:
+        if self._silent.open is not None:
+            self._keep_doubts()
         threading.Thread(target=self._run, name="reports", daemon=True).start()
 
     def stop(self) -> None:
@@ -106,8 +109,24 @@ class AnomalyReporter:
                 self._ends(what.value, -1)
             self._guarded = launch
         guards = [silent.Guarded(rank.rank, node, rank.guard) for rank, node in ranks if rank.launch == launch]
-        self._silent, found = silent.watch(self._silent, launch, guards)
+        state, found = silent.watch(self._silent, launch, guards)
+        if state != self._silent:
+            self._silent = state
+            self._keep_doubts()
         return found
+
+    def _known_doubts(self, before: Sequence[AttemptDir]) -> silent.SilentState:
+        """What an earlier launcher of this attempt knew, or of the newest attempt that knew anything."""
+        for attempt in (self._attempt, *reversed(before)):
+            with contextlib.suppress(OSError, ValueError):
+                state = build(silent.SilentState, json.loads(attempt.doubt.read_text(encoding="utf-8")))
+                return state if attempt is self._attempt else state.inherited()
+        return silent.SilentState()
+
+    def _keep_doubts(self) -> None:
+        """Keep them for a later launcher, and for the ranks, which learn what to repeat (heartbeat.guard_record)."""
+        with contextlib.suppress(OSError):  # the present launcher knows them anyway
+            replace_text(self._attempt.doubt, json.dumps(plain(self._silent)) + "\n")
 
     def _of_loss(self, found: numerics.Found) -> AnomalyReported:
         """Add the checkpoint to which a rollback would return."""

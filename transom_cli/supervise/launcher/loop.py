@@ -137,8 +137,9 @@ class Launcher:
             options, self._attempt, self._watch, lambda: self._state, self._agents.dead, self._read_steps
         )
         self._reporter = AnomalyReporter(
-            self._attempt, options.checkpoints, self._journal, self._inbox.put, self._read_steps
-        )
+            self._attempt, options.checkpoints, self._journal, self._inbox.put, self._read_steps,
+            history.earlier(options.run, self._attempt),
+        )  # fmt: skip
         self._publisher = HeartbeatPublisher(self._attempt, self._watch)
         with_agents = self._start_agents()
         self._stream = self._agents.fetch_heartbeats() if with_agents else None
