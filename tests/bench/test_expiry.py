@@ -9,9 +9,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from expiry import BY_COST, FIXED, Judged, fitted, returns, rows
+from expiry import BY_COST, BY_NODE, EVIDENCE, FIXED, Judged, fitted, gain, returns, rows, splits
 
-from transom_cli.core.node_hazard import DAY, HOUR, PUBLISHED, Hazard, Return, expiry
+from transom_cli.core.node_hazard import DAY, HOUR, PUBLISHED, Hazard, Use, expiry
 from transom_cli.simulate.model import Trace
 from transom_cli.simulate.traces import read_failures
 
@@ -25,6 +25,8 @@ def test_shipped_hazard_is_that_of_the_trace() -> None:
     of_trace = fitted(returns(TRACE))
     assert of_trace.failures == PUBLISHED.failures
     assert of_trace.seconds == pytest.approx(PUBLISHED.seconds, rel=1e-5)
+    for ours, published in zip(of_trace.repeats, PUBLISHED.repeats, strict=True):
+        assert ours == pytest.approx(published, rel=1e-2)
     rates = PUBLISHED.rates()
     assert rates == tuple(sorted(rates, reverse=True)), "the excess fades"
     assert rates[0] / PUBLISHED.base > 100
@@ -36,6 +38,16 @@ def test_rule_by_cost_is_never_far_from_the_best_fixed_time(case: tuple[str, int
     policies = ROWS[case]
     best = min(policies[name].regret for name in FIXED)
     assert policies[BY_COST].regret <= best * 1.05
+    assert policies[BY_NODE].regret <= max(best * 1.05, best + 0.5), "half a node-hour does not matter"
+
+
+@pytest.mark.parametrize("name", EVIDENCE)
+def test_only_recent_failures_of_the_node_predict_the_other_half(name: str) -> None:
+    """The class of the outage and its length do not: no rule uses them."""
+    assert isinstance(TRACE, Trace)
+    (a, b), by_time = splits(TRACE)["nodes"], splits(TRACE)["time"]
+    gains = [gain(*pair, EVIDENCE[name]) for pair in ((a, b), (b, a), by_time)]
+    assert (min(gains) > 0) is ("fail" in name)
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -53,8 +65,20 @@ def test_larger_jobs_wait_longer_and_idle_nodes_make_waiting_cheap() -> None:
 
 
 def test_site_whose_returns_fail_less_waits_less() -> None:
-    good = PUBLISHED.updated([Return(30 * DAY, False)] * 2000)
+    good = PUBLISHED.updated([Use(30 * DAY, False)] * 2000)
     assert expiry(good, 1024 * 900.0) < expiry(PUBLISHED, 1024 * 900.0)
+
+
+def test_node_with_recent_failures_waits_longer() -> None:
+    waits = [expiry(PUBLISHED, 1024 * 900.0, recent=recent) for recent in (0, 1, 2, 3)]
+    assert waits == sorted(waits) and waits[0] < waits[2] == waits[3]
+
+
+def test_factors_of_recent_failures_follow_what_the_site_sees() -> None:
+    """Published: more after recent failures. A site where they predict nothing forgets that."""
+    assert PUBLISHED.rates(2)[0] > PUBLISHED.rates()[0] > PUBLISHED.rates(0)[0]
+    site = PUBLISHED.updated(Use(HOUR / 2, n % 130 == 0, recent=n % 3) for n in range(60_000))
+    assert [site.rates(recent)[0] / site.rates()[0] for recent in (0, 1, 2)] == pytest.approx([1.0] * 3, abs=0.15)
 
 
 def test_hazard_without_any_use_waits_for_nothing() -> None:
@@ -62,5 +86,5 @@ def test_hazard_without_any_use_waits_for_nothing() -> None:
 
 
 def test_short_use_counts_only_where_it_was() -> None:
-    updated = Hazard((0.0,) * 7, (0.0,) * 7, 0.0).updated([Return(2 * HOUR, True)])
+    updated = Hazard((0.0,) * 7, (0.0,) * 7, 0.0).updated([Use(2 * HOUR, True)])
     assert updated.failures[:3] == (0, 1, 0) and updated.seconds[:3] == (HOUR, HOUR, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
+from transom_cli.core.codec import event_from_json, event_to_json
+from transom_cli.core.node_hazard import DAY, PUBLISHED, Use
 from transom_cli.core.operator.actions import Isolate, Restart
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.isolation import LONGEST, drain_refused, on_probation
-from transom_cli.core.operator.state import Policy, Request, State
+from transom_cli.core.operator.isolation import LONGEST, drain_refused, lasting, on_probation
+from transom_cli.core.operator.state import Job, Policy, Request, State
 
 NODES = ("n1", "n2", "n3")
 
@@ -111,6 +114,38 @@ def test_large_job_excludes_a_suspect_for_longer_where_that_is_set() -> None:
     assert lasts == 6 * 3600.0
     assert detail == "for 6 h, since another failure would cost 256 node-hours"
     assert excluded_in(16384, expiry_by_cost=True)[0] == LONGEST
+
+
+def isolated_again(nodes: int, **known: Any) -> tuple[float, str]:
+    names = tuple(f"n{i}" for i in range(1, nodes + 1))
+    state = State(Policy(expiry_by_cost=True), Request(nodes), job=Job(nodes=names))
+    return lasting(state, ev.Isolated(21.0, "k", "n2", "excluded", "", **known))
+
+
+def test_node_that_failed_in_other_runs_is_excluded_for_longer_than_one_that_did_not() -> None:
+    assert isolated_again(1024)[0] == 6 * 3600.0
+    lasts, detail = isolated_again(1024, elsewhere=2)
+    assert lasts == LONGEST
+    assert detail == (
+        "for 24 h, since another failure would cost 256 node-hours; it was at fault 2 times in the last 30 days before"
+    )
+
+
+def test_site_whose_returned_nodes_work_excludes_for_no_longer_than_the_setting() -> None:
+    good = PUBLISHED.updated([Use(30 * DAY, failed=False)] * 10_000)
+    assert isolated_again(1024)[0] > 3600.0
+    assert isolated_again(1024, hazard=good, elsewhere=2) == (3600.0, "")
+
+
+@given(st.integers(0, 10**6), st.lists(st.builds(Use, st.floats(0, 1e8), st.booleans()), max_size=20))
+def test_no_history_excludes_for_less_than_the_setting_or_more_than_a_day(elsewhere: int, uses: list[Use]) -> None:
+    lasts, _ = isolated_again(4096, elsewhere=elsewhere, hazard=PUBLISHED.updated(uses))
+    assert 3600.0 <= lasts <= LONGEST
+
+
+def test_what_the_history_said_is_in_the_journal() -> None:
+    event = ev.Isolated(21.0, "k", "n2", "excluded", "", hazard=PUBLISHED, elsewhere=3)
+    assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event
 
 
 def waiting(reason: str, **policy: Any) -> State:

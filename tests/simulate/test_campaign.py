@@ -55,7 +55,8 @@ def test_another_setting_and_another_assumption_are_compared_on_the_same_failure
     assert [r["policy"] for r in found] == ["now", "restart.relaunches=0", "costs.start=900"]
     assert found[0]["relaunches"] > 0 == found[1]["relaunches"]
     assert found[0]["hours"]["restart"] < found[2]["hours"]["restart"]
-    for wrong in ("costs.nothing=1", "costs.start=soon", "restart.relaunches"):
+    assert rows("--what-if", "fault.slow=400", "-j", "1")[1]["hours"]["slower"] > 5 * found[0]["hours"]["slower"]
+    for wrong in ("fault.none=1", "costs.nothing=1", "costs.start=soon", "restart.relaunches"):
         assert CliRunner().invoke(app, [*SMALL, "--what-if", wrong]).exit_code != 0, wrong
 
 

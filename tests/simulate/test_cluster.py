@@ -19,9 +19,24 @@ from transom_cli.core.goodput import Kind
 from transom_cli.core.launcher import Policy as LauncherPolicy
 from transom_cli.core.operator.state import Policy
 from transom_cli.layout import RunDir
+from transom_cli.simulate.attempt import Attempt
 from transom_cli.simulate.cluster import BEGIN, Cluster
 from transom_cli.simulate.export import write_run
-from transom_cli.simulate.model import DAY, HANG, HOUR, LOST, Costs, Fault, Hazard, Outage, Scenario, Trace
+from transom_cli.simulate.model import (
+    CORRUPT,
+    DAY,
+    FAULTS,
+    HANG,
+    HOUR,
+    LOST,
+    Costs,
+    Fault,
+    Hazard,
+    Outage,
+    Scenario,
+    Site,
+    Trace,
+)
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.record_reader import read_run_record
 
@@ -55,8 +70,26 @@ def simulated(scenario: Scenario, seed: int = 1, script: Callable[[Cluster], Non
     return cluster
 
 
-def test_same_seed_gives_the_same_journal_and_another_seed_another() -> None:
-    first, again, other = simulated(BUSY), simulated(BUSY), simulated(BUSY, 2)
+EVERYTHING = replace(
+    BUSY,
+    days=40.0,
+    limit=3 * DAY,
+    hazard=replace(
+        BUSY.hazard,
+        flapping=True,
+        switch_per_day=0.2,
+        switch_nodes=4,
+        power_per_day=0.1,
+        power_nodes=8,
+        faults=tuple(replace(f, share=f.share or 50) for f in FAULTS),
+    ),
+    site=Site(others=0.7, others_hours=3.0, maintenance_days=14.0),
+)
+
+
+@pytest.mark.parametrize("scenario", [BUSY, EVERYTHING], ids=["busy", "everything"])
+def test_same_seed_gives_the_same_journal_and_another_seed_another(scenario: Scenario) -> None:
+    first, again, other = simulated(scenario), simulated(scenario), simulated(scenario, 2)
     assert len(first.journal) > 50
     assert lines(first) == lines(again) != lines(other)
 
@@ -127,6 +160,75 @@ def test_drained_node_returns_after_repair_and_its_exclusion_is_lifted() -> None
     (exclusion,) = cluster.state.isolation.exclusions
     assert exclusion.until is not None, "lifted: the next restart uses the node again"
     assert [r.what for r in cluster.state.requests if r.what == "lift"] == ["lift"]
+
+
+def training_within(cluster: Cluster, begin: float, end: float) -> bool:
+    """Whether a step was made between these times after the begin."""
+    return any(begin < line["wall"] - BEGIN < end for one in cluster.attempts for line in one.progress)
+
+
+def begins(attempts: list[Attempt]) -> list[float]:
+    return [one.records[0]["wall"] - BEGIN for one in attempts]
+
+
+@pytest.mark.parametrize("limit", [0.0, DAY, 30 * HOUR])
+def test_nothing_trains_during_maintenance(limit: float) -> None:
+    site = Site(maintenance_days=2.0, maintenance_hours=8.0)
+    cluster = simulated(replace(QUIET, days=5.0, limit=limit, warn=300.0, site=site))
+    assert not training_within(cluster, 2 * DAY + 1, 2 * DAY + 8 * HOUR)
+    assert training_within(cluster, 2 * DAY + 8 * HOUR, 4 * DAY)
+    assert not training_within(cluster, 4 * DAY + 1, 4 * DAY + 8 * HOUR)
+    for begin in begins(cluster.attempts) if limit else ():
+        assert begin < 2 * DAY - limit + HOUR or begin > 2 * DAY + 8 * HOUR, "it would not fit"
+
+
+def test_requeued_job_waits_for_a_node_that_another_job_holds() -> None:
+    dead = failing(Fault("dead", 1, LOST, repair=1000 * HOUR))
+    alone = replace(QUIET, spares=0, pool=5, days=2.0, hazard=replace(QUIET.hazard, repair_spread=0.0))
+    shared = replace(alone, site=Site(others=1.0, others_hours=2.0))
+    waits = {}
+    for name, scenario in (("alone", alone), ("shared", shared)):
+        cluster = simulated(scenario, 1, dead)
+        waits[name] = begins(cluster.attempts)[1] - 6 * HOUR
+        assert cluster.attempts[1].nodes == ("node00001", "node00002", "node00004", "node00005")
+    assert waits["alone"] < 0.5 * HOUR < waits["shared"]
+
+
+@pytest.mark.parametrize("name", ["switch", "power"])
+def test_switch_and_power_take_neighbouring_nodes_at_once(name: str) -> None:
+    hazard = replace(QUIET.hazard, **{f"{name}_per_day": 4.0, f"{name}_nodes": 4})  # type: ignore[arg-type]
+    cluster = Cluster(replace(QUIET, hazard=hazard, days=1.0), 3)
+    down: list[set[str]] = []
+    cluster.fleet._failed = lambda node, fault: down.append({n.name for n in cluster.fleet.nodes.values() if not n.up})
+    cluster.run()
+    assert down[3] in ({f"node0000{n}" for n in range(1, 5)}, {f"node0000{n}" for n in range(5, 9)})
+
+
+def test_flapping_nodes_fail_more_often_after_they_returned() -> None:
+    once = replace(BUSY, nodes=64, days=90.0, hazard=replace(BUSY.hazard, per_node_day=4e-3, repair_spread=0.0))
+    flapping = replace(once, hazard=replace(once.hazard, flapping=True))
+    assert Cluster(flapping, 1).run().faults > 1.5 * Cluster(once, 1).run().faults
+
+
+CORRUPTING = Fault("corrupt", 1, CORRUPT, stays=0.0, found=1.0)
+
+
+def test_silent_corruption_sets_the_training_back_to_the_last_clean_step() -> None:
+    cluster = simulated(QUIET, 1, failing(CORRUPTING))
+    (incident,) = cluster.state.incidents
+    assert incident.diagnosis is not None and "corrupt" in incident.diagnosis.cause
+    assert cluster.attempts[0].state.launch.number == 1
+    assert not cluster.state.isolation.exclusions, "one doubt is no verdict"
+
+
+def test_node_that_corrupts_again_is_excluded() -> None:
+    cluster = simulated(QUIET, 1, failing(replace(CORRUPTING, stays=1.0, again=60.0)))
+    assert "node00003" in [x.node for x in cluster.state.isolation.exclusions]
+
+
+def test_corruption_that_no_guard_finds_is_counted_and_costs_no_time() -> None:
+    outcome = Cluster(QUIET, 1, failing(replace(CORRUPTING, found=0.0))).run()
+    assert (outcome.unseen, outcome.incidents, outcome.launches) == (1, 0, 1)
 
 
 @pytest.fixture

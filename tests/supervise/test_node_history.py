@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from transom_cli.core import events as ev
+from transom_cli.core.node_hazard import PUBLISHED
 from transom_cli.core.operator.actions import Action
 from transom_cli.core.operator.cadence import Cadence
 from transom_cli.core.operator.state import Phase, Policy, Request, State
 from transom_cli.health.history import files
-from transom_cli.health.history.files import HistoryFile, read_history
+from transom_cli.health.history.files import HistoryFile, read_history, write_record
 from transom_cli.health.history.records import Attempt, Isolation, Record, RunOver
 from transom_cli.layout import RunDir
 from transom_cli.supervise.journal import write_header
@@ -168,6 +169,38 @@ def test_a_home_that_never_answers_holds_up_the_end_no_longer_than_it_may(
         assert operate(run, folder, *STORY).phase is Phase.DONE
     finally:
         answered.set()
+
+
+def test_isolation_hears_what_the_users_other_runs_know(run: RunDir, folder: Path) -> None:
+    for wall in (AT - 9000.0, AT - 5000.0):
+        write_record(folder, "r", (Attempt(wall, "another", f"5.{wall}", wall - 3600.0, ("n2",), ("n2",)),))
+    book = NodeHistory(run, folder)
+    hazard, elsewhere = book.of("n2")
+    book.close()
+    assert elsewhere == 2
+    assert hazard is not None and sum(hazard.failures) == sum(PUBLISHED.failures) + 1
+
+
+@pytest.mark.parametrize("unreadable", [True, False])
+def test_isolation_does_not_depend_on_the_history(
+    run: RunDir, folder: Path, unreadable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodebook, "PATIENCE", 0.05)
+    answered = threading.Event()
+
+    def read(*_: object) -> list[Record]:
+        if unreadable:
+            raise OSError(5, "Input/output error")
+        answered.wait(60)
+        return []
+
+    monkeypatch.setattr(nodebook, "read_history", read)
+    book = NodeHistory(run, folder)
+    try:
+        assert book.of("n2") == (None, 0)
+    finally:
+        answered.set()
+        book.close()
 
 
 def test_an_operator_that_learns_nothing_writes_nothing(run: RunDir, folder: Path) -> None:

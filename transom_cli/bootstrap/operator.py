@@ -94,6 +94,7 @@ def operator_for(
         observe=past.state.policy.observe,
         observed=record.observed,
         others=partial(read_others, shared_history, record.cluster) if shared_history is not None else lambda node: (),
+        history=lambda node: node_history.of(node),  # it begins with the lease
     )
     limits = stall_limits(settings)
     times = StepTimes()

@@ -125,7 +125,7 @@ def _policies(
 ) -> list[tuple[str, Settings, Scenario]]:
     """Return each settings file, or what --what-if changes, with its name."""
     from transom_cli.cli.run import assignment
-    from transom_cli.simulate.setup import assume, scenario_of
+    from transom_cli.simulate.setup import ASSUMED, assume, scenario_of
 
     def one(name: str, path: Path | None, flags: dict[str, str]) -> tuple[str, Settings, Scenario]:
         settings = load_settings(path, flags)
@@ -134,7 +134,7 @@ def _policies(
     found = [one(path.stem if path is not None else "now", path, {}) for path in files]
     for text in what_if:
         key, value = assignment(text)
-        assumed = key.startswith(("costs.", "hazard."))
+        assumed = key.partition(".")[0] in ASSUMED
         name, settings, scenario = one(text, files[0], {} if assumed else {key: value})
         found.append((name, settings, assume(scenario, key, value) if assumed else scenario))
     return found

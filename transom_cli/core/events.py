@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from transom_cli.core.costs import Situation
+from transom_cli.core.node_hazard import Hazard
 
 
 @dataclass(frozen=True)
@@ -394,13 +395,20 @@ class OtherExclusion:
 
 @dataclass(frozen=True)
 class Isolated(Event):
-    """A node is kept away from the run: `how` is drained or excluded. others: as the shared history has them."""
+    """A node is kept away from the run: `how` is drained or excluded.
+
+    others: as the shared history has them. hazard: the published one, updated by the user's own nodes; None if their
+    history could not be read. elsewhere: how often the node was at fault in the user's other runs, within
+    `node_hazard.RECENT`.
+    """
 
     key: str
     node: str
     how: str
     detail: str
     others: tuple[OtherExclusion, ...] = ()
+    hazard: Hazard | None = None
+    elsewhere: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from transom_cli.core import events as ev
 from transom_cli.core import launcher as la
 from transom_cli.core.codec import plain
 from transom_cli.core.launcher.actions import Journal
+from transom_cli.diagnose.clue import Silent
 from transom_cli.layout import attempt_name
 from transom_cli.simulate.fleet import Node
-from transom_cli.simulate.model import CRASH, HANG, LOST, SLOW, Costs, Fault
+from transom_cli.simulate.model import CORRUPT, CRASH, HANG, LOST, SLOW, Costs, Fault
 from transom_cli.simulate.timeline import Alarm
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Attempt:
         self._memory = -1  # the newest step in the nodes' memory
         self._cause: tuple[Node, Fault] | None = None  # what ended the present launch
         self._checked_spares = False
+        self._doubted: set[str] = set()
         self._alarm = Alarm(self._time, lambda: self.hear(la.Tick(self._time.now)))
 
     def start(self, begun: la.AttemptStarted) -> None:
@@ -353,6 +355,8 @@ class Attempt:
             self.synchronize()
             training.slow_down(self._time.now, max(training.factor, fault.factor))
             self._time.after(self._costs.slow_after, self._slow, training.launch, node, fault)
+        elif fault.effect == CORRUPT:
+            self._corrupt(training, node, fault)
         else:
             self._answer(1.0, la.FaultsFound(0.0, (replace(_finding(node.name, fault), verdict="SUSPECT"),)))
 
@@ -408,6 +412,26 @@ class Attempt:
         words = f"{node.name} makes every step {fault.factor:.2g} times as long"
         key, step = f"slow_node/{node.name}", self.step()
         self.hear(la.AnomalyReported(self._time.now, launch, key, "slow_node", words, step, (node.name,)))
+
+    def _corrupt(self, training: Training, node: Node, fault: Fault) -> None:
+        """The node computes wrong values from now on. A guard finds it, or nobody does."""
+        if node.random.random() >= fault.found:
+            self._cluster.unseen += 1
+            return
+        self.synchronize()
+        clean, back = self.step(), self._cluster.durable()
+        what = Silent.NODE if node.name in self._doubted else Silent.CORRUPTION
+        self._doubted.add(node.name)
+        words = f"{node.name} computes other values than its replicas"
+        found = la.AnomalyReported(
+            0.0, training.launch, what.value, what.value, words, clean, (node.name,), clean, back
+        )
+        self._time.after(self._costs.guard_after, self._doubt, found)
+
+    def _doubt(self, found: la.AnomalyReported) -> None:
+        if self._running(found.launch) is not None:
+            self.synchronize()
+            self.hear(replace(found, at=self._time.now, step=self.step()))
 
 
 def _finding(node: str, fault: Fault) -> ev.NodeFault:

@@ -52,6 +52,7 @@ class Summary:
     drained: float
     excluded: float
     wrong: float
+    unseen: float
     stopped: float
 
     @classmethod
@@ -68,6 +69,7 @@ class Summary:
             fmean(r.drained for r in runs),
             fmean(r.excluded for r in runs),
             fmean(r.wrong for r in runs),
+            fmean(r.unseen for r in runs),
             fmean(r.phase == "failed" for r in runs),
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 
 from transom_cli.core import events as ev
 from transom_cli.core import goodput
@@ -21,7 +21,7 @@ from transom_cli.core.operator.isolation import on_probation
 from transom_cli.core.operator.state import Request, State
 from transom_cli.simulate.attempt import Attempt
 from transom_cli.simulate.fleet import Fleet, Node
-from transom_cli.simulate.model import DAY, Fault, Scenario
+from transom_cli.simulate.model import DAY, HOUR, Fault, Scenario
 from transom_cli.simulate.timeline import Alarm, Timeline
 
 BEGIN = 1_767_225_600.0  # Unix time at which every simulated run begins: 2026-01-01
@@ -39,7 +39,8 @@ class Outcome:
         sums: Where the time went, as `transom goodput` counts it.
         horizon: The simulated time in seconds. A run that stopped early trained nothing afterwards.
         work: Seconds that all steps would have taken on all nodes, undisturbed.
-        isolated: Nodes drained and excluded. wrong: of them, those with which nothing was wrong.
+        drained, excluded: Nodes. wrong: of them, those with which nothing was wrong.
+        unseen: Faults that made the training wrong, and that no guard found.
         recoveries: (cause, seconds from the fault to the next step) of every incident that ended well.
     """
 
@@ -56,6 +57,7 @@ class Outcome:
     drained: int
     excluded: int
     wrong: int
+    unseen: int
     recoveries: tuple[tuple[str, float], ...]
 
     @property
@@ -88,7 +90,7 @@ class Cluster:
         self._reason = ""
         self._leaving: set[str] = set()  # nodes to be repaired once the job has left them
         self._ended_at: float | None = None
-        self._faults = self._drained = self._excluded = self._wrong = 0
+        self._faults = self._drained = self._excluded = self._wrong = self.unseen = 0
         if script is not None:
             script(self)
 
@@ -226,11 +228,29 @@ class Cluster:
         wait = self.timeline.random.expovariate(1 / mean) if mean else 0.0
         self._eligible = self.timeline.now + wait
         self.timeline.at(self._eligible, self._schedule)
+        site, ours = self.scenario.site, self.attempts[-1].nodes if self.attempts else ()
+        for node in self.fleet.nodes.values() if site.others and ours else ():
+            if node.name not in ours and node.random.random() < site.others:
+                node.taken = self.timeline.now + node.random.expovariate(1 / (site.others_hours * HOUR))
+                self.timeline.at(node.taken, self._schedule)
+
+    def _window(self) -> tuple[float, float]:
+        """Return the maintenance window that is open or comes next."""
+        every, lasts = self.scenario.site.maintenance_days * DAY, self.scenario.site.maintenance_hours * HOUR
+        if not every:
+            return inf, inf
+        begin = BEGIN + every * max(1, ceil((self.timeline.now - BEGIN - lasts + 1e-6) / every))
+        return begin, begin + lasts
 
     def _schedule(self) -> None:
         """Start the pending job if there are nodes for it."""
         now = self.timeline.now
         if now < self._eligible:
+            return
+        begin, end = self._window()
+        if now + self.scenario.limit >= begin:
+            self.timeline.at(end, self._schedule)
+            self._say_pending("Reservation")
             return
         nodes = self.fleet.nodes
         free = [n for n, node in nodes.items() if n not in self._exclude and self.fleet.free(node)]
@@ -239,7 +259,10 @@ class Cluster:
             return
         possible = sum(1 for n in nodes if n not in self._exclude) >= self._want
         reason = "Resources" if possible else "BadConstraints"
-        if reason != self._reason or not possible:
+        self._say_pending(reason, again=not possible)
+
+    def _say_pending(self, reason: str, *, again: bool = False) -> None:
+        if reason != self._reason or again:
             self._reason = reason
             self.timeline.after(SQUEUE, self._pending, reason)
 
@@ -255,11 +278,12 @@ class Cluster:
         costs, scenario = self.scenario.costs, self.scenario
         self.timeline.after(SQUEUE, self._running, attempt)
         self.timeline.after(costs.launcher, lambda: attempt.start(self._begun(before)))
-        if scenario.limit:
+        limit = min(scenario.limit or inf, self._window()[0] - self.timeline.now)
+        if limit < inf:
             if scenario.warn:
-                warned = max(0.0, scenario.limit - scenario.warn)
+                warned = max(0.0, limit - scenario.warn)
                 self.timeline.after(warned, lambda: attempt.hear(la.TimeLimitNear(self.timeline.now)))
-            self.timeline.after(scenario.limit, self._time_is_up, attempt)
+            self.timeline.after(limit, self._time_is_up, attempt)
 
     def _begun(self, before: list[ev.OutcomeSeen | None]) -> la.AttemptStarted:
         """What a launcher reads of the attempts before its own."""
@@ -361,5 +385,6 @@ class Cluster:
             self._drained,
             self._excluded,
             self._wrong,
+            self.unseen,
             recoveries,
         )

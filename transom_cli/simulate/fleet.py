@@ -11,16 +11,30 @@ from itertools import accumulate
 from math import exp, inf
 from random import Random
 
+from transom_cli.core.node_hazard import ENDS, PUBLISHED
 from transom_cli.simulate.model import ALARM, DAY, HOUR, LOST, Fault, Hazard, Outage, Scenario, Trace
 from transom_cli.simulate.timeline import Timeline
 
+_AFTER_RETURN = tuple(zip(ENDS, (rate / PUBLISHED.base for rate in PUBLISHED.rates()), strict=True))
 INSPECTION = 4 * HOUR  # median, of a drained node with which nothing is wrong
 
 
 class Node:
     """One node. up: it answers. broken: a fault that stays until the node is repaired. drained: in Slurm."""
 
-    __slots__ = ("broken", "down_since", "drained", "in_repair", "name", "random", "rate", "returned", "turn", "up")
+    __slots__ = (
+        "broken",
+        "down_since",
+        "drained",
+        "in_repair",
+        "name",
+        "random",
+        "rate",
+        "returned",
+        "taken",
+        "turn",
+        "up",
+    )
 
     def __init__(self, name: str, random: Random, rate: float) -> None:
         self.name, self.random, self.rate = name, random, rate
@@ -28,6 +42,7 @@ class Node:
         self.broken: Fault | None = None
         self.down_since = inf
         self.returned: float | None = None
+        self.taken = -inf  # until when another job has the node
         self.turn = 0  # of planned faults: only the newest counts
 
 
@@ -58,13 +73,14 @@ class Fleet:
             return
         for node in self.nodes.values():
             self._plan(node)
-        if self._hazard.switch_per_day:
-            timeline.after(timeline.random.expovariate(self._hazard.switch_per_day / DAY), self._switch)
+        hazard = self._hazard
+        self._switches("switch", hazard.switch_per_day / DAY, hazard.switch_nodes, hazard.switch_outage)
+        self._switches("power", hazard.power_per_day / DAY, hazard.power_nodes, hazard.power_outage)
 
     def free(self, node: Node) -> bool:
         """Whether Slurm would give the node to a job: it learns late that a node is down."""
         late = not node.up and self._timeline.now - node.down_since < self._slurm_down
-        return (node.up or late) and not node.drained and not node.in_repair
+        return (node.up or late) and not (node.drained or node.in_repair or node.taken > self._timeline.now)
 
     def drain(self, name: str) -> None:
         """Drain a node that the job has left: it is repaired, or inspected if nothing is wrong with it."""
@@ -81,7 +97,7 @@ class Fleet:
         node.turn += 1
         need = node.random.expovariate(1.0)
         when = since = node.returned if node.returned is not None else self._timeline.now
-        for until, factor in self._hazard.after_return if node.returned is not None else ():
+        for until, factor in _AFTER_RETURN if node.returned is not None and self._hazard.flapping else ():
             hazard = node.rate * factor * (since + until - when)
             if hazard >= need:
                 self._timeline.at(when + need / (node.rate * factor), self._fault, node, node.turn)
@@ -116,16 +132,21 @@ class Fleet:
             if not self._noticed(node):
                 self.drain(node.name)
 
-    def _switch(self) -> None:
-        random, hazard = self._timeline.random, self._hazard
+    def _switches(self, name: str, rate: float, width: int, outage: float) -> None:
+        """Plan the next event that cuts off neighbouring nodes."""
+        if rate:
+            after = self._timeline.random.expovariate(rate)
+            self._timeline.after(after, self._cut_off, name, rate, width, outage)
+
+    def _cut_off(self, name: str, rate: float, width: int, outage: float) -> None:
         nodes = list(self.nodes.values())
-        first = random.randrange(0, len(nodes), hazard.switch_nodes)
-        for node in nodes[first : first + hazard.switch_nodes]:
+        first = self._timeline.random.randrange(0, len(nodes), width)
+        for node in nodes[first : first + width]:
             if node.up and not node.in_repair:
                 node.up, node.down_since, node.in_repair = False, self._timeline.now, True
-                self._timeline.after(hazard.switch_outage, self._return, node)
-                self._failed(node, Fault("switch", 0, LOST))
-        self._timeline.after(random.expovariate(hazard.switch_per_day / DAY), self._switch)
+                self._timeline.after(outage, self._return, node)
+                self._failed(node, Fault(name, 0, LOST))
+        self._switches(name, rate, width, outage)
 
     # --- repair ---
 

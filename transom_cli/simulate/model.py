@@ -14,7 +14,7 @@ from transom_cli.core.stall_state import StallLimits
 from transom_cli.core.step_times import StepTimes
 
 HOUR, DAY = 3600.0, 86400.0
-CRASH, LOST, HANG, SLOW, ALARM = EFFECTS = ("crash", "lost", "hang", "slow", "alarm")
+CRASH, LOST, HANG, SLOW, ALARM, CORRUPT = EFFECTS = ("crash", "lost", "hang", "slow", "alarm", "corrupt")
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,12 @@ class Fault:
     Attributes:
         share: Its weight among all faults.
         effect: crash: a rank ends. lost: the node stops answering. hang: the ranks stop stepping. slow: they step more
-            slowly. alarm: a check suspects a healthy node.
+            slowly. alarm: a check suspects a healthy node. corrupt: they compute wrong values, and step on.
         stays: Probability that the node stays broken until it is repaired; otherwise the next launch works.
         category, line: What the logs say, as in `diagnose.clue.Category`.
         check: The health check that can prove the fault; "" if none can.
-        found, found_deep: Probability that it does so during training or in a preflight, and in a deep check.
+        found, found_deep: Probability that it does so during training or in a preflight, and in a deep check. If the
+            effect is corrupt: found is that of the guard.
         again: Mean time until a broken node fails again.
         repair: Median time out of service, once the node is drained or lost.
         factor: Of the step time, if the effect is slow.
@@ -53,38 +54,45 @@ class Fault:
 
 
 # Shares: the 419 unexpected interruptions of Llama 3 405B, by count. How often a fault stays and is found is our
-# assumption. The median repair time is that of the StepFun trace.
+# assumption. The median repair times are those of the StepFun trace, by class. What a guard finds is measured
+# (docs/silent.md). Slow nodes and silent corruption have no share unless you give them one.
 FAULTS = (
     Fault("gpu", 262, stays=0.5, category="gpu_hardware", line="CUDA error: uncorrectable ECC error encountered",
-          check="gpu_xid", found=0.7, found_deep=0.9),
+          check="gpu_xid", found=0.7, found_deep=0.9, repair=16.8 * HOUR),
     Fault("network", 42, stays=0.3, category="network_fabric", line="NCCL WARN Net: connection closed by remote peer",
-          check="ib_link", found=0.5, found_deep=0.8),
-    Fault("node", 46, LOST),
+          check="ib_link", found=0.5, found_deep=0.8, repair=37.4 * HOUR),
+    Fault("node", 46, LOST, repair=77.5 * HOUR),
     Fault("software", 56, category="process_crash"),
     Fault("hang", 13, HANG, stays=0.2, check="compute_speed", found_deep=0.5),
+    Fault("slow", 0, SLOW, stays=1.0, factor=1.2),
+    Fault("corrupt", 0, CORRUPT, stays=0.5, found=0.72, repair=16.8 * HOUR),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Hazard:
-    """How often nodes fail. Every node has its own rate, and fails more often after it returned from repair.
+    """How often nodes fail. Every node has its own rate.
 
     Attributes:
         per_node_day: Faults of a node that never failed, on average over all nodes.
         spread: Variance over mean squared of the rates of the nodes (a gamma distribution); 0: all are equal.
-        after_return: (seconds since the return, factor of the rate until then), ascending; afterwards 1.
+        flapping: Nodes that returned fail more often for a month, as published (`core.node_hazard`).
         switch_per_day, switch_nodes, switch_outage: Events that cut off neighbouring nodes at once, and for how long.
-        repair_spread: Sigma of the log-normal repair times.
+        power_per_day, power_nodes, power_outage: The same, for those that lose power.
+        repair_spread: Sigma of the log-normal repair times: the trace's mean is 6.5 times its median.
         notice: Mean time until the site itself notices a broken node and drains it; 0: never.
     """
 
     per_node_day: float = 4.0e-3
     spread: float = 0.0
-    after_return: tuple[tuple[float, float], ...] = ()
+    flapping: bool = False
     switch_per_day: float = 0.0
     switch_nodes: int = 16
     switch_outage: float = 300.0
-    repair_spread: float = 1.0
+    power_per_day: float = 0.0
+    power_nodes: int = 64
+    power_outage: float = HOUR
+    repair_spread: float = 1.93
     notice: float = DAY
     faults: tuple[Fault, ...] = FAULTS
 
@@ -133,7 +141,7 @@ class Costs:
         slurm_down: Silence after which Slurm calls a node down.
         reset: Until the ranks on other nodes fail when a node vanishes; 0: they wait for it.
         look: Until the operator sees what the launcher wrote.
-        slow_after: Until a slow node is reported.
+        slow_after, guard_after: Until a slow node, and a wrong value, is reported.
         noise: Sigma of the log-normal durations.
     """
 
@@ -164,6 +172,7 @@ class Costs:
     reset: float = 0.0
     look: float = 0.3
     slow_after: float = 120.0
+    guard_after: float = 60.0
     noise: float = 0.2
 
     @classmethod
@@ -197,6 +206,24 @@ class Costs:
 
 
 @dataclass(frozen=True)
+class Site:
+    """Who else uses the cluster.
+
+    Attributes:
+        others: Share of the other nodes that other jobs hold when the job is requeued. It keeps its place in the queue:
+            only jobs that end before it can start are backfilled, so nodes only become free.
+        others_hours: Mean time until such a job ends.
+        maintenance_days, maintenance_hours: Time between maintenance windows (0: none), and their length. A job whose
+            time limit reaches into a window starts after it. One without a limit is ended at its begin.
+    """
+
+    others: float = 0.0
+    others_hours: float = 12.0
+    maintenance_days: float = 0.0
+    maintenance_hours: float = 8.0
+
+
+@dataclass(frozen=True)
 class Scenario:
     """One simulated run.
 
@@ -223,6 +250,7 @@ class Scenario:
     hazard: Hazard = field(default_factory=Hazard)
     trace: Trace | None = None
     costs: Costs = field(default_factory=Costs)
+    site: Site = field(default_factory=Site)
     steps: int = 0
     limit: float = 0.0
     warn: float = 120.0

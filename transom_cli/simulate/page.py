@@ -89,9 +89,8 @@ def _strip(name: str, one: Summary, hours: float) -> Strip:
 def _assumptions(scenario: Scenario) -> tuple[Block, ...]:
     hazard = {} if scenario.trace is not None else asdict(scenario.hazard)
     faults = hazard.pop("faults", ())
-    rows = [
-        (f"{part}.{k}", v) for part, d in (("costs", asdict(scenario.costs)), ("hazard", hazard)) for k, v in d.items()
-    ]
+    parts = {"costs": asdict(scenario.costs), "hazard": hazard, "site": asdict(scenario.site)}
+    rows = [(f"{part}.{key}", value) for part, values in parts.items() for key, value in values.items()]
     rows += [(f"share of {fault['name']} faults", fault["share"]) for fault in faults]
     cells = tuple((Cell(name), Cell(f"{value:g}" if isinstance(value, float) else str(value))) for name, value in rows)
     words = "Times in seconds. Each can be changed with --what-if."

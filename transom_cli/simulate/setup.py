@@ -14,6 +14,8 @@ from transom_cli.supervise.launcher.plan import launcher_policy
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
 
+ASSUMED = ("costs", "hazard", "site", "fault")  # what `assume` changes
+
 
 def with_settings(scenario: Scenario, settings: Settings) -> Scenario:
     """Let the run's own policy decide, with its limits."""
@@ -36,14 +38,20 @@ def scenario_of(settings: Settings, nodes: int, days: float, failures: Trace | H
 
 
 def assume(scenario: Scenario, key: str, value: str) -> Scenario:
-    """Change one assumption, such as `costs.start` or `hazard.switch_per_day`."""
+    """Change one assumption, such as `costs.start`, `hazard.switch_per_day`, or the share of a fault: `fault.slow`."""
     part, _, name = key.partition(".")
-    values = getattr(scenario, part) if part in ("costs", "hazard") else None
+    faults = scenario.hazard.faults
+    values = getattr(scenario, part, None) if part in ASSUMED else None
     now = getattr(values, name, None)
+    if part == "fault":
+        now = next((float(fault.share) for fault in faults if fault.name == name), None)
     if not isinstance(now, bool | int | float | str):
         raise UsageError(f"`{key}` is not an assumption", "docs/simulate.md lists them", "for example costs.start=30")
     try:
         found = value in ("true", "1") if isinstance(now, bool) else type(now)(value)
     except ValueError as error:
         raise UsageError(f"`{key}={value}` is not a number") from error
+    if part == "fault":
+        faults = tuple(replace(fault, share=found) if fault.name == name else fault for fault in faults)
+        return replace(scenario, hazard=replace(scenario.hazard, faults=faults))
     return replace(scenario, **{part: replace(values, **{name: found})})  # type: ignore[type-var, arg-type]

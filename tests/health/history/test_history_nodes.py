@@ -9,16 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transom_cli.core.node_hazard import RECENT, Use
 from transom_cli.health.finding import Verdict
 from transom_cli.health.history.nodes import (
     CARRIED,
     REMEMBERED,
     HistoryLimits,
     NodeHistory,
+    failures_elsewhere,
     fold,
     judge_history,
     poisson_tail,
     to_avoid,
+    uses_after_return,
 )
 from transom_cli.health.history.records import (
     Attempt,
@@ -90,6 +93,39 @@ def test_the_order_of_files_does_not_matter() -> None:
 def test_records_older_than_ninety_days_are_ignored() -> None:
     old = [replace(XID, wall=NOW - REMEMBERED - 1), Attempt(NOW - REMEMBERED - 1, "r", "7.0", 0.0, ("n1",), ("n1",))]
     assert fold(old, NOW) == NodeHistory()
+
+
+def used(run: str, attempt: str, began: float, ended: float, *blamed: str) -> Attempt:
+    return Attempt(ended, run, attempt, began, ("n1", "n2"), blamed)
+
+
+HOUR = 3600.0
+PAST = [
+    used("r1", "7.0", 0.0, 10 * HOUR, "n1"),
+    used("r1", "7.1", 11 * HOUR, 13 * HOUR),  # n1 returns here
+    used("r2", "8.0", 14 * HOUR, 15 * HOUR, "n1"),  # and fails after 4 h
+    used("r2", "8.0", 14 * HOUR, 15 * HOUR, "n1"),  # recorded twice
+    used("r1", "7.2", 20 * HOUR, 21 * HOUR, "n2"),
+]
+
+
+def test_use_of_a_node_counts_from_its_return_after_each_failure() -> None:
+    first = (Use(2 * HOUR, False, 0.0, 0), Use(4 * HOUR, True, 3 * HOUR, 0))
+    assert uses_after_return(PAST) == (*first, Use(HOUR, False, 0.0, 1))
+    assert uses_after_return([XID, SLOW, *PAST[:1]]) == (), "no node has returned"
+
+
+def test_attempt_that_ran_beside_the_failed_one_is_no_return() -> None:
+    beside = used("r3", "9.0", 9 * HOUR, 30 * HOUR)
+    assert uses_after_return([PAST[0], beside]) == ()
+
+
+def test_failures_in_other_runs_count_for_a_month() -> None:
+    now = 16 * HOUR
+    assert failures_elsewhere(PAST, "n1", "r3", now) == 2
+    assert failures_elsewhere(PAST, "n1", "r1", now) == 1
+    assert failures_elsewhere(PAST, "n3", "r3", now) == 0
+    assert failures_elsewhere(PAST, "n1", "r3", now + RECENT) == 0
 
 
 def test_new_runs_avoid_proven_faults_that_could_not_be_drained() -> None:

@@ -91,7 +91,7 @@ def isolated(state: State, at: float, e: ev.Isolated) -> Step:
     faults = faults_of(state.idle.faults, e.node)
     words = faults[0].words if faults else probes.evidence if probes is not None else e.detail
     cause = "node_fault" if faults else "node_lost" if probes is not None and probes.dead else "given_up"
-    until, detail = (None, e.detail) if sure else isolation.expiry(state, at, e.others, e.detail)
+    until, detail = (None, e.detail) if sure else isolation.expiry(state, e, e.detail)
     new = Exclusion(e.node, at, until, e.how, "", words, cause, detail, faults)
     return replace(state, isolation=state.isolation.excluding(new)), ()
 

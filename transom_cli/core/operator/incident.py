@@ -164,7 +164,7 @@ def isolated(state: State, e: Isolated) -> Step:
     diagnosis, faults = incident.diagnosis, incident.diagnosis.faults_of(node)
     until: float | None = None
     if not diagnosis.sure_of(node):
-        until, detail = isolation.expiry(state, at, e.others, detail)
+        until, detail = isolation.expiry(state, e, detail)
     words = faults[0].words if faults else diagnosis.words
     new = Exclusion(node, at, until, how, incident.id, words, diagnosis.cause, detail, faults)
     state = state.mark(at, "isolated", f"{node} {how}" + (f" ({detail})" if detail else ""))

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from transom_cli.core import node_hazard
-from transom_cli.core.events import OtherExclusion
-from transom_cli.core.incident import Diagnosis
+from transom_cli.core.events import Isolated
+from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.operator.actions import Isolate
 from transom_cli.core.operator.state import State
-from transom_cli.plural import several, was
+from transom_cli.plural import several, times, was
 
 RECOVERY = 900.0  # seconds that a failure costs, with the lost work, before this run has had one
 LONGEST = 86400.0  # seconds: an exclusion on suspicion ends then, whatever other users report
@@ -110,10 +110,11 @@ def drain_refused(action: Isolate, ages: Sequence[float | None]) -> str:
     return f"not drained: {count} within {action.within / 60:g} minutes (isolate.max_cluster_nodes)"
 
 
-def expiry(state: State, at: float, others: Sequence[OtherExclusion], detail: str) -> tuple[float, str]:
+def expiry(state: State, e: Isolated, detail: str) -> tuple[float, str]:
     """Return when an exclusion on suspicion ends, and its detail: after `isolate.expiry`, or when other users'
     exclusions of the node end, if that is later. Other users' reports exclude no node and shorten nothing."""
-    lasts, why = lasting(state)
+    at, others = e.at, e.others
+    lasts, why = lasting(state, e)
     own = at + lasts
     until = max((own, *(at + (LONGEST if x.seconds is None else min(x.seconds, LONGEST)) for x in others)))
     if until == own:
@@ -128,9 +129,13 @@ def on_probation(state: State, at: float) -> tuple[str, ...]:
     They fail more often than others for weeks. As spares they work only if a node is lost.
     """
     active = {x.node for x in state.isolation.exclusions if x.until is None or x.until > at}
-    recent = (i.diagnosis for i in state.incidents if at - i.began < node_hazard.PROBATION)
-    blamed = (n for d in recent if d is not None for n in d.nodes if d.isolates(n) != "none")
-    return tuple(sorted(set(blamed) - active))
+    blamed = {n for i in state.incidents if at - i.began < node_hazard.PROBATION for n in _blamed(i)}
+    return tuple(sorted(blamed - active))
+
+
+def _blamed(incident: Incident) -> tuple[str, ...]:
+    d = incident.diagnosis
+    return tuple(n for n in d.nodes if d.isolates(n) != "none") if d is not None else ()
 
 
 def _failure(state: State) -> float:
@@ -139,17 +144,20 @@ def _failure(state: State) -> float:
     return (RECOVERY + sum(times)) / (1 + len(times))
 
 
-def lasting(state: State) -> tuple[float, str]:
+def lasting(state: State, e: Isolated) -> tuple[float, str]:
     """Return for how many seconds a suspicion excludes a node, and why if that is not `isolate.expiry`.
 
     With `isolate.expiry_by_cost`, as long as another failure of the node would cost the job more than its absence,
-    `LONGEST` at most.
+    `LONGEST` at most. How likely that is, depends on what the site's nodes did, and on how often this node was at fault
+    in the last weeks.
     """
     shortest = state.policy.expiry
     if not state.policy.expiry_by_cost:
         return shortest, ""
     cost = _failure(state) * len(state.job.nodes)
-    lasts = min(node_hazard.expiry(node_hazard.PUBLISHED, cost), LONGEST)
+    recent = e.elsewhere + sum(e.at - i.began < node_hazard.RECENT and e.node in _blamed(i) for i in state.incidents)
+    lasts = min(node_hazard.expiry(e.hazard or node_hazard.PUBLISHED, cost, recent=recent), LONGEST)
     if lasts <= shortest:
         return shortest, ""
-    return lasts, f"for {lasts / 3600:g} h, since another failure would cost {cost / 3600:.0f} node-hours"
+    before = f"; it was at fault {times(recent)} in the last 30 days before" if recent else ""
+    return lasts, f"for {lasts / 3600:g} h, since another failure would cost {cost / 3600:.0f} node-hours{before}"

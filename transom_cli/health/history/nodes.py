@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from transom_cli.core.node_hazard import RECENT, Use
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.history.records import Attempt, Isolation, Lift, Over, Record, RunOver
 from transom_cli.plural import several
@@ -116,6 +117,36 @@ def _uses(records: Iterable[Record]) -> tuple[NodeUse, ...]:
             failures.setdefault(node, []).append(key)
     nodes = dict.fromkeys((*hours, *failures))
     return tuple(NodeUse(n, hours.get(n, 0.0), tuple(failures.get(n, ()))) for n in sorted(nodes))
+
+
+def uses_after_return(records: Iterable[Record]) -> tuple[Use, ...]:
+    """Return how nodes that had been at fault did once they were used again: what `Hazard.updated` learns from.
+
+    A node returns when its next attempt begins, after the one in which it was at fault.
+    """
+    by_node: dict[str, dict[tuple[str, str], Attempt]] = {}
+    for record in records:
+        for node in record.nodes if isinstance(record, Attempt) else ():
+            by_node.setdefault(node, {})[record.run, record.attempt] = record
+    found = []
+    for node, attempts in by_node.items():
+        failures: list[float] = []
+        returned: float | None = None
+        for one in sorted(attempts.values(), key=lambda a: (a.began, a.wall)):
+            if failures and one.began >= failures[-1]:
+                returned = one.began if returned is None else returned
+                recent = sum(failures[-1] - RECENT < at for at in failures[:-1])
+                used = max(one.wall, one.began) - returned
+                found.append(Use(used, node in one.blamed, one.began - returned, recent))
+            if node in one.blamed:
+                failures, returned = [*failures, one.wall], None
+    return tuple(found)
+
+
+def failures_elsewhere(records: Iterable[Record], node: str, run: str, now: float) -> int:
+    """Return in how many attempts of other runs the node was at fault lately."""
+    attempts = (r for r in records if isinstance(r, Attempt) and r.run != run and node in r.blamed)
+    return len({(r.run, r.attempt) for r in attempts if now - RECENT < r.wall})
 
 
 def to_avoid(history: NodeHistory, now: float) -> tuple[Isolation, ...]:

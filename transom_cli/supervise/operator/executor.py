@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from transom_cli.core import events as ev
+from transom_cli.core.node_hazard import Hazard
 from transom_cli.core.operator import actions as act
 from transom_cli.core.operator.isolation import drain_refused
 from transom_cli.errors import TransomError
@@ -85,6 +86,7 @@ class Orders:
     observe: bool = False  # carry out nothing that changes a job or a node
     observed: int = 0  # the job to observe, where transom did not submit it
     others: Callable[[str], tuple[ev.OtherExclusion, ...]] = lambda node: ()  # as users of the cluster report them
+    history: Callable[[str], tuple[Hazard | None, int]] = lambda node: (None, 0)  # hazard, elsewhere, as in Isolated
 
     @property
     def tag(self) -> str:
@@ -330,8 +332,8 @@ class Executor:
             why = reason(action.reason, self._orders.run.run_id)
             orders, capped = self._orders, None if action.most is None else partial(drain_refused, action)
             how, detail = drain(self._slurm, orders.drain_command, action.node, why, orders.drain_spool, capped)
-        others = self._orders.others(action.node)
-        return ev.Isolated(self._clock.now(), action.key, action.node, how, detail, others)
+        others, (hazard, elsewhere) = self._orders.others(action.node), self._orders.history(action.node)
+        return ev.Isolated(self._clock.now(), action.key, action.node, how, detail, others, hazard, elsewhere)
 
     def _restart(self, action: act.Restart) -> ev.Event:
         handed = newest_handoff(self._orders.run)
