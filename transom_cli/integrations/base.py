@@ -60,12 +60,14 @@ class Rank:
         """Training begins, or continues, after `step`."""
         client.resumed(step)
         experiment.keep()
+        experiment.at(step)
         if self._requests is not None:
             self._requests.at(step)
 
     def step(self, step: int, loss: Any = None, grad_norm: Any = None) -> bool:
         """Report a finished step. Return whether it is to be saved; `due` stays true until `saved`."""
         client.beat(step, loss=loss, grad_norm=grad_norm)
+        experiment.at(step)
         if self._requests is not None:
             self.due = self._requests.due(step) or self.due
         elif not self.stop and self._agreed():
