@@ -4,9 +4,9 @@
 - MLflow: the ID of the first attempt's run is kept in the run directory, and later attempts get it (`MLFLOW_RUN_ID`).
 - TensorBoard: later attempts write to the same folder, and hide the points after the step from which they resume.
 
-W&B and MLflow cannot hide points. Steps that were lost are made again, and are not logged a second time: the run directory
-has the newest training step for which something was logged. With `TRANSOM_WANDB=rewind`, W&B's server forgets these
-points instead, and they are logged again.
+W&B and MLflow cannot hide points. Steps that were lost are made again, and are not logged a second time: the run
+directory has the newest training step for which something was logged. With `TRANSOM_WANDB=rewind`, W&B's server forgets
+these points instead, and they are logged again.
 
 Only rank 0 logs to an experiment. A variable that you set yourself is left alone.
 """

@@ -1,8 +1,8 @@
 """Reads step and loss from the TensorBoard files that a rank has open for writing. Needs no TensorBoard.
 
-A file is a row of records: length (8 bytes, little-endian), CRC of the length, a protobuf `Event`, CRC of the event. The
-CRC is CRC-32C, masked as TFRecord does. Of an `Event`, only wall_time (1), step (2) and summary (5) are read; of each
-value in the summary, tag (1) and simple_value (2). Sources: tensorflow's lib/io/record_writer.h and event.proto.
+A file is a row of records: length (8 bytes, little-endian), CRC of the length, a protobuf `Event`, CRC of the event.
+The CRC is CRC-32C, masked as TFRecord does. Of an `Event`, only wall_time (1), step (2) and summary (5) are read; of
+each value in the summary, tag (1) and simple_value (2). Sources: tensorflow's lib/io/record_writer.h and event.proto.
 
 A writer flushes every two minutes by default, so each value is compared with the optimizer steps at its own wall time.
 What a value's step counts is unknown. It is taken only if it moves at the pace of the optimizer's steps, as a progress
@@ -34,7 +34,11 @@ KEPT = 600  # counts of optimizer steps, one per second; values that wait to be 
 _HEAD = struct.Struct("<QI")
 _LEAST = _HEAD.size + 4  # bytes of a record without its event
 _EVALUATION = re.compile(r"\b(?:val|valid|validation|eval|evaluation|test|dev)\b")
-_NAMES = {"loss": re.compile(r"\bloss\b"), "lr": re.compile(r"\blr\b|\blearning rate\b"), "epoch": re.compile(r"\bepoch$")}
+_NAMES = {
+    "loss": re.compile(r"\bloss\b"),
+    "lr": re.compile(r"\blr\b|\blearning rate\b"),
+    "epoch": re.compile(r"\bepoch$"),
+}
 _TABLE = [0] * 256
 for _byte in range(256):
     _value = _byte
