@@ -31,8 +31,8 @@ frameworks: setup ## .frameworks/ with Hugging Face, Lightning, DeepSpeed, ... f
 	@scripts/frameworks.sh
 
 # A framework that cannot be installed is named, and its cells in the table say so.
-test-frameworks: frameworks ## each example through a killed rank, a corrupted checkpoint, a time limit; as a table (15 min)
-	status=0; .frameworks/bin/python -m pytest tests/e2e/test_frameworks.py --junitxml=.test-results/frameworks.xml || status=$$?; \
+test-frameworks: frameworks ## each example through kills, a hang, a corrupted checkpoint, a time limit; as a table (40 min)
+	status=0; .frameworks/bin/python -m pytest tests/integrations tests/heartbeat/test_auto_beat.py tests/e2e/test_frameworks.py -o junit_family=xunit1 --junitxml=.test-results/frameworks.xml || status=$$?; \
 	$(PY) scripts/frameworks_table.py .test-results/frameworks.xml; exit $$status
 
 bench-own-way: frameworks ## frameworks' own resume and warning beside transom's callbacks, same faults (half an hour)

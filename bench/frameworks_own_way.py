@@ -1,50 +1,108 @@
 """The frameworks' own resume and warning beside transom's callbacks, with the same faults.
 
-    .frameworks/bin/python bench/frameworks_own_way.py [--runs 3]
+    .frameworks/bin/python bench/frameworks_own_way.py [--runs 8] [--only lightning]
 
 Two ranks, without Slurm: an `scontrol` of the bench's own notes Lightning's request to requeue. Each run is ended by a
-fault after step 23 to 29, then started again until its end. Own way: `resume_from_checkpoint=True` and
-`enable_jit_checkpoint` (SIGTERM) of Hugging Face, the newest file and `auto_requeue` (SIGUSR1) of Lightning. With
-transom: `latest`, and SIGUSR2 as in a script without a launcher. Lost: steps that are made again. Wrong: steps whose
-batch is not that of the undisturbed training. Broken: runs that do not end within two minutes, or fail.
+fault after step 23 to 29, then started again until its end. The ranks are forked from this process, which has imported
+the frameworks.
+
+Own way: `resume_from_checkpoint=True` and `enable_jit_checkpoint` (SIGTERM) of Hugging Face; the newest file and
+`auto_requeue` (SIGUSR1) of Lightning; torchtitan's checkpoint manager, which knows no warning (SIGTERM). With transom:
+`latest`, and SIGUSR2 as in a script without a launcher.
+
+Lost: steps that are made again. Wrong: steps whose batch is not that of the undisturbed training. Broken: runs that do
+not end within two minutes, or fail.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import os
 import shutil
 import signal
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
-TRAINER = Path(__file__).with_name("own_way_trainer.py")
 FAULTS = ("rank killed", "newest half-written", "warned")
-WARNING = {("huggingface", "own"): signal.SIGTERM, ("lightning", "own"): signal.SIGUSR1}
+WARNING = {
+    ("huggingface", "own"): signal.SIGTERM,
+    ("lightning", "own"): signal.SIGUSR1,
+    ("torchtitan", "own"): signal.SIGTERM,
+}
+IMPORTS = {
+    "huggingface": ("transformers", "transom_cli.integrations.huggingface"),
+    "lightning": ("lightning", "transom_cli.integrations.lightning"),
+    "torchtitan": ("torchtitan.components.checkpointer", "transom_cli.integrations.torchtitan"),
+}
 PATIENCE = 120.0
 
 
-def start(framework: str, way: str, folder: Path, attempt: int) -> list[subprocess.Popen[bytes]]:
+class Rank:
+    """A forked process."""
+
+    def __init__(self, framework: str, way: str, folder: Path, log: Path, env: dict[str, str]) -> None:
+        self.code: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            with contextlib.suppress(BaseException):
+                descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+                os.dup2(descriptor, 1)
+                os.dup2(descriptor, 2)
+                os.environ.update(env)
+                code = _train(framework, way, folder / "out")
+                sys.stdout.flush()
+            os._exit(code)
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def end(self) -> None:
+        self.send_signal(signal.SIGKILL)
+        while self.poll() is None:
+            time.sleep(0.01)
+
+
+def _train(framework: str, way: str, out: Path) -> int:
+    from own_way_trainer import train
+
+    try:
+        train(framework, way, out)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def start(framework: str, way: str, folder: Path, attempt: int) -> list[Rank]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "TRANSOM_"))}
-    env |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    env |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PATH": f"{folder}/bin:{env['PATH']}"}
+    env = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    env |= {"GLOO_SOCKET_IFNAME": "lo", "PATH": f"{folder}/bin:{os.environ['PATH']}"}
     slurm = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_NNODES": "2"}
     slurm |= {"SLURM_JOB_NAME": "train", "SLURM_NODELIST": "127.0.0.1", "SLURM_JOB_NODELIST": "127.0.0.1"}
     ranks = []
     for rank in range(2):
         of_rank = {"RANK": str(rank), "LOCAL_RANK": "0", "SLURM_PROCID": str(rank), "SLURM_LOCALID": "0"}
         of_rank["SLURM_NODEID"] = str(rank)
-        command = (sys.executable, str(TRAINER), framework, way, str(folder / "out"))
-        with (folder / f"rank-{rank}.{attempt}").open("wb") as log:
-            own = {**env, **of_rank, **(slurm if framework == "lightning" else {})}
-            ranks.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
+        own = {**env, **of_rank, **(slurm if framework == "lightning" else {})}
+        ranks.append(Rank(framework, way, folder, folder / f"rank-{rank}.{attempt}", own))
     return ranks
 
 
@@ -54,15 +112,14 @@ def seen(folder: Path, attempt: int) -> list[tuple[int, str]]:
     return [(int(word[1]), word[2]) for word in words if len(word) == 3 and word[0] == "saw" and word[1].isdecimal()]
 
 
-def ended(ranks: list[subprocess.Popen[bytes]], patience: float) -> bool:
+def ended(ranks: list[Rank], patience: float) -> bool:
     """Whether all ranks end by themselves, without an error."""
     deadline = time.monotonic() + patience
     while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
         time.sleep(0.1)
     good = all(rank.poll() == 0 for rank in ranks)
     for rank in ranks:
-        rank.kill()
-        rank.wait()
+        rank.end()
     return good
 
 
@@ -77,14 +134,14 @@ def hurt(fault: str, framework: str, way: str, folder: Path, step: int) -> int:
             rank.send_signal(WARNING.get((framework, way), signal.SIGUSR2))
         ended(ranks, 40.0)  # then the time is over
     else:
-        ranks[1].kill()
+        ranks[1].send_signal(signal.SIGKILL)
         time.sleep(1.0)
         ended(ranks, 0.0)
     if fault == "newest half-written":
         out = folder / "out"
-        found = [path for path in (*out.glob("checkpoint-*"), *out.glob("*.ckpt")) if path.is_dir() or path.is_file()]
+        found = [*out.glob("checkpoint-*"), *out.glob("*.ckpt"), *out.glob("checkpoint/step-*")]
         newest = max(found, key=lambda path: path.stat().st_mtime)
-        largest = max(newest.rglob("*.safetensors"), default=newest)
+        largest = max([*newest.rglob("*.safetensors"), *newest.rglob("*.distcp")], default=newest)
         os.truncate(largest, largest.stat().st_size // 2)
     return max((one for one, _ in seen(folder, 0)), default=0)
 
@@ -116,16 +173,23 @@ def undisturbed(framework: str) -> dict[int, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3)
-    runs = parser.parse_args().runs
+    parser.add_argument("--runs", type=int, default=8)
+    parser.add_argument("--only", choices=IMPORTS)
+    args = parser.parse_args()
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "TRANSOM_"))]:
+        del os.environ[name]
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     print(
-        f"{'framework':<12} {'fault':<20} {'way':<8} {'lost steps':>18} {'wrong batches':>14} {'broken':>8}   n={runs}"
+        f"{'framework':<12} {'fault':<20} {'way':<8} {'lost steps':>18} {'wrong batches':>14} {'broken':>8}"
+        f"   n={args.runs}"
     )
-    for framework in ("huggingface", "lightning"):
+    for framework in [args.only] if args.only else IMPORTS:
+        for name in ("own_way_trainer", *IMPORTS[framework]):
+            importlib.import_module(name)
         right = undisturbed(framework)
         for fault in FAULTS:
             for way in ("own", "transom"):
-                found = [one(fault, framework, way, number, right) for number in range(runs)]
+                found = [one(fault, framework, way, number, right) for number in range(args.runs)]
                 lost = [steps for steps, _, _ in found]
                 words = f"{statistics.median(lost):g} ({min(lost)} to {max(lost)})"
                 wrong, broken = sum(batches for _, batches, _ in found), sum(bad for _, _, bad in found)

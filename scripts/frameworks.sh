@@ -20,6 +20,9 @@ FRAMEWORK_LIST=(
     'torchdata>=0.11,<1'   # 0.11.0
     'trl>=1.0,<2'          # 1.16.0
     'torchtitan>=0.2,<1'   # 0.3.0
+    'tensorboard>=2.15,<3' # 2.21.0
+    'wandb>=0.19,<1'       # 0.31.0
+    'mlflow-skinny>=2,<4'  # 3.17.2
 )
 
 say() { printf 'frameworks: %s\n' "$*" >&2; }

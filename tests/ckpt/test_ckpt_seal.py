@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from transom_cli.ckpt.failures import NoCheckpointRestores
-from transom_cli.ckpt.seal import SEAL, SEALS, choose, damage, latest, read_seal, seal, sealed
+from transom_cli.ckpt.names import SEAL, SEALS
+from transom_cli.ckpt.seal import choose, damage, latest, read_seal, seal, sealed
 from transom_cli.supervise.attempt_files import newest_checkpoint
 
 CHOOSE = "import sys; from transom_cli.ckpt.seal import latest; print(latest(sys.argv[1]))"

@@ -23,6 +23,7 @@ from e2e.support import Person, at_step, over
 from transom_cli.ckpt.seal import sealed
 from transom_cli.heartbeat import paths
 from transom_cli.layout import RunDir
+from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.long]
@@ -125,7 +126,14 @@ class Training:
     """A framework's example, supervised."""
 
     def __init__(
-        self, person: Person, framework: str, every: int = EVERY, *, plain: bool = False, snapshots: int = 0
+        self,
+        person: Person,
+        framework: str,
+        every: int = EVERY,
+        *,
+        plain: bool = False,
+        snapshots: int = 0,
+        more: tuple[str, ...] = (),
     ) -> None:
         self.person, self.framework = person, framework
         self.out, self.final = person.cwd / "out", person.cwd / "final"
@@ -136,7 +144,7 @@ class Training:
         script = unchanged(framework, person.cwd) if plain else None
         command = example(framework, self.out, self.final, delay=delay, every=every, script=script)
         command += ("--snapshot-every", str(snapshots)) if snapshots else ()
-        self.run = person.start("-N", str(RANKS), "--", *command)
+        self.run = person.start("-N", str(RANKS), *more, "--", *command)
 
     def wait(self, ready: Any) -> dict[str, Any]:
         return self.person.wait(self.run, ready, PATIENCE)
@@ -150,9 +158,9 @@ class Training:
     def logs(self) -> str:
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.run.path.rglob("*.log")))
 
-    def finish(self, undisturbed: Any) -> dict[str, Any]:
+    def finish(self, undisturbed: Any, excluded: tuple[str, ...] = ()) -> dict[str, Any]:
         view = self.wait(over)
-        assert (view["phase"], view["excluded"]) == ("done", []), self.logs()[-6000:]
+        assert (view["phase"], tuple(one[0] for one in view["excluded"])) == ("done", excluded), self.logs()[-6000:]
         same = self.final.read_text() == undisturbed(self.framework)
         assert same or self.framework in REPEATS, "the final state differs"
         return view
@@ -182,6 +190,25 @@ def resumed_from(training: Training) -> list[int]:
     return sorted(int(found[-1]) for found in numbers)
 
 
+@pytest.mark.parametrize("framework", [*FRAMEWORKS, "torchtitan"])
+def test_lines_to_change(framework: str, record_property: Any) -> None:
+    """The number in the table of the docs is that of the added lines in their diff, which are those of the example."""
+    docs = (EXAMPLES.parent / "docs" / "frameworks.md").read_text()
+    titles = {"huggingface": "Hugging Face Trainer", "lightning": "Lightning", "deepspeed": "DeepSpeed"}
+    title = {**titles, "torch_save": "torch.save"}.get(framework, framework)
+    section = docs.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    assert section
+    added = [line for line in section.partition("```diff")[2].partition("```")[0].splitlines() if line.startswith("+")]
+    (row,) = (line for line in docs.splitlines() if line.startswith("| [") and title.lower() in line.lower())
+    cell = row.split("|")[2].strip()
+    assert cell == (str(len(added)) if added else "none")
+    record_property("cell", cell)
+    if framework != "torchtitan":
+        example = (EXAMPLES / framework / "train.py").read_text()
+        calls = set(re.findall(r"\b(?:TransomCallback|latest|attach|resume|due)\b", "\n".join(added)))
+        assert [name for name in calls if name not in example] == []
+
+
 @pytest.mark.parametrize("framework", LOGGING)
 def test_own_step_and_loss_are_shown_without_a_changed_line(person: Person, framework: str) -> None:
     training = Training(person, framework, plain=True)
@@ -190,6 +217,10 @@ def test_own_step_and_loss_are_shown_without_a_changed_line(person: Person, fram
     view = training.wait(over)
     assert view["phase"] == "done", training.logs()[-6000:]
     assert (view["step"], view["steps_since_start"]) == (STEPS, False)
+    own = view["own_checkpoint"]
+    assert (own["step"] >= STEPS - EVERY, own["sealed"]) == (True, False), own
+    text = " ".join(person.transom("status", training.run.run_id).stdout.split())
+    assert f"(step {own['step']}, not sealed)" in text, text
     assert view["loss"] is not None or framework in ("deepspeed", "lightning")  # these examples log no loss
 
 
@@ -225,7 +256,22 @@ def test_resumes_from_sealed_checkpoint_after_rank_kill(person: Person, undistur
     training.signal_rank()
     view = training.finish(undisturbed)
     assert max(resumed_from(training)) >= 2 * EVERY
-    assert view["checkpoint"]["step"] >= 4 * EVERY if "checkpoint" in view else True
+    assert (view["step"], view["steps_since_start"]) == (STEPS, False) or framework == "torch_save"
+    own = view["own_checkpoint"]
+    assert own["step"] >= STEPS - EVERY
+    assert (own["step"], own["sealed"]) == (view["durable"], True) or framework == "torch_save", own  # 10 s later
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_resumes_on_a_spare_after_node_kill(person: Person, sandbox: Sandbox, undisturbed: Any, framework: str) -> None:
+    undisturbed(framework)
+    training = Training(person, framework, more=("--spares", "1"))
+    view = training.wait_for_seal(2 * EVERY)
+    killed = view["nodes"][1]
+    faults.kill_node(sandbox, killed)
+    view = training.finish(undisturbed, excluded=(killed,))
+    assert max(resumed_from(training)) >= 2 * EVERY
+    assert view["starts"] == 0 and killed not in view["nodes"]
 
 
 @pytest.mark.parametrize("framework", WITH_SNAPSHOTS)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rank_server import Forked
 
-from transom_cli.ckpt.seal import SEAL
+from transom_cli.ckpt.names import SEAL
 
 WORKER = Path(__file__).with_name("huggingface_worker.py")
 

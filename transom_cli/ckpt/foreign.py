@@ -25,7 +25,8 @@ from pathlib import Path
 
 from transom_cli.ckpt import files
 from transom_cli.ckpt.failures import NoCheckpointRestores, describe
-from transom_cli.ckpt.seal import SEAL, damage, read_seal, seal, step_of
+from transom_cli.ckpt.names import SEAL, step_of
+from transom_cli.ckpt.seal import damage, read_seal, seal
 
 STILL = 10.0  # seconds for which nothing of a complete checkpoint has changed
 EVERY = 5.0  # seconds between two looks

@@ -31,6 +31,19 @@ SAVED = ".saved"
 SEALED = ".sealed"
 ROLLBACKS = ".setbacks"
 COPIES_OF = ".copies-of"
+SEAL = "transom-seal.json"  # in a sealed folder
+SEALS = ".transom-seals"  # beside sealed files
+
+_FRAMEWORKS = tuple(
+    re.compile(form)
+    for form in (
+        r"checkpoint[-_](\d+)",  # Hugging Face, accelerate
+        r"global_step_?(\d+)",  # DeepSpeed, verl
+        r"iter_(\d+)",  # Megatron
+        r"step[-_](\d+)",  # torchtitan, accelerate's examples
+        r".*\bstep=(\d+).*\.ckpt",  # Lightning
+    )
+)
 
 _DATA = re.compile(r"__(0|[1-9][0-9]*)_0\.distcp")
 _STEP = re.compile(r"step-(0|[1-9][0-9]*)")
@@ -120,3 +133,9 @@ def abandoned(name: str, here: Here) -> bool:
         return False
     pid = int(local.group(2))
     return owner == local_attempt(here.host, pid) and not here.alive(pid)
+
+
+def step_of(name: str) -> int | None:
+    """The step in the name of a framework's checkpoint, else None."""
+    matches = (form.fullmatch(name) for form in _FRAMEWORKS)
+    return next((int(match[1]) for match in matches if match), None)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -33,28 +32,16 @@ from transom_cli.ckpt.failures import NoCheckpointRestores
 from transom_cli.ckpt.fence import newer_than
 from transom_cli.ckpt.inventory import check_bytes, check_shape
 from transom_cli.ckpt.manifest import FileEntry
-from transom_cli.ckpt.names import SEALED
+from transom_cli.ckpt.names import SEAL, SEALED, SEALS, step_of
 from transom_cli.files import make_private, publish_text, refresh_directory
 from transom_cli.heartbeat import paths
 from transom_cli.layout import AttemptDir, RunDir
 
-SEAL = "transom-seal.json"
-SEALS = ".transom-seals"
 SCHEMA = 1
 TRACKERS = ("latest", "latest_checkpointed_iteration.txt")  # DeepSpeed's and Megatron's: they name the newest one
 _LIMIT = 64 << 20  # bytes of a seal that are read
 _READERS = 4  # threads that read a checkpoint's files
 _PATIENCE = 1800.0  # seconds for rank 0 to verify
-_NAMES = tuple(
-    re.compile(form)
-    for form in (
-        r"checkpoint[-_](\d+)",  # Hugging Face, accelerate
-        r"global_step_?(\d+)",  # DeepSpeed, verl
-        r"iter_(\d+)",  # Megatron
-        r"step[-_](\d+)",  # torchtitan, accelerate's examples
-        r".*\bstep=(\d+).*\.ckpt",  # Lightning
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -156,12 +143,6 @@ def unsealed(folder: Path) -> list[tuple[int, Path]]:
     """Return (step, path) of what has the name of a checkpoint and no seal, newest first."""
     found = [(step, path) for path in _children(folder) if (step := step_of(path.name)) is not None]
     return sorted(((step, path) for step, path in found if read_seal(path) is None), reverse=True)
-
-
-def step_of(name: str) -> int | None:
-    """The step in the name of a framework's checkpoint, else None."""
-    matches = (form.fullmatch(name) for form in _NAMES)
-    return next((int(match[1]) for match in matches if match), None)
 
 
 def _children(folder: Path) -> list[Path]:

@@ -92,8 +92,8 @@ def seal(
     step: Annotated[int | None, typer.Option("--step", help="Its step [default: from the name].")] = None,
 ) -> None:
     """Seal a framework's checkpoint. You know it to be whole; a run then resumes from it."""
+    from transom_cli.ckpt.names import step_of
     from transom_cli.ckpt.seal import seal as seal_one
-    from transom_cli.ckpt.seal import step_of
     from transom_cli.errors import UsageError
     from transom_cli.submit.rundir import path_error
 

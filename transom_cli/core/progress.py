@@ -33,6 +33,19 @@ class Counted:
 
 
 @dataclass(frozen=True)
+class OwnCheckpoint:
+    """The trainer's own newest checkpoint, which transom does not read.
+
+    path: from the job's directory, if it is below it. changed: Unix time.
+    """
+
+    path: str
+    step: int
+    sealed: bool
+    changed: float
+
+
+@dataclass(frozen=True)
 class Progress:
     """How far a training has come.
 

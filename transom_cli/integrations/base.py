@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from transom_cli.ckpt import seal
+from transom_cli.ckpt import names, seal
 from transom_cli.ckpt.failures import describe
 from transom_cli.ckpt.save import final_checkpoint
 from transom_cli.heartbeat import client
@@ -36,7 +36,7 @@ def latest(output_dir: str | Path) -> str | None:
 def checkpoint_step(checkpoint: str | Path) -> int | None:
     """The step of a checkpoint, by its seal or its name."""
     found = seal.read_seal(Path(checkpoint))
-    return found.step if found is not None else seal.step_of(Path(checkpoint).name)
+    return found.step if found is not None else names.step_of(Path(checkpoint).name)
 
 
 class Rank:
@@ -60,12 +60,14 @@ class Rank:
         """Training begins, or continues, after `step`."""
         client.resumed(step)
         experiment.keep()
+        experiment.at(step)
         if self._requests is not None:
             self._requests.at(step)
 
     def step(self, step: int, loss: Any = None, grad_norm: Any = None) -> bool:
         """Report a finished step. Return whether it is to be saved; `due` stays true until `saved`."""
         client.beat(step, loss=loss, grad_norm=grad_norm)
+        experiment.at(step)
         if self._requests is not None:
             self.due = self._requests.due(step) or self.due
         elif not self.stop and self._agreed():

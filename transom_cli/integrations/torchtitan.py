@@ -17,7 +17,7 @@ from typing import Any
 
 from torchtitan.components.checkpointer import CheckpointManager
 
-from transom_cli.ckpt.seal import step_of
+from transom_cli.ckpt.names import step_of
 from transom_cli.integrations.base import Rank, latest
 
 __all__ = ["TransomCheckpointManager", "latest"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +19,7 @@ from transom_cli.diagnose.unknown.store import new_errors
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.plural import several
 from transom_cli.supervise.agent.logs import hits_of_tail, last_line, read_log, rulebook, tail_of
+from transom_cli.supervise.own_checkpoints import folders
 from transom_cli.supervise.past_runs import of_past_runs
 
 SECONDS = 8.0  # to find the cause: the agents of all nodes, then the logs that no agent has read
@@ -29,7 +28,6 @@ UNKNOWN = Category.UNKNOWN.value
 LOOKED_AT = 4  # logs in which it is looked for what is new, where no rule knows why: of each some megabytes
 ALL = 64  # logs that are read at most
 WRONG = 1.0  # seconds by which a node's clock is off before times in its logs are corrected
-_WORDS = re.compile(r"[\s='\"]+")
 HITS = 32768  # matched lines of all nodes that are compared
 
 
@@ -112,10 +110,7 @@ def unproven_checkpoint(run: RunDir) -> Path | None:
     from transom_cli.ckpt.seal import unsealed  # its hash function takes a while to load, and no other cause needs it
 
     try:
-        base = str(json.loads(run.submission.read_text())["chdir"])
-        words = {word for word in _WORDS.split(run.script.read_text()) if word not in (".", "..", "/")}
-        folders = [path for word in words if (path := Path(base, word)).is_dir()]
-        return max((found for folder in folders for found in unsealed(folder)), default=(-1, None))[1]
+        return max((found for folder in folders(run)[1] for found in unsealed(folder)), default=(-1, None))[1]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

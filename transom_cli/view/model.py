@@ -10,7 +10,7 @@ from transom_cli.core.events import UNDECIDED
 from transom_cli.core.fault import NOTHING, Fault, failed_again, fault_of, outcome
 from transom_cli.core.incident import Incident
 from transom_cli.core.operator.state import Exclusion, Phase, SavesFail, State, UserRequest, WouldHave
-from transom_cli.core.progress import newest_step
+from transom_cli.core.progress import OwnCheckpoint, newest_step
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat import table
 from transom_cli.plural import several, times
@@ -229,6 +229,7 @@ class RunView:
     requested_nodes: int = 0  # that the job asks for; 0: unknown
     leaving: Leaving | None = None
     preflight: Preflight | None = None
+    own_checkpoint: OwnCheckpoint | None = None  # the trainer's own newest, if the Checkpointer makes none
     framework: str = ""  # as the trainer's log shows it; also the next three, up to a minute old
     epoch: float | None = None
     learning_rate: float | None = None

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from transom_cli.ckpt.names import SEALED
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
+from transom_cli.core.progress import OwnCheckpoint
 from transom_cli.errors import printable
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
@@ -22,6 +24,7 @@ from transom_cli.supervise.attempt_files import read_json, read_logged, read_rep
 from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
+from transom_cli.supervise.own_checkpoints import newest_own
 from transom_cli.view.model import FRESH, Leaving, NodeView, Preflight, RunView, build_view
 from transom_cli.view.node_state import NodeSight, NodeViews, blind_nodes
 from transom_cli.view.outlook import next_steps, rank_operation, step_time
@@ -37,6 +40,7 @@ _LEAVING = {"time_limit": "the time limit is near", "maintenance": "a node is be
 LATE = 5.0  # seconds a node's table may lag behind the newest one and still count as current
 MANY = 128  # nodes
 MEMORY_EVERY = 10.0  # seconds between reading the memory of so many nodes
+OWN_EVERY = 10.0  # seconds between two looks at the trainer's own checkpoints
 MAX_JOURNALS = 1 << 20  # bytes of journals that are read for goodput: a tenth of a second
 SILENT, FIRST_STEP = 10.0, 1800.0  # seconds; the defaults of `detect`
 _LAUNCH = re.compile(r"\btransom(?:_cli)?\s+launch\b")
@@ -221,6 +225,8 @@ class Reader:
         self._journal, self._nodes = Folding(run.journal), NodeReader(budget)
         self._settings, self._views = read_run_settings(run), NodeViews()
         self._memory_at, self._memory_of, self._memory = float("-inf"), "", Memory()
+        self._own_at = float("-inf")
+        self._own: OwnCheckpoint | None = None
 
     def look(self, journal: Folded | None = None) -> RunView:
         """Read the run now. journal: if the caller has just read it."""
@@ -248,6 +254,7 @@ class Reader:
         logged = read_logged(run.attempt(state.job.id, state.job.restarts)) if state.job.id else {}
         view = _with_operator(run, _with_logged(view, logged))
         view = _with_history(view, folded, sights, settings, logged.get("listens"))
+        view = replace(view, own_checkpoint=self._newest_own(view))
         if not view.over:
             view = self._with_nodes(self._with_memory(view, state, sights), state, sights)
             if settings.preflight and state.job.state == "RUNNING" and not state.launch.started:
@@ -258,6 +265,14 @@ class Reader:
             view = replace(view, root_line=_root_line(run, view))
         held = None if alive or view.over else _launcher_hold(run, state)
         return held_view(view, held) if held is not None else view
+
+    def _newest_own(self, view: RunView) -> OwnCheckpoint | None:
+        """Look only where the trainer has made steps, and its checkpoints on disk are not the Checkpointer's."""
+        if view.step < 0 or (view.durable >= 0 and not (self._settings.checkpoints / SEALED).exists()):
+            return None
+        if time.monotonic() - self._own_at >= OWN_EVERY:
+            self._own_at, self._own = time.monotonic(), newest_own(self._run)
+        return self._own
 
     def _with_memory(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
         """With a budget, the files of many nodes are read only every `MEMORY_EVERY` seconds."""

@@ -178,10 +178,13 @@ def _checkpoints(view: RunView, width: int | None) -> list[Line]:
         behind = f"{several(view.step - view.durable, 'step')} behind" if alone and not view.over else ""
         about = ", ".join(x for x in (old, behind) if x)
         found.append(f"disk {count(view.durable)}" + (f" ({about})" if about else ""))
+    if (own := view.own_checkpoint) is not None:
+        ago = f"{age(max(0.0, view.now - own.changed))} ago, " if not view.over else ""
+        found.append(f"{own.path} (step {count(own.step)}, {ago}{'sealed' if own.sealed else 'not sealed'})")
     none = not found and view.step >= 0 and view.confirmed != "unknown"
     words = "none yet" if not view.over else "none"
     if view.framework:  # recognised by its log
-        words = "none that transom knows; the trainer may keep its own"
+        words = "none found; the trainer may keep its own elsewhere"
     lines = [row("checkpoint", (words, "warn"))] if none else []
     saves = planned_saves_line(view.next_save, view.next_durable, view.now) if view.confirmed == "training" else ""
     for text in _packed([*found, *([saves] if saves else [])], width):

@@ -26,6 +26,7 @@ from transom_cli.diagnose.logs.trainer_lines import NOTHING, read_lines
 from transom_cli.heartbeat import paths, record
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir
+from transom_cli.supervise.agent.event_files import EventFiles
 from transom_cli.supervise.agent.trainer_progress import TrainerProgress
 
 TAIL = 256 * 1024  # bytes of the end of the batch script's output
@@ -201,7 +202,9 @@ class NodeLogs:
     def __init__(self, attempt: AttemptDir, beats_dir: str, progress: TrainerProgress | None = None) -> None:
         self._attempt, self._beats_dir = attempt, beats_dir
         self._progress = progress or TrainerProgress()
+        self.events = EventFiles()
         self._launch = -1
+        self._tells = False  # the logs of this launch show its step or its loss
         self._followed: dict[str, Follower] = {}
 
     def look(self, rows: Sequence[RankBeat]) -> list[tuple[int, Hit]]:
@@ -209,13 +212,18 @@ class NodeLogs:
         launch = max((row.launch for row in rows), default=-1)
         if launch != self._launch:
             self.close()
-            self._launch = launch
+            self._launch, self._tells = launch, False
         found = []
         for name in names(self._beats_dir, launch, rows):
             if name not in self._followed:
                 self._followed[name] = Follower(self._attempt.logs(launch) / name)
             found += [(launch, hit) for hit in self._followed[name].look()]
-            self._progress.see(launch, self._followed[name].progress, lambda: self._counted(rows))
+            report = self._followed[name].progress
+            self._tells = self._tells or (report.step, report.loss) != (None, None)
+            self._progress.see(launch, report, lambda: self._counted(rows))
+        for of, report, steps in self.events.take(lambda: self._counted(rows)):
+            if of == launch and not self._tells:
+                self._progress.see(launch, report, lambda steps=steps: steps)  # type: ignore[misc]
         return found
 
     def _counted(self, rows: Sequence[RankBeat]) -> int:

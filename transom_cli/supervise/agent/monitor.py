@@ -1,4 +1,4 @@
-"""What the agent watches beside the heartbeats: the host's health and the rank logs, each in its own thread.
+"""What the agent watches beside the heartbeats: the host's health, rank logs and event files, each in its own thread.
 
 The heartbeat table must not wait for them. Health is read without the run directory, so that it can be reported over
 the connection even if that file system hangs. The other thread reads the logs and writes the findings.
@@ -129,7 +129,8 @@ class Monitor:
         self._read: deque[tuple[int, Hit]] = deque(maxlen=NEWS)  # from logs that the launcher asked for
         self._leave = threading.Event()
         self._threads = [
-            threading.Thread(target=x, daemon=True, name=x.__name__) for x in (self._watch_host, self._follow_logs)
+            threading.Thread(target=x, daemon=True, name=x.__name__)
+            for x in (self._watch_host, self._follow_logs, self._follow_event_files)
         ]
 
     def start(self) -> None:
@@ -182,6 +183,11 @@ class Monitor:
             self.report(news)
             if self._leave.wait(HEALTH):
                 return
+
+    def _follow_event_files(self) -> None:
+        """They may be on a file system that does not answer, when the logs must still be read."""
+        while not self._leave.wait(LOGS):
+            self._logs.events.look(self._rows())
 
     def _follow_logs(self) -> None:
         leaving = False

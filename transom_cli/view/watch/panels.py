@@ -128,6 +128,9 @@ def checkpoint_items(view: RunView) -> list[Item]:
     if view.durable >= 0:
         old = f", seen {age(view.durable_age)} ago" if view.durable_age is not None else ""
         rows.append(("disk", row("disk", f"step {count(view.durable)}{old}")))
+    if (own := view.own_checkpoint) is not None:
+        seal = "sealed" if own.sealed else "not sealed"
+        rows.append(("own", row("own", f"step {count(own.step)}, {seal}: {own.path}")))
     rows += [(f"now {one.what} {one.step}", row("now", one.message)) for one in view.operations]
     if planned := planned_saves_line(view.next_save, view.next_durable, view.now):
         rows.append(("next", row("next", planned)))
