@@ -16,12 +16,14 @@ from view_made import JOB, NOW, Made
 from view_scenes import SCENES
 
 from transom_cli.config.load import load
+from transom_cli.config.model import Settings
 from transom_cli.config.sources import runs_root
 from transom_cli.core import events as ev
 from transom_cli.core.journal_times import RECENT, JournalTimes
 from transom_cli.errors import UsageError
 from transom_cli.slurm.port import Job, JobState
 from transom_cli.slurm.tags import run_tag
+from transom_cli.submit.render import render_script
 from transom_cli.submit.rundir import new_run
 from transom_cli.view.outlook import LONG, MANY, step_time
 from transom_cli.view.read import RunSettings, read_run_settings, read_view
@@ -268,3 +270,12 @@ def test_stall_of_the_file_system_is_no_step_time() -> None:
     """Steps of 0.5 s are read 11 s late, when a finding writes the newest one down."""
     assert step_time(((0.0, 1), (11.0, 3))) is None
     assert step_time(((0.0, 1), (11.0, 3), (70.0, 141))) == pytest.approx(0.5)
+
+
+def test_own_batch_script_has_a_launcher(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    script = render_script(Settings(), made.run.path, ["python", "train.py"])
+    made.run.script.write_text(script)
+    assert read_run_settings(made.run).launcher
+    made.run.script.write_text("#!/bin/bash\ntransom launch -- python train.py\n")
+    assert read_run_settings(made.run).launcher

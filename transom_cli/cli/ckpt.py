@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +28,7 @@ from transom_cli.cli.ckpt_proof import deep as compare
 from transom_cli.cli.ckpt_proof import diff
 from transom_cli.cli.options import examples
 from transom_cli.errors import NoCheckpoint, TransomError
-from transom_cli.view.text import size, span
+from transom_cli.view.text import day_time, size, span, zone
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.inventory import Verdict
@@ -180,10 +181,20 @@ def _show(
     if not found:
         typer.echo(f"no checkpoints in {directory}", err=True)
         return
-    table = [("STEP", "SIZE", "RANKS", "ATTEMPT", "CREATED", "STATE"), *(cells for _, cells in found)]
+    now = time.time()
+    head = ("STEP", "SIZE", "RANKS", "ATTEMPT", f"CREATED ({zone(now)})", "STATE")
+    table = [head, *((*cells[:4], _local(cells[4], now), cells[5]) for _, cells in found)]
     widths = [max(len(row[i]) for row in table) for i in range(5)]
     for row in table:
         typer.echo("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[5]]))
+
+
+def _local(created: str, now: float) -> str:
+    """Return a manifest's time as every screen shows times."""
+    try:
+        return day_time(datetime.fromisoformat(created.replace("Z", "+00:00")).timestamp(), now)
+    except ValueError:
+        return created
 
 
 def _row(verdict: Verdict, good: str) -> tuple[int, tuple[str, ...]]:

@@ -175,7 +175,8 @@ def _incidents(
         texts.append("\n".join(lines))
         alike = []
     if texts and what is None and not (verbose or full):
-        texts.append(f"details: `transom explain {book.run_id} {timelines[-1].id}`, or `--verbose` for all")
+        details = f"details: `transom explain {book.run_id} {timelines[-1].id}`, or `--verbose` for all"
+        texts.append(f"{details}\noutput:  `transom logs {book.run_id}`")
     if fails is not None and what is None:
         texts.insert(0, "\n".join(save_failure_lines(fails, width)))
     if book.held and what is None:

@@ -12,6 +12,7 @@ import typer
 from transom_cli.cli.options import Root, run_ids
 from transom_cli.cli.status import Plain
 from transom_cli.errors import TransomError, UsageError, printable
+from transom_cli.plural import several
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
@@ -134,11 +135,11 @@ def run(
         cluster = require_slurm(prepared.settings)  # fail before anything is created
         if not force:
             _require_nodes(prepared)
-    several = len(prepared.array) > 1
+    array = len(prepared.array) > 1
     for one in prepared.each():
         made = create(one, cluster)
         print(f"run {made.run_id}", file=sys.stderr)
-        code = operate_or_watch(made, detach=detach or several, foreground=foreground, new=True, as_lines=as_lines)
+        code = operate_or_watch(made, detach=detach or array, foreground=foreground, new=True, as_lines=as_lines)
         if code:
             break
     raise typer.Exit(code)
@@ -169,17 +170,23 @@ def _require_nodes(prepared: Prepared) -> None:
     """Refuse a job that asks for more nodes than the cluster has: it would wait forever."""
     from transom_cli.bootstrap.slurm import slurm_client
 
-    settings, wanted = prepared.settings, prepared.num_nodes
-    if wanted <= 1 or prepared.script_text:
+    settings, wanted, gpus = prepared.settings, prepared.num_nodes, prepared.settings.job.gpus_per_node
+    if (wanted <= 1 and not gpus) or prepared.script_text:
         return
     try:
-        known = len(slurm_client(settings.slurm.timeout, settings.job.cluster or "").nodes())
+        nodes = slurm_client(settings.slurm.timeout, settings.job.cluster or "").nodes()
     except TransomError:
         return  # sbatch decides
-    if known < wanted:
-        with_spares = f", {prepared.spares} of them spares" if prepared.spares else ""
-        why = f"the cluster has {known}; the job asks for {wanted}{with_spares}"
+    asked = f"the job asks for {wanted}{f', {prepared.spares} of them spares' if prepared.spares else ''}"
+    if len(nodes) < wanted:
+        why = f"the cluster has {len(nodes)}; {asked}"
         raise UsageError("The cluster does not have enough nodes", why, "use a smaller `--nodes`, or `--force`")
+    counts = [one.gpus for one in nodes if one.gpus is not None]
+    if gpus and len(counts) == len(nodes) and sum(count >= gpus for count in counts) < wanted:
+        why = f"{sum(count >= gpus for count in counts)} of {len(nodes)} nodes have {gpus} GPUs or more; {asked}"
+        most = sorted(counts, reverse=True)[wanted - 1]
+        hint = f"`--gpus-per-node {most}` fits, or `--force`" if most else "leave out `--gpus-per-node`, or `--force`"
+        raise UsageError(f"The cluster does not have enough nodes with {several(gpus, 'GPU')}", why, hint)
 
 
 def operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool = False, as_lines: bool = False) -> int:

@@ -41,6 +41,13 @@ class CliSlurm:
     def job(self, job_id: int) -> Job:
         return parse.parse_show_job(self._runner.run(["scontrol", "show", "job", "-o", str(job_id)]))
 
+    def count_ahead(self, job: Job) -> int:
+        pending = ["squeue", "--noheader", "--states=PENDING", f"--partition={job.partition}", "--format=%A %Q"]
+        lines = [line.split() for line in self._runner.run(pending).splitlines()]
+        priorities = {int(line[0]): int(line[1]) for line in lines if len(line) == 2}
+        own = priorities.get(job.job_id)
+        return sum(one > own for one in priorities.values()) if own is not None else 0
+
     def nodes(self, names: Sequence[str] = ()) -> list[Node]:
         only = [hosts(names)] if names else []
         return parse.parse_show_nodes(self._runner.run(["scontrol", "show", "node", "-o", *only]))

@@ -42,6 +42,7 @@ _OUTPUT = re.compile(r".* StdOut=(.*?)(?: Switches=\d+@\S+)?(?: Power=.*)?$", re
 # A node's free text comes last. Only the first field can be trusted to be one.
 _NODE_TEXT = re.compile(r" (Reason|Comment|Extra|InstanceId|InstanceType|ReservationName)=")
 _NODE_REASON = re.compile(r"(.*?) \[([^\]]+)@(\d{4}-[^\]\s]+|Unknown)\](?: |$)")
+_GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
 _PART = re.compile(r"\b(Array|Het)JobId=")
 _SHORT_STATES = {
     "PD": "PENDING", "R": "RUNNING", "S": "SUSPENDED", "CD": "COMPLETED", "CA": "CANCELLED", "F": "FAILED",
@@ -281,7 +282,7 @@ def parse_show_nodes(text: str) -> list[Node]:
 def _parse_node(line: str) -> Node:
     fixed, key, text = (*_NODE_TEXT.split(line, 1), "", "")[:3]
     # The operating system's name is free text, but contains none of these keys.
-    body = dict(re.findall(r"(?:^| )(NodeName|State|NodeAddr|Port)=(\S+)", fixed))
+    body = dict(re.findall(r"(?:^| )(NodeName|State|NodeAddr|Port|Gres)=(\S+)", fixed))
     if not {"NodeName", "State"} <= body.keys():
         raise unexpected_output(line, "scontrol show node -o")
     if key != "Reason":
@@ -307,6 +308,7 @@ def make_node(body: Mapping[str, str], reason: str = "", reason_user: str = "", 
         reason_at=reason_at,
         address=body.get("NodeAddr", ""),
         port=int(body.get("Port", "6818")) if body.get("Port", "6818").isdigit() else 6818,
+        gpus=sum(int(n) for n in _GPUS.findall(body["Gres"])) if "Gres" in body else None,
     )
 
 

@@ -107,6 +107,7 @@ class Job:
     command: str = ""  # the batch script and its arguments, as passed to sbatch
     output: str = ""  # the batch script's output file as Slurm shows it; only from `job`
     start: str = ""  # expected start of a pending job, as Slurm prints it; only from `job`
+    ahead: int = 0  # pending jobs of its partition with a higher priority, if somebody has counted them (`count_ahead`)
     requirements: tuple[tuple[str, str], ...] = ()  # node requirements: sbatch flag and value; only from `job`
     suspended_at: str = ""  # last suspended or resumed, as Slurm prints it; only from `job`
     part_of: str = ""  # array or het, if the job is one part of that; only from `job`
@@ -123,6 +124,7 @@ class Node:
     reason_at: str = ""  # when the reason was set, on the controller's clock, as Slurm prints it
     address: str = ""  # NodeAddr
     port: int = 6818  # the port of its slurmd
+    gpus: int | None = None  # that Slurm counts on it; None: unknown (pyslurm)
 
     @property
     def usable(self) -> bool:
@@ -187,6 +189,9 @@ class Slurm(Protocol):
 
     def job(self, job_id: int) -> Job:
         """Return one job in full. Raises NoSuchJob if Slurm has forgotten it."""
+
+    def count_ahead(self, job: Job) -> int:
+        """Return how many pending jobs of a pending job's partition have a higher priority. Hidden jobs do not count."""
 
     def nodes(self, names: Sequence[str] = ()) -> list[Node]:
         """Return the named nodes, or all."""

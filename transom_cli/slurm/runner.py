@@ -172,7 +172,8 @@ def _hint(words: str, ping: str) -> str:
         where = "`sacctmgr show clusters` lists the clusters; the name comes from --clusters (-M),"
         return f"{where}\njob.cluster, the script, SBATCH_CLUSTERS or SLURM_CLUSTERS"
     if _NO_CONF.search(words):
-        return "no slurm.conf was found: use a login node, or `export SLURM_CONF=/path/to/slurm.conf`"
+        where = "no slurm.conf was found: use a login node, or `export SLURM_CONF=/path/to/slurm.conf`"
+        return f"{where}\nwithout a cluster: `transom sandbox up` starts a small one on this machine"
     return ping
 
 

@@ -135,11 +135,18 @@ class IncidentView:
 
 @dataclass(frozen=True)
 class Preflight:
-    """Nodes are being checked before the ranks start. since: Unix time. checked: nodes that have answered, of `of`."""
+    """Nodes are being checked before the ranks start.
+
+    Attributes:
+        since: Unix time.
+        checked: Nodes that have answered, of `of`.
+        probes: All have answered, and the probe computes and communicates on them.
+    """
 
     since: float
     checked: int
     of: int
+    probes: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,6 +212,7 @@ class RunView:
     slurm_queried_at: float | None = None  # None: Slurm was not asked for this view
     slurm_error: str = ""  # why that query failed
     slurm_start: float | None = None  # Slurm's estimate for a pending job
+    jobs_ahead: int = 0  # pending jobs of its partition with a higher priority, as far as Slurm shows them
     goodput: float | None = None  # productive share of the time since submission
     goodput_summary: str = ""  # the same as text, with the largest losses
     requirements: str = ""  # on nodes, besides their number: reservation, constraint, node names
@@ -270,6 +278,8 @@ class RunView:
             return "starved"
         if self.leaving is not None and phase in ("training", "recovering"):
             return "leaving"
+        if phase == "pending" and self.slurm_state == "RUNNING":  # the operator asks Slurm less often
+            return "starting"
         return "preflight" if self.preflight is not None and phase in ("starting", "recovering") else phase
 
     @property
@@ -283,7 +293,8 @@ class RunView:
         if status == "leaving" and self.leaving is not None:
             return self.leaving.message
         if status == "preflight" and self.preflight is not None:
-            return f"{self.preflight.checked:,} of {several(self.preflight.of, 'node')} checked"
+            probe = ", the probe runs" if self.preflight.probes else ""
+            return f"{self.preflight.checked:,} of {several(self.preflight.of, 'node')} checked{probe}"
         return self.starved if status == "starved" else ""
 
     @property

@@ -164,7 +164,7 @@ def next_steps(
     if state.phase is Phase.SUBMITTING:
         found.append(NextStep("submitting the job" if operator else "the operator will submit the job"))
     if state.phase is Phase.STARTING:
-        first = NextStep("the ranks start Python; the launch counts as hung without a step", hung_at)
+        first = NextStep("the ranks start Python, then step 1; without it, the launch counts as hung", hung_at)
         ranks = f"the launcher {'checks the nodes, then it ' * preflight}starts the ranks"
         ranks = ranks if launcher else "script running, steps not visible"
         found.append(first if state.launch.started else NextStep(ranks))

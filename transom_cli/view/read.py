@@ -43,7 +43,7 @@ MEMORY_EVERY = 10.0  # seconds between reading the memory of so many nodes
 OWN_EVERY = 10.0  # seconds between two looks at the trainer's own checkpoints
 MAX_JOURNALS = 1 << 20  # bytes of journals that are read for goodput: a tenth of a second
 SILENT, FIRST_STEP = 10.0, 1800.0  # seconds; the defaults of `detect`
-_LAUNCH = re.compile(r"\btransom(?:_cli)?\s+launch\b")
+_LAUNCH = re.compile(r"\btransom(?:_cli)?\s+(?:attempt-launcher|launch)\b")
 
 # --- settings ---
 
@@ -57,6 +57,7 @@ class RunSettings:
         limit: Time limit of an attempt in seconds.
         warned: The ranks get a signal before the time limit.
         preflight: Nodes are checked before the ranks start.
+        probe: The preflight ends with a probe.
         cluster: The cluster of the job, if there are several.
         launcher: The batch script starts transom's launcher.
         requirements: On nodes, besides their number.
@@ -74,6 +75,7 @@ class RunSettings:
     requirements: str = ""
     gpus: int = 0
     preflight: bool = True
+    probe: bool = True
 
 
 def read_run_settings(run: RunDir) -> RunSettings:
@@ -91,6 +93,7 @@ def read_run_settings(run: RunDir) -> RunSettings:
         limit=_seconds(job.get("time")),
         warned=job.get("signal_before") != 0,
         preflight=_section(settings, "health").get("preflight") != "off",
+        probe=_section(settings, "health").get("probe") is not False,
         node_silent=_number(detect.get("node_silent"), SILENT),
         first_step=_number(detect.get("first_step"), FIRST_STEP),
         cluster=str(job.get("cluster", "")),
@@ -181,13 +184,13 @@ def _root_line(run: RunDir, view: RunView) -> str:
     return shlex.quote(found.place) if found is not None else ""
 
 
-def _read_preflight(attempt: AttemptDir, state: State) -> Preflight | None:
+def _read_preflight(attempt: AttemptDir, state: State, *, probe: bool) -> Preflight | None:
     """Return how many nodes the launcher's preflight has checked; None if it has not begun, or is over."""
     count = read_json(attempt.preflight)
     checked, of = count.get("checked"), count.get("of")
     if not isinstance(checked, int) or not isinstance(of, int) or (attempt.health / "preflight.json").exists():
         return None
-    return Preflight(state.job.running_since or state.since, checked, of)
+    return Preflight(state.job.running_since or state.since, checked, of, probes=probe and checked == of)
 
 
 def _newest_table(attempt: AttemptDir) -> float | None:
@@ -258,7 +261,8 @@ class Reader:
         if not view.over:
             view = self._with_nodes(self._with_memory(view, state, sights), state, sights)
             if settings.preflight and state.job.state == "RUNNING" and not state.launch.started:
-                view = replace(view, preflight=_read_preflight(run.attempt(state.job.id, state.job.restarts), state))
+                attempt = run.attempt(state.job.id, state.job.restarts)
+                view = replace(view, preflight=_read_preflight(attempt, state, probe=settings.probe))
         if view.leaving is not None:
             view = replace(view, node_views=tuple(_left(one) for one in view.node_views))
         if state.phase is Phase.FAILED:

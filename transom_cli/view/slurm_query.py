@@ -12,7 +12,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -113,9 +113,16 @@ class _NoAnswer(NamedTuple):
 
 def with_slurm(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunView:
     """Add Slurm's answer where the run's files do not say enough. connect: makes a client of the run's cluster."""
-    from transom_cli.view.slurm_reasons import may_starve, needs_query, with_answer, with_error, with_operator_job
+    from transom_cli.view.slurm_reasons import (
+        may_starve,
+        needs_operator_query,
+        needs_query,
+        with_answer,
+        with_error,
+        with_operator_job,
+    )
 
-    if view.operator_job and not view.over and not view.operator:  # it may still be pending
+    if needs_operator_query(view):
         answer = _query(view, view.operator_job, connect)
         view = view if isinstance(answer, _NoAnswer) else with_operator_job(view, answer)
     if not needs_query(view):
@@ -158,7 +165,10 @@ def _query(view: RunView, job_id: int, connect: Callable[[RunDir, float], Slurm]
         return kept
     answer: Job | _NoAnswer
     try:
-        answer = connect(RunDir(Path(view.path)), SLURM_TIMEOUT).job(job_id)
+        slurm = connect(RunDir(Path(view.path)), SLURM_TIMEOUT)
+        answer = slurm.job(job_id)
+        if answer.state is JobState.PENDING and answer.reason == "Priority":
+            answer = replace(answer, ahead=slurm.count_ahead(answer))
         outage.keep(answer)
     except NoSuchJob as error:
         answer = _NoAnswer(error.what)

@@ -33,6 +33,18 @@ _LIMITED = (
     ("ENERGY", "energy"),
     ("RESOURCE", "resources"),
 )
+_ANSWERED = (
+    "slurm_queried_at",
+    "slurm_error",
+    "slurm_state",
+    "slurm_reason",
+    "slurm_start",
+    "jobs_ahead",
+    "requirements",
+    "switches",
+    "starved",
+    "to_lift",
+)
 FAR = 30 * 86400.0  # seconds: a later start is no estimate, but the end of a job without a time limit
 _HELD = "held: it does not start until it is released"
 _NO_RESERVATION = "held, because its reservation has ended or was deleted; if released, it starts outside of it"
@@ -99,6 +111,9 @@ def pending_reason(view: RunView) -> str:
     if view.slurm_state != "PENDING" or not view.slurm_reason:
         return ""
     excluded = tuple(node for node, *_ in view.excluded)
+    if view.jobs_ahead and view.slurm_reason == "Priority":
+        are = "job of its partition has" if view.jobs_ahead == 1 else "jobs of its partition have"
+        return f"{view.jobs_ahead:,} pending {are} a higher priority (Priority)"
     return reason_message(view.slurm_reason, view.requirements, excluded, view.switches)
 
 
@@ -135,6 +150,16 @@ def needs_query(view: RunView) -> bool:
     return view.phase in ("pending", "held") or view.slurm_state == "PENDING" or not view.fresh
 
 
+def needs_operator_query(view: RunView) -> bool:
+    """Whether the job that shall become the run's operator may still be pending."""
+    return bool(view.operator_job) and not view.over and not view.operator
+
+
+def with_answer_of(view: RunView, known: RunView) -> RunView:
+    """Add Slurm's answer from an earlier view."""
+    return replace(view, **{name: getattr(known, name) for name in _ANSWERED})
+
+
 def with_answer(view: RunView, job: Job) -> RunView:
     """Add Slurm's answer about the view's job."""
     if job.comment and not of_run(job.comment, run_tag(view.run_id)):
@@ -147,6 +172,7 @@ def with_answer(view: RunView, job: Job) -> RunView:
         slurm_state=state,
         slurm_reason=job.reason,
         slurm_start=None,
+        jobs_ahead=job.ahead,
         requirements=requirements or view.requirements,
         switches=dict(job.requirements).get("switches", ""),
     )

@@ -254,11 +254,11 @@ def _sources(view: RunView, width: int | None) -> list[Line]:
 
 
 def _slurm_source(view: RunView) -> str:
+    ago = view.now - view.slurm_queried_at if view.slurm_queried_at is not None else 0.0
+    when = f"{span(ago)} ago" if ago >= 1.0 else "just now"
     if view.slurm_queried_at is not None and not view.slurm_error:
-        return "checked just now"
+        return f"checked {when}"
     if view.slurm_error:
-        ago = view.now - view.slurm_queried_at if view.slurm_queried_at is not None else 0.0
-        when = f"{span(ago)} ago" if ago >= 1.0 else "just now"
         return f"as last seen by the operator; query failed {when}: {view.slurm_error}"
     return "as seen by the operator" if view.operator and not view.slurm_lost else "as last seen by the operator"
 

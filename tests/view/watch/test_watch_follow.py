@@ -67,20 +67,24 @@ def test_with_a_budget_each_node_is_read_in_its_turn(tmp_path: Path) -> None:
 
 
 def test_slurm_is_asked_now_and_then_and_its_answer_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Made(tmp_path).began().stepped(10).beats()
+    made = Made(tmp_path).seen((5.0, ev.Started(0, 1)), (4.0, ev.Submitted(0, "submit", JOB, True))).operator()
     clock = [1000.0]
     monkeypatch.setattr(following.time, "monotonic", lambda: clock[0])
     asked: list[float] = []
 
     def ask(view: RunView) -> RunView:
         asked.append(clock[0])
-        return replace(view, slurm_queried_at=view.now, slurm_state="COMPLETING")
+        return replace(view, slurm_queried_at=view.now, slurm_state="PENDING", starved="too few nodes", jobs_ahead=3)
 
     follow = Follow(made.run, ask)
     for _ in range(300):
-        assert follow.look().slurm_state == "COMPLETING"
+        view = follow.look()
+        assert (view.slurm_state, view.jobs_ahead, view.status) == ("PENDING", 3, "starved")
         clock[0] += 1.0
     assert len([at for at in asked if at < 1060.0]) == 6 and 9 <= len(asked) <= 11
+    made.seen((1.0, ev.JobSeen(0, JOB, 0, "RUNNING", nodes=made.nodes)))
+    view = follow.look()
+    assert (view.slurm_state, view.starved) == ("RUNNING", ""), "what the operator has seen since is newer"
 
 
 def test_each_change_is_told_once(tmp_path: Path) -> None:

@@ -147,6 +147,9 @@ class PySlurm:
         cli.hosts(exclude)
         return self._order("update", {"job_id": job_id, "excluded_nodes": list(exclude)}, instead)
 
+    def count_ahead(self, job: Job) -> int:
+        return self._cli.count_ahead(job)
+
     def keep_nodes(self, job_id: int, nodes: Sequence[str], comment: str) -> int:
         return self._cli.keep_nodes(job_id, nodes, comment)
 

@@ -38,7 +38,8 @@ class Help(ModalScreen[None]):
 
     def on_key(self, event: events.Key) -> None:
         event.stop()
-        self.dismiss()
+        if self.is_current:  # keys typed fast arrive after the first one has closed it
+            self.dismiss()
 
 
 class WatchApp(App[RunView | None]):

@@ -13,6 +13,7 @@ from transom_cli.view.logs import LogFile, LogLine, RootLine, drawn, find_root, 
 from transom_cli.view.model import RunView
 from transom_cli.view.read import Reader, with_goodput
 from transom_cli.view.read_history import TimeSeries, read_time_series
+from transom_cli.view.slurm_reasons import needs_operator_query, needs_query, with_answer_of
 from transom_cli.view.text import Line
 
 SLURM = 10.0  # seconds between two queries to Slurm
@@ -52,7 +53,8 @@ class Follow:
         if view.phase != self._phase:
             self._phase, self._moved_at = view.phase, now
         every = SLURM if now - self._moved_at < CALM else CALM
-        if now - self._slurm_at >= every:
+        asks = needs_query(view) or needs_operator_query(view)
+        if asks and now - self._slurm_at >= every:
             self._slurm_at = now
             self._answer = self._with_slurm(view)
         if now - self._goodput_at >= GOODPUT or view.over:
@@ -60,16 +62,10 @@ class Follow:
             self._goodput = read.goodput, read.goodput_summary
         view = replace(view, goodput=self._goodput[0], goodput_summary=self._goodput[1])
         known = self._answer
-        if known is None or known.job_id != view.job_id:
-            return view
-        return replace(
-            view,
-            slurm_queried_at=known.slurm_queried_at,
-            slurm_error=known.slurm_error,
-            slurm_start=known.slurm_start,
-            slurm_state=known.slurm_state if known.slurm_queried_at is not None else view.slurm_state,
-            slurm_reason=known.slurm_reason if known.slurm_queried_at is not None else view.slurm_reason,
-        )
+        if not asks or known is None or known.job_id != view.job_id:
+            return view  # what the operator has seen is newer than the last answer
+        view = replace(view, operator_state=known.operator_state, operator_reason=known.operator_reason)
+        return view if known.slurm_queried_at is None else with_answer_of(view, known)
 
     def timeline(self, incident: str, width: int) -> tuple[str, ...]:
         """Return what `transom explain` prints for an incident; () if it cannot be read."""
