@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import os
+import socket
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -168,6 +171,26 @@ def test_each_look_reads_a_bounded_part(trainer: Trainer) -> None:
         sizes.append(len(list(events.take(lambda: 5))))
     assert sizes == [event_files.KEPT] * 3 + [sizes[-1]]
     events.close()
+
+
+def test_file_that_is_not_kept_open_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_files, "SEARCH", 0.0)
+    folder = tmp_path / "out" / "runs" / "today"
+    folder.mkdir(parents=True)
+    code = "import sys, time; print(flush=True); time.sleep(600)"
+    start = (sys.executable, "-c", code, "--dir=out")
+    with subprocess.Popen(start, cwd=tmp_path, stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout is not None and trainer.stdout.readline()
+        name = f"events.out.tfevents.1.{socket.gethostname()}"
+        (folder / f"{name}.{trainer.pid}.0").write_bytes(scalar(1.0, 7, "loss", 1.5))
+        (folder / f"{name}.{trainer.pid + 1}.0").write_bytes(scalar(1.0, 7, "loss", 2.5))
+        events = EventFiles()
+        events.look((row(1, 5)._replace(pid=trainer.pid),))
+        assert list(events.take(lambda: 5)) == [], "a search for each rank would be too much"
+        events.look((row(0, 5)._replace(pid=trainer.pid),))
+        assert [report.loss for _, report, _ in events.take(lambda: 5)] == [1.5]
+        events.close()
+        trainer.kill()
 
 
 def test_pipe_of_that_name_is_not_read(tmp_path: Path) -> None:
