@@ -262,10 +262,13 @@ class EventFiles:
         if self._counts and counted < self._counts[-1][1]:
             self._counts.clear()
         self._counts.append((now, counted))
+        found: dict[object, tuple[int, TrainerReport, int]] = {}
         while self._news:
             launch, one, report = self._news.popleft()
             after = bisect_left(self._counts, (one.at, -1))
-            yield launch, report, self._counts[min(after, len(self._counts) - 1)][1]
+            steps = self._counts[min(after, len(self._counts) - 1)][1]
+            found[one.tag, steps] = launch, report, steps  # of several, the newest is nearest to this count
+        yield from found.values()
 
     def close(self) -> None:
         for file in self._files.values():
