@@ -248,6 +248,28 @@ def test_hang_is_seen_by_sections_of_nvrx(person: Person, framework: str) -> Non
     assert (view["phase"], view["excluded"], view["step"]) == ("done", [], STEPS)
 
 
+@pytest.mark.parametrize("framework", ["tensorboard"])
+def test_step_and_loss_are_read_from_event_files(person: Person, framework: str) -> None:
+    """A script that prints nothing is killed, and continues from its own checkpoint."""
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed; `make test-frameworks` has it")
+    text = (EXAMPLES / "torch_save" / "train.py").read_text()
+    text, lines = re.subn(r"print\(f\"iter .*\)", 'writer.add_scalar("train/loss", loss.item(), step)', text)
+    made = "from torch.utils.tensorboard import SummaryWriter\nwriter = SummaryWriter(args.out / 'tb', flush_secs=2)"
+    text = text.replace("step = 0\n", f"step = 0\n{made}\n", 1)
+    assert lines == text.count("SummaryWriter(") == 1
+    script = person.cwd / "train.py"
+    script.write_text(text)
+    out = person.cwd / "out"
+    command = example("torch_save", out, person.cwd / "final", delay=0.5, script=script)
+    run = person.start("-N", str(RANKS), "--", *command)
+    person.wait(run, lambda view: over(view) or (view["step"] >= 2 * EVERY and out.is_dir()), PATIENCE)
+    os.kill(rank_pid(run, 1), signal.SIGKILL)
+    view = person.wait(run, over, PATIENCE)
+    assert (view["phase"], view["step"], view["steps_since_start"]) == ("done", STEPS, False), view
+    assert view["loss"] is not None
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_resumes_from_sealed_checkpoint_after_rank_kill(person: Person, undisturbed: Any, framework: str) -> None:
     undisturbed(framework)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import os
+import socket
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -144,6 +147,15 @@ def test_step_of_late_values_is_that_of_their_own_time(trainer: Trainer) -> None
     assert shown == (260, False, 2.0)
 
 
+def test_steps_that_are_faster_than_the_looks_are_shown_exactly(trainer: Trainer) -> None:
+    trainer.steps(0)
+    for second in range(10):
+        for tenth in range(10):
+            trainer.file.write(scalar(trainer.now + 0.09 * tenth, 200 + 10 * second + tenth + 1, "loss", 2.0))
+        shown = trainer.steps(10 * second + 10)
+    assert shown == (300, False, 2.0)
+
+
 @pytest.mark.parametrize("of", [lambda made: 4 * made, lambda made: made // 10, lambda made: 64 * (200 + made)])
 def test_micro_batches_epochs_and_samples_are_not_taken_for_steps(trainer: Trainer, of: Callable[[int], int]) -> None:
     assert train(trainer, of) == (30, True, pytest.approx(2.7))
@@ -159,15 +171,36 @@ def test_log_that_shows_the_loss_is_the_better_source(trainer: Trainer) -> None:
 
 
 def test_each_look_reads_a_bounded_part(trainer: Trainer) -> None:
-    one = scalar(1.0, 1, "loss", 1.0)
-    trainer.file.write(one * (3 * event_files.LOOK // len(one)))
+    size = len(scalar(1.0, 1, "loss", 1.0))
+    each = event_files.LOOK // size
+    trainer.file.write(b"".join(scalar(1.0, 1, "loss", float(number)) for number in range(3 * each)))
     events = EventFiles()
-    sizes = []
-    for _ in range(4):
+    newest = []
+    for _ in range(3):
         events.look((row(0, 5)._replace(pid=os.getpid()),))
-        sizes.append(len(list(events.take(lambda: 5))))
-    assert sizes == [event_files.KEPT] * 3 + [sizes[-1]]
+        newest += [report.loss for _, report, _ in events.take(lambda: 5)]
+    assert newest == [float(look * each - 1) for look in (1, 2, 3)]
     events.close()
+
+
+def test_file_that_is_not_kept_open_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_files, "SEARCH", 0.0)
+    folder = tmp_path / "out" / "runs" / "today"
+    folder.mkdir(parents=True)
+    code = "import sys, time; print(flush=True); time.sleep(600)"
+    start = (sys.executable, "-c", code, "--dir=out")
+    with subprocess.Popen(start, cwd=tmp_path, stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout is not None and trainer.stdout.readline()
+        name = f"events.out.tfevents.1.{socket.gethostname()}"
+        (folder / f"{name}.{trainer.pid}.0").write_bytes(scalar(1.0, 7, "loss", 1.5))
+        (folder / f"{name}.{trainer.pid + 1}.0").write_bytes(scalar(1.0, 7, "loss", 2.5))
+        events = EventFiles()
+        events.look((row(1, 5)._replace(pid=trainer.pid),))
+        assert list(events.take(lambda: 5)) == [], "a search for each rank would be too much"
+        events.look((row(0, 5)._replace(pid=trainer.pid),))
+        assert [report.loss for _, report, _ in events.take(lambda: 5)] == [1.5]
+        events.close()
+        trainer.kill()
 
 
 def test_pipe_of_that_name_is_not_read(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
-"""Reads step and loss from the TensorBoard files that a rank has open for writing. Needs no TensorBoard.
+"""Reads step and loss from the TensorBoard files that a rank writes. Needs no TensorBoard.
 
 A file is a row of records: length (8 bytes, little-endian), CRC of the length, a protobuf `Event`, CRC of the event.
 The CRC is CRC-32C, masked as TFRecord does. Of an `Event`, only wall_time (1), step (2) and summary (5) are read; of
 each value in the summary, tag (1) and simple_value (2). Sources: tensorflow's lib/io/record_writer.h and event.proto.
+
+TensorBoard's own writer keeps no file open, but its file is named after the host and the process: rank 0's is looked
+for below its working directory and the folders in its command line.
 
 A writer flushes every two minutes by default, so each value is compared with the optimizer steps at its own wall time.
 What a value's step counts is unknown. It is taken only if it moves at the pace of the optimizer's steps, as a progress
@@ -14,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import stat
 import struct
 import time
@@ -21,15 +25,18 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from zlib import crc32
 
 from transom_cli.diagnose.logs.trainer_lines import NOTHING, TrainerReport
 from transom_cli.heartbeat.table import RankBeat
+from transom_cli.supervise.agent import procfs
 
 LOOK = 64 * 1024  # bytes of a file that are read at a look
 LARGEST = 16 * 1024  # bytes; a larger event is an image or a graph, and is passed over
 FILES = 4  # that are followed; further ones are ignored
-SEARCH = 10.0  # seconds between two searches for files
+SEARCH, SEARCH_RARELY = 10.0, 600.0  # seconds between two searches for files; twice as many after each vain one
+FOLDERS, ENTRIES, DEPTH = 200, 2000, 4  # that a search looks into; of each folder; levels
 KEPT = 600  # counts of optimizer steps, one per second; values that wait to be taken
 _HEAD = struct.Struct("<QI")
 _LEAST = _HEAD.size + 4  # bytes of a record without its event
@@ -164,12 +171,39 @@ class _File:
             self._fd = -1
 
 
+def _names(folder: str) -> list[str]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return [one.name for one in islice(entries, ENTRIES)]
+    return []
+
+
+def _written_by(pid: int) -> list[str]:
+    """Return the event files of a process, by their names."""
+    words = procfs.command_line(pid)[1:]
+    named = [word.rpartition("=")[2] for word in words]
+    folders = [
+        f"/proc/{pid}/root{word}" if word.startswith("/") else f"/proc/{pid}/cwd/{word}" for word in named if word
+    ]
+    own = re.compile(rf"events\.out\.tfevents\.\d+\.{re.escape(socket.gethostname())}\.{pid}\.\d+")
+    found: list[str] = []
+    todo, looked = deque((folder, 1) for folder in (*folders, f"/proc/{pid}/cwd")), 0
+    while todo and looked < FOLDERS:
+        (folder, depth), looked = todo.popleft(), looked + 1
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for one in islice(entries, ENTRIES):
+                if own.fullmatch(one.name):
+                    found.append(one.path)
+                elif depth < DEPTH and not one.name.startswith(".") and one.is_dir(follow_symlinks=False):
+                    todo.append((one.path, depth + 1))
+    return found
+
+
 class EventFiles:
     """Follows the files of the present launch. One thread calls `look`, and another one `take`."""
 
     def __init__(self) -> None:
-        self._launch, self._searched = -1, float("-inf")
-        self._files: dict[str, _File] = {}
+        self._launch, self._searched, self._wait = -1, float("-inf"), SEARCH
+        self._files: dict[tuple[int, int], _File] = {}
         self._tags: dict[str, str] = {}  # the tag of loss, learning rate and epoch
         self._news: deque[tuple[int, Scalar, TrainerReport]] = deque(maxlen=KEPT)
         self._counts: deque[tuple[float, int]] = deque(maxlen=KEPT)
@@ -178,11 +212,12 @@ class EventFiles:
         launch = max((row.launch for row in rows), default=-1)
         if launch != self._launch:
             self.close()
-            self._launch, self._searched, self._tags = launch, float("-inf"), {}
+            self._launch, self._searched, self._wait, self._tags = launch, float("-inf"), SEARCH, {}
         now = time.monotonic()
-        if now - self._searched >= SEARCH:
-            self._searched = now
-            self._search([row for row in rows if row.launch == launch and row.since_start and row.step > 0])
+        counting = [row for row in rows if row.launch == launch and row.since_start and row.step > 0]
+        if counting and now - self._searched >= self._wait:
+            self._search(counting)
+            self._searched, self._wait = now, SEARCH if self._files else min(2 * self._wait, SEARCH_RARELY)
         for file in self._files.values():
             for one in file.look():
                 self._news.append((launch, one, self._report(one)))
@@ -190,20 +225,20 @@ class EventFiles:
     def _search(self, rows: Sequence[RankBeat]) -> None:
         for row in rows:
             folder = f"/proc/{row.pid}/fd"
-            with contextlib.suppress(OSError):  # the rank has ended
-                for name in os.listdir(folder):  # noqa: PTH208
-                    with contextlib.suppress(OSError):
-                        self._open(f"{folder}/{name}")
+            for name in _names(folder):
+                with contextlib.suppress(OSError):
+                    self._open(f"{folder}/{name}", os.readlink(f"{folder}/{name}"))  # noqa: PTH115
+        if not self._files and rows[0].rank == 0:
+            for path in _written_by(rows[0].pid):
+                with contextlib.suppress(OSError):
+                    self._open(path, path)
 
-    def _open(self, link: str) -> None:
-        path = os.readlink(link)  # noqa: PTH115
-        if ".tfevents." not in path.rpartition("/")[2] or path in self._files or len(self._files) >= FILES:
+    def _open(self, link: str, path: str) -> None:
+        if ".tfevents." not in path.rpartition("/")[2] or len(self._files) >= FILES:
             return
-        descriptor = os.open(link, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            self._files[path] = _File(descriptor)
-        else:
-            os.close(descriptor)
+        info = os.stat(link)  # noqa: PTH116
+        if stat.S_ISREG(info.st_mode) and (key := (info.st_dev, info.st_ino)) not in self._files:
+            self._files[key] = _File(os.open(link, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
 
     def _report(self, one: Scalar) -> TrainerReport:
         """What a value says: its step, and loss, learning rate or epoch if its tag is the shortest that names that."""
@@ -227,10 +262,13 @@ class EventFiles:
         if self._counts and counted < self._counts[-1][1]:
             self._counts.clear()
         self._counts.append((now, counted))
+        found: dict[object, tuple[int, TrainerReport, int]] = {}
         while self._news:
             launch, one, report = self._news.popleft()
             after = bisect_left(self._counts, (one.at, -1))
-            yield launch, report, self._counts[min(after, len(self._counts) - 1)][1]
+            steps = self._counts[min(after, len(self._counts) - 1)][1]
+            found[one.tag, steps] = launch, report, steps  # of several, the newest is nearest to this count
+        yield from found.values()
 
     def close(self) -> None:
         for file in self._files.values():
