@@ -49,11 +49,15 @@ Those are faults as they came on thousands of GPUs; these are injected, one at a
 
 @dataclass(frozen=True)
 class Kind:
-    """cause: categories that are right. who: "rank", "node" or "" (nobody's). by: what is done from outside."""
+    """cause: categories that are right. who: "rank", "node" or "" (nobody's). by: what is done from outside.
+
+    before: the fault of an earlier launch in the same script and logs.
+    """
 
     cause: tuple[str, ...]
     who: str = "rank"
     by: str = ""
+    before: str = ""
 
 
 KINDS = {
@@ -78,6 +82,10 @@ KINDS = {
     "cancelled": Kind(("slurm_cancelled",), "", "scancel"),
     "requeued": Kind(("slurm_preempted",), "", "requeue"),
     "node_down": Kind(("slurm_node_fail",), "node", "down"),
+    "segfault_later": Kind(("process_crash",), before="user_exception"),
+    "bad_sample_later": Kind(("data_loader",), before="skips_collective"),
+    "user_exception_later": Kind(("user_code",), before="killed"),
+    "healthy_later": Kind(("none",), "", before="missing_module"),
 }
 
 
@@ -136,8 +144,11 @@ class Matrix:
         """Runs it to its end: the node that suffered, and when the fault struck."""
         logs = folder / "logs"
         logs.mkdir()
-        fault = kind if kind in FAULTS or kind == "nan" else ("outside" if KINDS.get(kind, Kind((), "")).by else "")
-        program = f'"{sys.executable}" "{HERE / "diagnosis_trainer.py"}" --folder "{folder}"'
+        asked = KINDS.get(kind, Kind((), ""))
+        kind = kind.removesuffix("_later")
+        fault = kind if kind in FAULTS or kind == "nan" else ("outside" if asked.by else "")
+        trainer = f'"{sys.executable}" "{HERE / "diagnosis_trainer.py"}"'
+        program = f'{trainer} --folder "{folder}"'
         if fault:
             program += f" --fault {fault} --rank {rank} --at {at}"
         if kind == "usage":
@@ -146,7 +157,12 @@ class Matrix:
             program = "a_program_that_is_not_there --steps 10"
         options = f'--output="{logs}/rank-%t.log"' if apart else "--label"
         script = folder / "job.sbatch"
-        script.write_text(f"#!/bin/bash\nsrun --kill-on-bad-exit=1 {options} {program}\n")
+        srun, earlier = f"srun --kill-on-bad-exit=1 --open-mode=append {options}", ""
+        if asked.before:
+            (folder / "earlier").mkdir()
+            other = self._random.randrange(RANKS)
+            earlier = f'{srun} {trainer} --folder "{folder}/earlier" --fault {asked.before} --rank {other} --at 9\n'
+        script.write_text(f"#!/bin/bash\n{earlier}{srun} {program}\n")
         words = (
             f"--nodes={RANKS}",
             f"--ntasks={RANKS}",

@@ -56,7 +56,7 @@ class Aftermath:
     """Answers for any number of files, which must not change meanwhile."""
 
     def __init__(self, banners: Iterable[str] = ()) -> None:
-        """banners: texts that the first process of a launch prints."""
+        """banners: texts that the first process of a launch prints, or the last one of the launch before."""
         self._banner = "|".join(map(re.escape, banners))
         self._known: OrderedDict[tuple[Path, int, str], Places] = OrderedDict()
 

@@ -12,6 +12,7 @@ has launched its collective and waits; the culprit is a rank that lags behind, o
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from transom_cli.plural import several
 CRIES = (Category.NETWORK_FABRIC, Category.NCCL_HANG)  # printed by victims
 MANY = 3  # waiting ranks whose numbers show that lower ones exist
 FEW = 0.25  # largest share of silent ranks that are still named as culprits
+_LOCAL_RANK = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (\d+) \(pid")
 BOX = "elastic-box"  # the rule for torchrun's failure box, which lists the rank that failed first last
 
 Blamed = tuple[tuple[Culprit, ...], tuple[str, ...]]
@@ -67,7 +69,7 @@ def with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> t
         known = [Culprit(rank=int(boxes[-1].where["rank"]))]
     if not known and root.rule.blames is Blames.PRINTER and root.rule.category not in CRIES:
         ended = {h.culprit for h in hits if h.rule.name in _ENDS and h.culprit.rank is not None}
-        known = list(ended) if len(ended) == 1 else []
+        known = list(ended) if len(ended) == 1 else _local(hits)
     nodes: dict[int, str] = {}
     for hit in hits:
         rank = hit.where.get("rank", "")
@@ -75,6 +77,13 @@ def with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> t
         if of is not None and node:
             nodes.setdefault(of, node)
     return tuple(c if c.node or c.rank not in nodes else replace(c, node=nodes[c.rank]) for c in known)
+
+
+def _local(hits: Sequence[Hit]) -> list[Culprit]:
+    """Return the only local rank that torchrun reports as failed: it is the rank if the job has one node."""
+    found = {int(match[1]) for hit in hits if (match := _LOCAL_RANK.search(hit.record.text))}
+    several = len({hit.culprit.node for hit in hits} - {""}) > 1
+    return [Culprit(rank=rank) for rank in found] if len(found) == 1 and not several else []
 
 
 Survived = Callable[[Hit], bool]

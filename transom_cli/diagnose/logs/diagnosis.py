@@ -13,7 +13,7 @@ from transom_cli.diagnose.logs import grammar, reader
 from transom_cli.diagnose.logs.aftermath import Aftermath
 from transom_cli.diagnose.logs.cause import Incident, consequences, incidents
 from transom_cli.diagnose.logs.kinds import hit_of
-from transom_cli.diagnose.logs.matches import LAUNCH, Found, Hit, collect
+from transom_cli.diagnose.logs.matches import LAUNCH, LEFT, Found, Hit, collect
 from transom_cli.diagnose.logs.reader import hits_in_file
 from transom_cli.diagnose.logs.rulebook import Blames, Rulebook
 from transom_cli.plural import times
@@ -102,7 +102,7 @@ def diagnose_logs(paths: Iterable[Path], book: Rulebook) -> Diagnosed:
             read[name] = path
     ranks = {rank for rank, _ in map(grammar.of_file, read) if rank is not None}
     ranks |= {hit.record.rank for hit in hits if hit.record.rank is not None}
-    aftermath = Aftermath(book.by_name[LAUNCH].any if LAUNCH in book.by_name else ())
+    aftermath = Aftermath(text for name in (LAUNCH, LEFT) if name in book.by_name for text in book.by_name[name].any)
     found = incidents(hits, lambda hit: aftermath.continued(hit, read[hit.file]), frozenset(ranks))
     return Diagnosed(found, tuple(read), tuple(unread))
 

@@ -44,12 +44,13 @@ _LABELS = tuple(
         r":? ?(?P<label>[EWIF]) " + _SOURCE + r"\]",
         r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<label>[EWIF]) \d{1,9} \d{1,9}\] ?(?:\(\w{1,20}\) )?"
         r"[\w./]{1,60}:\d{1,6}:",
-        r"(?P<node>" + _HOST + r"):\d{1,10}:\d{1,10} \[(?P<device>-?\d{1,4})\] ",
+        r"(?P<node>" + _HOST + r"):(?P<pid>\d{1,10}):\d{1,10} \[(?P<device>-?\d{1,4})\] ",
+        r"submitit (?P<label>DEBUG|INFO|WARNING|ERROR) \((?=\d)",
         r"\((?:[\w.<>:-]{1,60} )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)"
         r"|\((?:raylet|autoscaler|gcs_server)\)",
         r"\([\w.-]{1,60}, (?:rank=(?P<rank>\d{1,7}), )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)",
         r"\[pod/[\w.-]{1,120}(?:/[\w.-]{1,120})?\]",
-        r"(?P<time>\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?)",
+        r"(?P<time>\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?)(?:\) - )?",
         r"(?P<syslog>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d) (?P<node>" + _HOST
         + r") (?:[\w./-]{1,40}(?:\[\d{1,10}\])?: )?",
         r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?= \[| \d{4}-)",
@@ -85,7 +86,7 @@ _FILE_NODE = re.compile(r"(?:^|[/_.-])(?:host|node)[-_=]([A-Za-z][\w-]{0,62})(?=
 
 @dataclass(frozen=True)
 class Record:
-    """One line. text: without labels. node, rank: as the labels name them, "" and None without. device: of NCCL's.
+    """One line. text: without labels. node, rank: as the labels name them, "" and None without. device, pid: of NCCL's.
 
     local: a rank's number on its node, if only that is known. at: wall clock in seconds; a time without a zone is taken
     as UTC, which is enough to compare the lines of one job. level: E, W, I, F, or a full name.
@@ -98,6 +99,7 @@ class Record:
     local: int | None = None
     node: str = ""
     device: str = ""
+    pid: str = ""
     level: str = ""
     at: float | None = None
     indent: int = 0
@@ -145,6 +147,7 @@ def record(line: str) -> Record:
         local=int(local) if local is not None else None,
         node=found.get("node", ""),
         device=found.get("device", ""),
+        pid=found.get("pid", ""),
         level=found.get("label", "W" if _WARNING.match(text) else ""),
         at=_time(found),
         indent=at - len(line[:at].rstrip(" ")),

@@ -101,6 +101,10 @@ BOX_HOST = "elastic-box-host"  # in torchrun's failure box, the line above the r
 LAUNCH = "new-launch"  # the rule for what the first process of a launch prints
 RESTARTS = "attempts left"  # torchrun announces a launch
 OVER = ("task-exited", "elastic-box", "step-ended", "mpi-abort")  # rules for a launcher that reports a failed launch
+# what ends a job from outside
+ENDINGS = Category.SLURM_NODE_FAIL, Category.SLURM_TIME_LIMIT, Category.SLURM_PREEMPTED, Category.SLURM_CANCELLED
+LATER = 300.0  # seconds: long enough for Slurm to kill a job's processes
+LEFT = "force-terminated"  # the rule for srun's last line, through which all output of its tasks comes
 DESTRUCTOR = "destructor"  # the rule for exceptions in destructors, which Python ignores
 INTERRUPT = "interrupted"  # the rule for KeyboardInterrupt: exceptions that it passed on its way up are no failures
 CODE = 4  # blanks before a line of code in a traceback
@@ -125,7 +129,7 @@ class Collector:
         self._rank, self._node = grammar.of_file(name)
         self._kept: list[Hit] = []
         self._counts: dict[tuple[str, int | None, int], list[int]] = {}
-        self._launch, self._over = 0, False
+        self._launch, self._over = 0, 0  # over: the line that reports the end of the launch, 0 for none
         self._last: dict[int, tuple[Hit, int]] = {}  # by place: the last line that was only counted, how many were
         self._placed_last: tuple[Record | None, Record] = None, Record("", "")
         self._wrapper: Hit | None = None
@@ -135,6 +139,11 @@ class Collector:
         self._heads: dict[int | None, Hit] = {}  # by rank, the head of the last traceback, while nothing follows it
         self._traced: dict[int | None, int] = {}  # by rank, the line of the last traceback's head
         self._inside: dict[int | None, int] = {}  # by rank, the indent of a traceback that has not ended
+        self._frames: dict[int | None, Rule] = {}  # by rank, the heaviest known frame of its traceback
+        self._raised: dict[int, int] = {}  # by rank, the launch in which it has raised an exception
+        self._pids: dict[tuple[str, str], str] = {}  # by node and device, the process that uses it
+        self._left = False  # srun has printed its last line
+        self._ended: float | None = None  # the time of the first line after the job was ended from outside, 0 for none
 
     def take(self, hits: Iterable[Hit], lines: int = 0, start: int | None = None) -> None:
         """Add the next hits. Their line numbers begin after `lines`, and their offsets at `start`."""
@@ -174,13 +183,19 @@ class Collector:
         if hit.level is Level.BENIGN:
             self._ignored = hit
             return None
-        if hit.rule.name == LAUNCH:
-            self._begins(hit)
+        banner = hit.rule.name == LAUNCH
+        if self._is_of_another_launch(hit) or (banner and (self._over or RESTARTS in hit.record.text)):
+            self._begin_launch()
+        if banner:
             return None
-        if hit.rule.name in (BOX_HOST, TRACEBACK, CHAINED):
+        if hit.rule.name in (BOX_HOST, TRACEBACK, CHAINED) or hit.rule.frame:
             self._remember(hit)
             return None
-        self._over = self._over or hit.rule.name in OVER
+        hit = hit if hit.launch == self._launch else replace(hit, launch=self._launch)
+        self._left = self._left or hit.rule.name == LEFT
+        ended = hit.level >= Level.ENDING and hit.rule.category in ENDINGS
+        self._ended = 0.0 if ended else self._ended
+        self._over = self._over or (hit.lineno if ended or hit.rule.name in OVER else 0)
         self._heads.pop(hit.record.rank, None)
         if hit.record.rank in self._inside:
             indent = hit.record.indent - self._inside[hit.record.rank]
@@ -198,29 +213,59 @@ class Collector:
         traced = hit.lineno - self._traced.get(hit.record.rank, -BELOW) < BELOW
         if hit.rule.traced and not traced:
             hit = replace(hit, printed=True)
+        if traced and self._raises_again(hit):
+            self._begin_launch()
+            self._raised[hit.record.rank or 0] = self._launch
+            hit = replace(hit, launch=self._launch)
+        if traced and hit.rule.framed:
+            hit = replace(hit, rule=self._frames.get(hit.record.rank, hit.rule))
         if traced and hit.record.level[:1] in RELAYED and RAISED.match(hit.record.text):
             hit = replace(hit, record=replace(hit.record, level=""))
         return hit
 
-    def _begins(self, hit: Hit) -> None:
-        """A launch begins where torchrun announces it, or after the report of one that failed."""
-        if self._over or RESTARTS in hit.record.text:
-            self._launch, self._over = self._launch + 1, False
-            self._wrapper = self._chain = self._host = self._ignored = None
-            self._heads, self._traced, self._inside = {}, {}, {}
+    def _is_of_another_launch(self, hit: Hit) -> bool:
+        """Whether the last launch is over and another one prints: an exception below srun's last line, a line long after
+        the job was ended from outside (a requeued job appends to its log), or another process on the same device."""
+        at, record = hit.record.at, hit.record
+        if self._left and (hit.rule.name == TRACEBACK or hit.level is Level.CAUSE):
+            return True
+        if self._ended is not None and at:
+            self._ended = self._ended or at
+            if at - self._ended > LATER:
+                return True
+        place = record.node, record.device
+        return bool(self._over and record.pid) and self._pids.get(place, record.pid) != record.pid
+
+    def _begin_launch(self) -> None:
+        self._launch, self._over, self._ended, self._left = self._launch + 1, 0, None, False
+        self._wrapper = self._chain = self._host = self._ignored = None
+        self._heads, self._traced, self._inside, self._frames, self._pids = {}, {}, {}, {}, {}
+
+    def _raises_again(self, hit: Hit) -> bool:
+        """Whether a rank raises an exception although the launch in which it raised one is over."""
+        rank = hit.record.rank
+        if rank is None or hit.level < Level.CAUSE:
+            return False
+        before, self._raised[rank] = self._raised.get(rank), self._launch
+        return before == self._launch and 0 < self._over < self._traced[rank]
 
     def _remember(self, hit: Hit) -> None:
-        rank = hit.record.rank
+        rank, frame = hit.record.rank, hit.record.text.startswith("File")
         if hit.rule.name == BOX_HOST:
             self._host = hit
-        elif hit.rule.name == TRACEBACK:
-            self._traced[rank] = hit.lineno
-            self._heads.setdefault(rank, hit)
-            # file lines of a traceback are indented by two more, and may be all that an excerpt contains
-            self._inside.setdefault(rank, max(0, hit.record.indent - (2 if hit.record.text.startswith("File") else 0)))
-        else:
+        elif hit.rule.name == CHAINED:
             last = self._newest()
             self._chain = last if last is not None and last.record.rank == rank else None
+        else:
+            self._traced[rank] = hit.lineno
+            if hit.rule.frame:
+                self._frames[rank] = max(self._frames.get(rank, hit.rule), hit.rule, key=lambda rule: rule.weight)
+                return
+            if not frame:
+                self._frames.pop(rank, None)
+            self._heads.setdefault(rank, hit)
+            # file lines of a traceback are indented by two more, and may be all that an excerpt contains
+            self._inside.setdefault(rank, max(0, hit.record.indent - (2 if frame else 0)))
 
     def _replaces(self, hit: Hit) -> bool:
         """Whether the hit replaced the last one: a wrapper's text, or a less specific exception of its chain."""
@@ -335,6 +380,7 @@ def _decoded(said: Mapping[str, Any], rules: Mapping[str, Rule]) -> Hit | None:
             None if local is None else int(local),
             _printable(said.get("node", "")),
             _printable(said.get("device", "")),
+            "",
             _printable(said.get("level", "")),
             None if at is None else float(at),
             int(said.get("indent", 0)),

@@ -6,7 +6,8 @@
     level = "cause"                        benign, sign, ending, cause or authority: see `rulebook.Level`
     any = ["fan failure"]                  text that the line must contain, one of these; lower case matches any case
     match = ['''fan (?P<device>\\d+)''']   RE2; the groups node, rank, peer, device and code are reported
-    scope, action, blames, unless, weight, confidence, explains, below, lasts, over, yields, times, traced, note,
+    scope, action, blames, unless, weight, confidence, explains, below, lasts, over, yields, times, traced, frame,
+    framed, note,
     examples, look_alikes
 
 Each example must match its own rule best, and no look-alike may: `check` tests that.
@@ -36,7 +37,7 @@ SHORTEST = 3  # characters of a text; shorter ones match almost every line
 _KNOWN = {field.name for field in fields(Rule)} - {"source"}
 _LISTS = {"any", "match", "unless", "over", "explains", "examples", "look_alikes"}
 _NUMBERS: dict[str, type[int] | type[float]] = {"weight": int, "times": int, "confidence": float}
-_SWITCHES = {"below", "lasts", "traced", "yields"}
+_SWITCHES = {"below", "frame", "framed", "lasts", "traced", "yields"}
 _CHOICES: dict[str, type[Enum]] = {"scope": Scope, "action": Action, "blames": Blames}
 
 

@@ -66,6 +66,7 @@ class Rule:
         yields: the program continues after the line, so a later cause of another kind wins.
         times: how many such lines it takes.
         traced: an exception's last line; without a traceback above it, it is only a message and counts as a symptom.
+        frame: the line is a frame of a traceback. framed: an exception that becomes the rule of its heaviest frame.
         source: the rule file.
     """
 
@@ -87,6 +88,8 @@ class Rule:
     yields: bool = False
     times: int = 1
     traced: bool = False
+    frame: bool = False
+    framed: bool = False
     note: str = ""
     examples: tuple[str, ...] = ()
     look_alikes: tuple[str, ...] = ()
