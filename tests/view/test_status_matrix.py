@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from view_made import JOB, Made
 from view_scenes import SCENES
 
 from transom_cli.cli.show import code_of
+from transom_cli.core import events as ev
+from transom_cli.core.operator.decide import decide
+from transom_cli.supervise.journal import fold
 from transom_cli.view.document import to_json
 from transom_cli.view.runs import list_lines, list_row
 from transom_cli.view.status import screen
@@ -30,6 +34,7 @@ STATES = {
     "crash_looping": ("crash loop", 23, "KeyError: 'learning_rate', 2 times, never past step 7; stops after 1 more"),
     "starting_again": ("recovering", 20, "waiting for Slurm to start the job"),
     "leaving": ("leaving", 0, "the time limit is near: all ranks save at step 18430"),
+    "continues": ("pending", 0, "waiting for Slurm to start the job"),
     "unknown": ("unknown", 22, "last update"),
     "done": ("done", 0, "120,000 of 120,000"),
     "stopped": ("stopped", 130, "stopped by ada"),
@@ -101,11 +106,18 @@ def test_recovering_run_keeps_step_and_bar(tmp_path: Path) -> None:
 def test_start_that_an_unlimited_job_delays_is_not_announced(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from view_made import JOB
-
     from transom_cli.slurm.port import Job, JobState
     from transom_cli.view.slurm_reasons import with_answer
 
     view = replace(SCENES["pending"](tmp_path), slurm_start=None)
     far = Job(JOB, JobState.PENDING, reason="Resources", start="2027-11-21T07:00:00", num_nodes=4)
     assert with_answer(view, far).slurm_start is None
+
+
+def test_leave_that_the_launcher_reports_is_kept_in_the_journal(tmp_path: Path) -> None:
+    made = Made(tmp_path).began().stepped()
+    state = fold(made.run.journal).state
+    leave = ev.RecoverySeen(state.since + 1.0, f"{JOB}.0", "", "leaving", "all ranks save at step 18430", "time_limit")
+    after, _ = decide(state, leave)
+    assert after != state, "an event that changes nothing is not kept"
+    assert decide(after, ev.LaunchSeen(leave.at + 1.0, f"{JOB}.0", 1, made.nodes, 4))[0].launch.leaving is None

@@ -225,6 +225,21 @@ def leaving(folder: Path) -> RunView:
     return made.seen((8.0, leave)).beats(18430, dead=dict.fromkeys(made.nodes, "X")).operator().view()
 
 
+def continues(folder: Path) -> RunView:
+    """The time limit has ended the attempt; the job waits for its next start."""
+    made = Made(folder).began().stepped().saved(18430, 40.0)
+    made.seen(
+        (38.0, ev.RecoverySeen(0, f"{JOB}.0", "", "leaving", "all ranks save at step 18430", "time_limit")),
+        (
+            30.0,
+            ev.OutcomeSeen(0, f"{JOB}.0", "left", "the time limit is near; step 18430 is durable", cause="time_limit"),
+        ),
+        (28.0, ev.Restarted(0, "i1/restart", JOB, 1, "requeued")),
+        (27.0, ev.JobSeen(0, JOB, 1, "PENDING", reason="Resources")),
+    )
+    return made.operator().view()
+
+
 def held(folder: Path) -> RunView:
     made = Made(folder).began().stepped(18400, before=1920.0).saved(18400, 1900.0)
     made.seen((860.0, ev.StepSeen(0, f"{JOB}.0", 18859)))
@@ -417,7 +432,7 @@ SCENES: dict[str, Callable[[Path], RunView]] = {
     scene.__name__: scene
     for scene in (
         healthy, total_not_known, one_node_of_many, gpus, spares, submitting, pending, pending_without_an_answer,
-        starting, preflight, crash_looping, stopped_crash_loop, starved, leaving, saving,
+        starting, preflight, crash_looping, stopped_crash_loop, starved, leaving, continues, saving,
         restoring, ranks_restore, examining, backing_off, starting_again, recovered, held,
         held_by_its_launcher, unknown, unknown_and_slurm_too, without_an_operator, operator_waits, slurm_is_silent,
         own_script, not_a_number, a_rank_is_gone, finishing, done, failed, given_up, no_checkpoint_restores, stopping,

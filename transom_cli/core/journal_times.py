@@ -22,7 +22,6 @@ class JournalTimes:
         running: When Slurm started it.
         launched: When its newest launch was seen.
         steps: (time, step) since its last launch: at least those of the last `RECENT` seconds.
-        leaving: When the ranks began to save in order to leave the attempt, why (`Reason`), and the message.
     """
 
     begun: float | None = None
@@ -33,12 +32,11 @@ class JournalTimes:
     running: float | None = None
     launched: float | None = None
     steps: tuple[tuple[float, int], ...] = ()
-    leaving: tuple[float, str, str] | None = None
 
     def hear(self, event: ev.Event, attempt: str) -> None:
         """Take in the next event. attempt: the current one, after the event."""
         if attempt != self.attempt:
-            self.attempt, self.running, self.launched, self.steps, self.leaving = attempt, None, None, (), None
+            self.attempt, self.running, self.launched, self.steps = attempt, None, None, ()
         if self.begun is None:
             self.begun = event.at
         if isinstance(event, ev.StepSeen):
@@ -51,10 +49,8 @@ class JournalTimes:
         elif isinstance(event, ev.Submitted):
             self.submitted = event.at if self.submitted is None else self.submitted
         elif isinstance(event, ev.LaunchSeen) and event.attempt == attempt:
-            self.steps, self.launched, self.leaving = (), event.at, None
+            self.steps, self.launched = (), event.at
             self.running = event.at if self.running is None else self.running
-        elif isinstance(event, ev.RecoverySeen) and event.attempt == attempt and event.what == "leaving":
-            self.leaving = event.at, event.cause, event.words
         elif isinstance(event, ev.JobSeen) and event.state == "RUNNING" and self.running is None:
             ours = (event.job_id, event.restarts) == parse_attempt(attempt or "0.0")
             self.running = event.at if ours else None

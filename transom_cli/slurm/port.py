@@ -191,7 +191,7 @@ class Slurm(Protocol):
         """Return one job in full. Raises NoSuchJob if Slurm has forgotten it."""
 
     def count_ahead(self, job: Job) -> int:
-        """Return how many pending jobs of a pending job's partition have a higher priority. Hidden jobs do not count."""
+        """Return how many pending jobs of this pending job's partition have a higher priority, of those it shows."""
 
     def nodes(self, names: Sequence[str] = ()) -> list[Node]:
         """Return the named nodes, or all."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from transom_cli.core.crash_loop import CrashLoop, crash_loop
+from transom_cli.core.diagnose import PLANNED
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.fault import NOTHING, Fault, failed_again, fault_of, outcome
 from transom_cli.core.incident import Incident
@@ -16,6 +17,13 @@ from transom_cli.heartbeat import table
 from transom_cli.plural import several, times
 from transom_cli.view.text import span
 
+_LEAVING = {
+    "time_limit": "the time limit is near",
+    "maintenance": "a node is being drained",
+    "stop_request": "stop requested",
+    "grow": "nodes have come back",
+    "reported": "a rule restarts a training with an anomaly",
+}  # by `core.launcher.state.Reason`
 _LIVE = ("pending", "starting", "training", "recovering")
 FRESH = 15.0  # seconds: a file newer than this describes the present
 MAX_REQUESTS = 4  # of people, on the screen and in JSON
@@ -109,6 +117,7 @@ class IncidentView:
         nodes: The nodes at fault, as far as known.
         isolated: (node, drained or excluded).
         fault: The same as every screen words it.
+        planned: No fault: a time limit, a preemption, a node to be drained, or a person's request.
     """
 
     id: str
@@ -124,6 +133,7 @@ class IncidentView:
     nodes: tuple[str, ...] = ()
     isolated: tuple[tuple[str, str], ...] = ()
     fault: Fault = NOTHING
+    planned: bool = False
 
     def outcome(self, now: float) -> str:
         """Return what was done, and how it ended: `relaunched, back in 6.2 s`."""
@@ -151,10 +161,16 @@ class Preflight:
 
 @dataclass(frozen=True)
 class Leaving:
-    """The ranks save and end, and the run continues in its next attempt. until: the end of the attempt, if known."""
+    """The ranks save and end, and the run continues in its next attempt.
+
+    Attributes:
+        why: As in `core.launcher.state.Reason`.
+        until: The end of the attempt, if known.
+    """
 
     since: float
     message: str
+    why: str = ""
     until: float | None = None
 
 
@@ -278,9 +294,19 @@ class RunView:
             return "starved"
         if self.leaving is not None and phase in ("training", "recovering"):
             return "leaving"
+        if self.preflight is not None and phase in ("starting", "recovering"):
+            return "preflight"
+        if phase == "recovering" and self._continues:
+            phase = "pending"
         if phase == "pending" and self.slurm_state == "RUNNING":  # the operator asks Slurm less often
             return "starting"
-        return "preflight" if self.preflight is not None and phase in ("starting", "recovering") else phase
+        return phase
+
+    @property
+    def _continues(self) -> bool:
+        """Whether a planned end of an attempt is all that the run recovers from."""
+        newest = self.incidents[0] if self.incidents else None
+        return newest is not None and newest.duration is None and newest.planned
 
     @property
     def condition(self) -> str:
@@ -327,7 +353,8 @@ class RunView:
             return self.status
         ranks = () if self.leaving is not None else (one for one in self.node_views if one.role == "ranks")
         odd = self.blind or any(one.state not in ("ok", "waiting") for one in ranks)  # ranks that leave are gone
-        return "degraded" if self.phase == "recovering" or odd or self.reports or self.saves_fail else "healthy"
+        recovers = self.phase == "recovering" and self.leaving is None and not self._continues
+        return "degraded" if recovers or odd or self.reports or self.saves_fail else "healthy"
 
 
 def incident_view(incident: Incident, exclusions: tuple[Exclusion, ...] = ()) -> IncidentView:
@@ -348,6 +375,7 @@ def incident_view(incident: Incident, exclusions: tuple[Exclusion, ...] = ()) ->
         fingerprint=decided.fingerprint,
         nodes=diagnosis.nodes if diagnosis else incident.suspect_nodes,
         isolated=tuple((x.node, x.how) for x in exclusions if x.incident == incident.id),
+        planned=diagnosis is not None and diagnosis.cause in PLANNED,
     )
 
 
@@ -405,7 +433,15 @@ def build_view(
         withheld=state.withheld,
         requested_nodes=state.request.num_nodes,
         crash_loop=loop,
+        leaving=_leaving(state),
     )
+
+
+def _leaving(state: State) -> Leaving | None:
+    found = state.launch.leaving
+    if found is None or state.phase.over:
+        return None
+    return Leaving(found.at, f"{_LEAVING.get(found.why, found.why)}: {found.words}", found.why)
 
 
 def _incidents(

@@ -25,7 +25,7 @@ from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
 from transom_cli.supervise.own_checkpoints import newest_own
-from transom_cli.view.model import FRESH, Leaving, NodeView, Preflight, RunView, build_view
+from transom_cli.view.model import FRESH, NodeView, Preflight, RunView, build_view
 from transom_cli.view.node_state import NodeSight, NodeViews, blind_nodes
 from transom_cli.view.outlook import next_steps, rank_operation, step_time
 from transom_cli.view.read_memory import Memory, read_memory
@@ -36,7 +36,6 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
-_LEAVING = {"time_limit": "the time limit is near", "maintenance": "a node is being drained", "stop": "stop requested"}
 LATE = 5.0  # seconds a node's table may lag behind the newest one and still count as current
 MANY = 128  # nodes
 MEMORY_EVERY = 10.0  # seconds between reading the memory of so many nodes
@@ -346,10 +345,9 @@ def _with_history(
     runs = past.running is not None and state.job.state == "RUNNING"
     limit = past.running + settings.limit if runs and past.running is not None and settings.limit else None
     hung = past.launched + settings.first_step if past.launched is not None else None
-    leaving = None
-    if past.leaving is not None and not view.over:
-        at, why, message = past.leaving
-        leaving = Leaving(at, f"{_LEAVING.get(why, why)}: {message}", limit if why == "time_limit" else None)
+    leaving = view.leaving
+    if leaving is not None and leaving.why == "time_limit" and limit is not None:
+        leaving = replace(leaving, until=limit)
     return replace(
         view,
         leaving=leaving,
@@ -359,7 +357,7 @@ def _with_history(
         durable_age=max(0.0, view.now - past.durable) if past.durable is not None else None,
         next_steps=next_steps(
             state,
-            limit,
+            None if state.restarting else limit,  # the attempt is over
             warned=settings.warned,
             hung_at=hung,
             operator=view.operator,

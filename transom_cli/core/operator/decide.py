@@ -16,7 +16,7 @@ from transom_cli.core.incident import Sign, Stage
 from transom_cli.core.operator import answers, idle, job, observing, relaunches, resuming
 from transom_cli.core.operator import incident as inc
 from transom_cli.core.operator.actions import Release, Submit
-from transom_cli.core.operator.state import Phase, SavesFail, State, Step, both, order
+from transom_cli.core.operator.state import Leaving, Phase, SavesFail, State, Step, both, order
 from transom_cli.layout import parse_attempt
 from transom_cli.plural import several
 
@@ -114,6 +114,8 @@ def _recovery_seen(state: State, e: ev.RecoverySeen) -> Step:
     if not _mine(state, e.attempt) or state.restarting:
         return state, ()
     e = replace(e, faults=_of_ours(state, e.faults)) if e.faults else e
+    if e.what == "leaving":
+        state = replace(state, launch=replace(state.launch, leaving=Leaving(e.at, e.cause, e.words)))
     state = relaunches.reported(state if e.durable is None else _durable(state, e.durable), e)
     return idle.given_up(state, e) if e.what == "swapped" else (state, ())
 

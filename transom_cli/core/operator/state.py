@@ -142,12 +142,22 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Leaving:
+    """The ranks save and end, and the run continues in another launch. why: as in `core.launcher.state.Reason`."""
+
+    at: float
+    why: str
+    words: str
+
+
+@dataclass(frozen=True)
 class Launch:
     """The newest launch of the present attempt, as its launcher reports it."""
 
     started: bool = False  # the training step of this attempt was started
     number: int = 0
     newest_fault: int = 0  # the launcher's number of the newest fault that it handles itself
+    leaving: Leaving | None = None
 
 
 @dataclass(frozen=True)
