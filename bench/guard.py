@@ -1,7 +1,8 @@
 """What does the guard against silent corruption cost, and does it ever raise a false alarm?
 
     python bench/guard.py alarms --products 1000000     checked products without a fault: how many fail their checksum?
-    python bench/guard.py overhead --turns 20           a step of the example's GPT, guard on and off in turns
+    python bench/guard.py overhead --turns 20           a step of the example's GPT, guard on and off in turns;
+                                                        CPU time, which other processes disturb less, on one thread
 
 `alarms` draws shapes, types and values: normal, with a common offset, with a few large values, tiny, and so large that
 16-bit types overflow. Every tenth is an attention, forward and backward. Beside them, whole trainings run under the
@@ -119,22 +120,23 @@ def alarms(wanted: int) -> None:
 def overhead(turns: int, layers: int, width: int) -> None:
     from model import GPT, Shape
 
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = GPT(Shape(layers=layers, width=width, dropout=0.0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    def step() -> float:
+    def step() -> tuple[float, float]:
         tokens = torch.randint(0, 256, (8, 129))
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         optimizer.zero_grad(set_to_none=True)
         model(tokens[:, :-1], tokens[:, 1:]).backward()
         optimizer.step()
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - cpu
 
     for _ in range(5):
         step()
     times: dict[bool, list[float]] = {True: [], False: []}
-    medians: dict[bool, list[float]] = {True: [], False: []}
+    used: dict[bool, list[float]] = {True: [], False: []}  # CPU seconds of a turn
     checked = 0
     for turn in range(2 * turns):
         on = turn % 2 == turn // 2 % 2  # off first in every other pair
@@ -142,8 +144,8 @@ def overhead(turns: int, layers: int, width: int) -> None:
         if on:
             step()  # starts with a check, before anything is known about its cost
         mine = [step() for _ in range(30)]
-        times[on] += mine
-        medians[on].append(statistics.median(mine))
+        times[on] += [wall for wall, _ in mine]
+        used[on].append(sum(cpu for _, cpu in mine))
         if watching is not None:
             checked += watching.checked
             watching.close()
@@ -153,10 +155,11 @@ def overhead(turns: int, layers: int, width: int) -> None:
         print(
             f"guard {name:4} n={len(ordered)} median {1e3 * statistics.median(ordered):.2f} ms, p99 {1e3 * p99:.2f} ms"
         )
-    ratios = [a / b - 1 for a, b in zip(medians[True], medians[False], strict=True)]
-    print(f"median of {turns} pairs: {100 * statistics.median(ratios):+.2f}%; {checked} products checked")
-    total = sum(times[True]) / len(times[True]) / (sum(times[False]) / len(times[False])) - 1
-    print(f"mean: {100 * total:+.2f}%")
+    ratios = sorted(a / b - 1 for a, b in zip(used[True], used[False], strict=True))
+    middle = " to ".join(f"{100 * ratios[len(ratios) * at // 4]:+.2f}" for at in (1, 3))
+    total = sum(used[True]) / sum(used[False]) - 1
+    print(f"CPU time of 30 steps, {turns} pairs: median {100 * statistics.median(ratios):+.2f}% (quartiles {middle})")
+    print(f"CPU time in all: {100 * total:+.2f}%; {checked} products checked")
 
 
 def main() -> None:

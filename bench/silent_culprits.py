@@ -132,7 +132,7 @@ def one_launch(
             if step == doubtful:
                 digest = mixed(truth, step, noise, "")
             if step == doubtful + 1 and not events:
-                record = {"repeated": {"of": launch - 1, "step": doubtful, "digest": digest, "same": same}}
+                record = {"repeated": {"step": doubtful, "digest": digest, "same": same}}
                 report = [Guarded(r, n, record) for r, n in enumerate(placed)]
                 state, found = judged(state, launch, report)
                 if found:

@@ -161,6 +161,22 @@ def test_steps_that_a_gradient_scaler_skips_are_no_finding() -> None:
     assert watching.events == []
 
 
+def test_an_update_that_is_far_larger_than_before_is_reported_with_its_parameter() -> None:
+    """The second moment of a layer loses its exponent, so Adam divides by almost nothing."""
+    torch.manual_seed(0)
+    model = Small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    watching = guard(model, optimizer, budget=1e6)
+    for step in range(80):
+        if step >= 60:
+            optimizer.state[model.out.weight]["exp_avg_sq"].zero_()
+        optimizer.zero_grad()
+        model(torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+        optimizer.step()
+    watching.close()
+    assert [event["item"] for event in watching.events] == ["update of out.weight"]
+
+
 def test_a_budget_limits_how_often_products_are_checked() -> None:
     assert train(budget=1e-9).checked <= 2
 

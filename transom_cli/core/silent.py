@@ -128,8 +128,8 @@ def _doubts(launch: int, seen: tuple[Guarded, ...]) -> list[Doubt]:
                 doubt = Doubt(
                     launch, int(event["step"]), int(event["clean"]), str(event["kind"]), str(event["item"]),
                     str(event["words"]), ranks, tuple(dict.fromkeys(where.get(r, "") for r in ranks)), placed,
-                    bool(event["majority"]), tuple(str(d) for d in event["digests"]), int(event["repeat"]),
-                    tuple((int(s), int(turn), int(digest)) for s, turn, digest in event["equal"]),
+                    bool(event["majority"]), tuple(str(d) for d in event["digests"]), int(event.get("repeat", 0)),
+                    tuple((int(s), int(turn), int(digest)) for s, turn, digest in event.get("equal", ())),
                 )  # fmt: skip
             except (KeyError, TypeError, ValueError):
                 continue

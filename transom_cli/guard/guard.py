@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ _PRODUCTS = ("AddmmBackward0", "MmBackward0")
 _VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "CloneBackward0")
 _ATTENTION = "ScaledDotProduct"
 _BY_TURN = 1 << 15  # in a number of what to repeat: a turn of the replicas, not a product
+LARGE, JUMP, KNOWN = 0.125, 20.0, 8  # an update, as a share of the weights; times the largest of so many before
 MOST = 16  # steps between two comparisons of replicas, at most
 CYCLE = 16
 Item = tuple[str, str]  # a layer, or an attention's number; and what of it
@@ -89,6 +91,8 @@ class Guard:
         self._equal: dict[int, tuple[int, int]] = {}  # step -> turn and digest, in an earlier launch
         self._same = [0, 0]  # how many of them came out the same, of how many
         self._norm = numerics.Track("norm")
+        self._watched: tuple[str, Tensor, Tensor] | None = None  # a parameter, and its value before the step
+        self._ratios: dict[str, deque[float]] = {}  # the updates of a parameter, as shares of it
         self._attention = functional.scaled_dot_product_attention
         functional.scaled_dot_product_attention = self._called  # type: ignore[assignment]
         self._own = [
@@ -134,8 +138,8 @@ class Guard:
         """The gradients are complete: are they finite?"""
         if self._credit < 0:
             return
-        named = [(n, p.grad) for n, p in self._model.named_parameters() if p.grad is not None]
-        gradients = [g.to_local() if hasattr(g, "to_local") else g for _, g in named]
+        trained = [(n, p) for n, p in self._model.named_parameters() if p.grad is not None]
+        gradients = [_local(p.grad) for _, p in trained]
         skipped = getattr(self._optimizer, "found_inf", None)  # a fused optimizer itself skips the step of a scaler
         if not gradients or (skipped is not None and bool(skipped.item())):
             return
@@ -143,17 +147,36 @@ class Guard:
         norm = float(norms.norm())
         self.grad_norm = norm
         if norm != norm or norm == float("inf"):
-            bad = [name for (name, _), one in zip(named, norms.tolist(), strict=True) if not one < float("inf")]
-            self._event("value", bad[0], f"the gradient of {bad[0]} is not finite ({len(bad)} of {len(named)} tensors)")
+            bad = [name for (name, _), one in zip(trained, norms.tolist(), strict=True) if not one < float("inf")]
+            words = f"the gradient of {bad[0]} is not finite ({len(bad)} of {len(trained)} tensors)"
+            self._event("value", bad[0], words)
             return
         before, self._norm = self._norm, numerics.sample(self._norm, self.step + 1, norm)
         if self._norm.bad and not before.bad:  # look more closely
             self._credit = max(self._credit, self._budget)
+        name, parameter = trained[self._steps % len(trained)]
+        local = _local(parameter).detach()
+        self._watched = name, local, local.clone()
+
+    def _update(self) -> None:
+        """Is the update of one parameter far larger than its updates before? All parameters take turns."""
+        assert self._watched is not None
+        (name, parameter, before), self._watched = self._watched, None
+        pair = torch.stack([(parameter - before).float().norm(), before.float().norm()]).tolist()
+        ratio = pair[0] / pair[1] if pair[1] > 0 else 0.0
+        known = self._ratios.setdefault(name, deque(maxlen=2 * KNOWN))
+        if len(known) >= KNOWN and not ratio <= max(LARGE, JUMP * max(known)):
+            words = f"the update of {name} is {ratio:.3g} of its norm; at most {max(known):.3g} in {len(known)} samples"
+            self._event("value", f"update of {name}", f"{words} before")
+        elif ratio > 0:
+            known.append(ratio)
 
     def _after(self) -> None:
         now = time.perf_counter()
         self._credit = min(self._credit + self._budget / 2 * (now - self._mark), self._budget)
         self._mark = now
+        if self._watched is not None:
+            self._safely(self._update)
         self._disarm()
         self.step = max(self.step, client.known_step()) + 1  # a gradient scaler may have skipped some
         self._steps += 1
@@ -366,6 +389,12 @@ class Guard:
             return
         self.events.append(event)
         guard_record.update(step=self.step, events=self.events[: guard_record.KEPT])
+
+
+def _local(tensor: Any) -> Tensor:
+    """This rank's part of it."""
+    found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found
 
 
 def _behind_views(node: Any) -> Any:
