@@ -114,15 +114,12 @@ def airesim(during_recoveries: bool) -> Point:
     costs = replace(FREE, save_every=1, start=1200.0, read_disk=0.0)
     steps = int(6144 / 64 * 360)
     scenario = crashes(4096, 20, rate, costs, steps=steps)
-    slower = Cluster(scenario, 1, None if during_recoveries else only_while_stepping).run().horizon / (
-        steps * costs.step
-    )
+    script = None if during_recoveries else only_while_stepping
+    slower = Cluster(scenario, 1, script).run().horizon / (steps * costs.step)
     source, its = "arXiv 2603.07041", "its 11,145.6 failures as a constant rate"
     if during_recoveries:
         name = "AIReSim, with failures during recoveries: the closed form exp(failures x recovery / work)"
-        return Point(
-            name, source, exp(11_145.6 / 3 / 6144), slower, 0.05, f"{its}; not published: what its model leaves out"
-        )
+        return Point(name, source, exp(11_145.6 / 3 / 6144), slower, 0.05, f"{its}; its model has none")
     name = "AIReSim: 9,865.97 h for 256 days of work (factor 1.61)"
     return Point(name, source, 9865.97 / 6144, slower, 0.05, f"{its}; no failure during a recovery, as in its model")
 
