@@ -209,8 +209,8 @@ def test_slurm_is_asked_only_where_it_knows_more(tmp_path: Path) -> None:
         if needs_query(scene(tmp_path / name)):
             asked.add(name)
     assert asked == {
-        "pending", "pending_without_an_answer", "starting_again", "continues", "held", "held_by_its_launcher", "unknown",
-        "unknown_and_slurm_too", "starved",
+        "pending", "pending_without_an_answer", "starting_again", "continues", "held", "held_by_its_launcher",
+        "unknown", "unknown_and_slurm_too", "starved",
     }  # fmt: skip
 
 

@@ -227,12 +227,12 @@ def leaving(folder: Path) -> RunView:
 
 def continues(folder: Path) -> RunView:
     """The time limit has ended the attempt; the job waits for its next start."""
-    made = Made(folder).began().stepped().saved(18430, 40.0)
+    made, why = Made(folder).began().stepped().saved(18430, 40.0), "the time limit is near; step 18430 is durable"
     made.seen(
         (38.0, ev.RecoverySeen(0, f"{JOB}.0", "", "leaving", "all ranks save at step 18430", "time_limit")),
         (
             30.0,
-            ev.OutcomeSeen(0, f"{JOB}.0", "left", "the time limit is near; step 18430 is durable", cause="time_limit"),
+            ev.OutcomeSeen(0, f"{JOB}.0", "left", why, cause="time_limit"),
         ),
         (28.0, ev.Restarted(0, "i1/restart", JOB, 1, "requeued")),
         (27.0, ev.JobSeen(0, JOB, 1, "PENDING", reason="Resources")),

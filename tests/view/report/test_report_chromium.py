@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from devtools import Browser
 
 from transom_cli.layout import RunDir
+from transom_cli.view.report.page import write
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 MISSING = "NO BROWSER: the page was not looked at; `apt-get install chromium` (or google-chrome) to have that tested"
@@ -69,3 +71,23 @@ def test_a_page_fits_its_window(
     assert said["paper"] == PAPER[scheme]
     assert said["bar"] > 10
     assert said["fetched"] == []
+
+
+def test_followed_page_refreshes_itself_and_keeps_its_place(
+    tmp_path: Path, run_of: Callable[[str], RunDir], reported: Callable[[RunDir], str]
+) -> None:
+    html = reported(run_of("node_killed"))
+    marker = '<meta charset="utf-8">'
+    assert marker in html
+    live = html.replace(marker, f'{marker}<meta http-equiv="refresh" content="1">')
+    path = tmp_path / "run.html"
+    write(path, live)
+    with Browser(str(CHROMIUM), path, tmp_path / "profile") as browser:
+        browser.wait("document.readyState === 'complete' && document.body.scrollHeight > 1200")
+        browser.value("scrollTo(0, 400)")
+        browser.wait("scrollY === 400")
+        write(path, live.replace("<title>", "<title>written again: "))
+        browser.wait("document.title.startsWith('written again') && document.readyState === 'complete'")
+        browser.wait("scrollY === 400")
+        write(path, html)  # the last one, of a run that has ended
+        browser.wait("!document.querySelector('meta[http-equiv=refresh]') && document.title.length > 0")
