@@ -107,6 +107,7 @@ _OTHERS = (
     "TRANSOM_DCGM_LEVEL",
     "TRANSOM_PROBE_FLIP",
     "TRANSOM_NVML",
+    "TRANSOM_WANDB",
 )
 """Prefixes of other variables: marks of the sandbox, switches of the test suite, arguments of a site's checks, a
 replacement of /sys for checks, and the folder of the history of nodes."""
