@@ -1,6 +1,6 @@
-"""How a rank hears that its training is to be entered again: files in node memory, from the node's agent to its ranks.
+"""How a rank hears that its training is to be entered again: files in node memory, from its node's agent.
 
-    reenter-<launch>       the order, as JSON: the next launch, and the variables of its rendezvous. Written by the agent
+    reenter-<launch>       the order, as JSON: the next launch, and variables of its rendezvous. Written by the agent
     hears-<launch>-<rank>  the rank waits for orders. Written by the rank
 
 Standard library only: agents and ranks read this.
@@ -60,7 +60,9 @@ def hearing(beats_dir: str, launch: int) -> list[int]:
         names = os.listdir(beats_dir)
     except OSError:
         return []
-    return sorted(int(name[len(start) :]) for name in names if name.startswith(start) and name[len(start) :].isdecimal())
+    return sorted(
+        int(name[len(start) :]) for name in names if name.startswith(start) and name[len(start) :].isdecimal()
+    )
 
 
 def at_reentry(close: Callable[[], Callable[[], None] | None]) -> None:

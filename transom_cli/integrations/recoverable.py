@@ -130,7 +130,6 @@ class _Recovery:
                     value, done = self._train(), True
                 finally:
                     self._interrupting = False
-                    reentry.hear_no_more(self._folder, launch, self._rank)
             except Reentered:
                 pass
             except Exception as error:
@@ -141,10 +140,13 @@ class _Recovery:
         except Reentered:  # came while an error was handled
             self._interrupting = False
         finally:
+            self._interrupting = False
+            reentry.hear_no_more(self._folder, launch, self._rank)
+            ordered = reentry.read_order(self._folder, launch)  # no later one counts on this rank
             self._over.set()
             watcher.join()
-            self._interrupting = False
-        return done and not self._ordered.is_set(), value
+            self._order = ordered or self._order
+        return self._order is None and done, value
 
     def _again(self) -> None:
         """Leave the launch, and become a rank of the next one."""

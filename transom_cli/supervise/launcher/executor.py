@@ -37,6 +37,7 @@ from transom_cli.diagnose.clue import Clue
 from transom_cli.diagnose.hangs.reader import clues, gather, read_hang
 from transom_cli.errors import TransomError, printable
 from transom_cli.files import make_private, publish_text
+from transom_cli.heartbeat import paths
 from transom_cli.layout import AttemptDir
 from transom_cli.start import own
 from transom_cli.supervise.attempt_files import newest_checkpoint
@@ -91,13 +92,13 @@ class Executor:
             self._inbox.put(StartFailed(0.0, action.launch, self._cannot_roll_back))
             return None
         try:
-            return self._start(action.launch, action.nodes)
+            return self._start(action.launch, action.nodes, action.lost)
         except (OSError, TransomError) as error:
             words = f"launch {action.launch} cannot be started: {error}"
             self._inbox.put(StartFailed(0.0, action.launch, words))
             return None
 
-    def _start(self, launch: int, nodes: tuple[str, ...]) -> list[str]:
+    def _start(self, launch: int, nodes: tuple[str, ...], lost: tuple[int, ...]) -> list[str]:
         allocation, options, attempt = self._allocation, self._options, self._attempt
         for path in (attempt.logs(launch), attempt.exits(launch)):
             make_private(path)
@@ -109,9 +110,20 @@ class Executor:
         self._port = self._agents.free_port(nodes[0])
         self._say_rendezvous()
         env = launchplan.training_env(os.environ, master, self._port, options.run)
+        if options.recovers:
+            env[paths.RECOVERABLE] = "1"
         self._fence(launch)
         self._nodes = nodes
-        ready = self._standby.take(launch, nodes, {name: env[name] for name in launchplan.RENDEZVOUS})
+        exits, rendezvous = attempt.exits(launch), {name: env[name] for name in launchplan.RENDEZVOUS}
+        if lost and self.step is not None:
+            order = (launch - 1, launch, nodes, master, self._port)
+            threading.Thread(target=self._agents.reenter, args=order, name="re-entry", daemon=True).start()
+            ready = self._standby.take(launch, nodes, rendezvous, lost)
+            plans = [] if ready is not None else self._plans(launch, nodes, master, env, lost)
+            more = [ready] if ready is not None else [TrainingStep(plan, exits) for plan in plans]
+            self.step = TrainingSteps.entered_again(self.step, lost, exits, more)
+            return more[0].argv
+        ready = self._standby.take(launch, nodes, rendezvous)
         if ready is not None:
             self.step = ready
             return ready.argv
@@ -121,20 +133,23 @@ class Executor:
             verify = own("transom_cli.ckpt.foreign", options.foreign, str(created), "--")
             plans = [replace(plan, argv=[*verify, *plan.argv]) for plan in plans]
             self._foreign.begin(attempt.exits(launch).stat().st_mtime)
-        exits = attempt.exits(launch)
-        self.step = TrainingStep(plans[0], exits) if len(plans) == 1 else TrainingSteps(plans, exits)
+        steps = [TrainingStep(plan, exits) for plan in plans]
+        self.step = steps[0] if len(steps) == 1 else TrainingSteps(steps)
         return plans[0].argv
 
-    def _plans(self, launch: int, nodes: tuple[str, ...], master: str, env: dict[str, str]) -> list[StepPlan]:
-        """One step for each job whose nodes the launch uses."""
+    def _plans(
+        self, launch: int, nodes: tuple[str, ...], master: str, env: dict[str, str], only: tuple[int, ...] = ()
+    ) -> list[StepPlan]:
+        """One step for each job whose nodes the launch uses. only: on the nodes of these ranks."""
         allocation, each = self._allocation, self._options.tasks_on_node
-        jobs = allocation.by_job(nodes)
-        one_job = set(jobs) == {allocation.job_id}
+        used = tuple(n for i, n in enumerate(nodes) if not only or any(rank // each == i for rank in only))
+        jobs = allocation.by_job(used)
+        one_job = set(jobs) == {allocation.job_id} and not only
         plans = []
         for job_id, part in jobs.items():
             argv = launchplan.training_argv(
                 allocation, self._options, self._attempt, launch, part,
-                wrapper=WRAPPER, master=master, every=() if one_job else nodes,
+                wrapper=WRAPPER, master=master, every=() if one_job else nodes, only=only,
             )  # fmt: skip
             ranks = () if one_job else tuple(nodes.index(n) * each + i for n in part for i in range(each))
             plans.append(StepPlan(argv, allocation.step_env(env, job_id), part, each * len(part), ranks))
@@ -266,6 +281,9 @@ class Executor:
             left = until - time.monotonic()
             found = examine("", self._options.run, self._attempt, action.rank, 0.0, answers, seconds=left)
             taken = launchplan.says_in_use(found.line, port)
+            if action.alive:  # rank 0 itself holds the port
+                hearing = self._agents.hearing(action.launch, nodes)
+                return LogsRead(0.0, action.launch, found.category, found.line, found.where, hearing=hearing)
             taken = self._agents.holds_port(nodes[0], port) if taken is None else taken
             return LogsRead(0.0, action.launch, found.category, found.line, found.where, taken)
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping
 
 from transom_cli.files import make_private, publish_text
+from transom_cli.heartbeat import paths
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.journal import JournalWriter
@@ -52,15 +53,28 @@ class Standby:
         if due and self._attempt.modules.exists():
             self._start(launch + 1, nodes, master)
 
-    def take(self, launch: int, nodes: tuple[str, ...], variables: Mapping[str, str]) -> TrainingStep | None:
-        """Let the standbys of this launch go, and return their step. None if there are none for these nodes."""
+    def take(
+        self, launch: int, nodes: tuple[str, ...], variables: Mapping[str, str], only: tuple[int, ...] = ()
+    ) -> TrainingStep | None:
+        """Let the standbys of this launch go, and return their step. None if there are none for these nodes.
+
+        Args:
+            only: the ranks that begin, if the others are not needed.
+        """
         step, fits = self._step, self._launch == launch and self._nodes == nodes
         if step is None or not fits:
             self.drop()
             return None
         self._step = None
-        if step.code is None and step.go(variables):
-            self._journal("standby", what="used", nodes=nodes, words=f"the ranks of launch {launch} were ready")
+        about = {**variables, paths.ONLY: ",".join(map(str, only))} if only else variables
+        if step.code is None and step.go(about):
+            who = f"{'rank' if len(only) == 1 else 'ranks'} {about[paths.ONLY]}" if only else "the ranks"
+            self._journal(
+                "standby",
+                what="used",
+                nodes=nodes,
+                words=f"{who} of launch {launch} {'was' if len(only) == 1 else 'were'} ready",
+            )
             return step
         _end(step)
         return None
