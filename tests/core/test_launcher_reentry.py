@@ -101,7 +101,7 @@ def test_user_error_twice_at_the_same_step_ends_the_run_as_without_survivors() -
 
 @pytest.mark.parametrize("found", [exits(None, 0, None), exits(1, 1, 1), ()])
 def test_other_ends_are_not_met_by_entering_again(found: tuple[launcher.events.RankExit, ...]) -> None:
-    state, actions = feed(training(recoverable=True), launcher.RanksExited(9.0, 0, found), launcher.Tick(10.0))
+    _, actions = feed(training(recoverable=True), launcher.RanksExited(9.0, 0, found), launcher.Tick(10.0))
     assert not any(isinstance(one, launcher.ReadLogs) for one in actions)
 
 

@@ -5,7 +5,7 @@
 
 Standard library only: agents and ranks read this.
 """
-# ruff: noqa: PTH100, PTH105, PTH118, PTH123, PTH208
+# ruff: noqa: PTH104, PTH118, PTH208
 
 from __future__ import annotations
 
