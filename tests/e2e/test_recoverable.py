@@ -13,7 +13,7 @@ from transom_cli.layout import AttemptDir
 from transom_cli.sandbox import faults, processes
 from transom_cli.sandbox.cluster import Sandbox
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sandbox, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def logs(attempt: AttemptDir, launch: int) -> str:
