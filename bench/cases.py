@@ -38,6 +38,13 @@ CASES = {
         Case("rank-kill", "rank-kill", BEYOND),
         Case("node-kill", "node-kill"),
         Case("rank-kill-standby", "rank-kill", BEYOND, options=("--set", "launch.standby=true")),
+        Case("rank-kill-stay", "rank-kill", BEYOND, options=("--set", "launch.recoverable=true")),
+        Case(
+            "rank-kill-stay-standby",
+            "rank-kill",
+            BEYOND,
+            options=("--set", "launch.recoverable=true", "--set", "launch.standby=true"),
+        ),
         # The launcher lives on the batch script's node: with that, the attempt is over and no spare can help.
         Case("node-kill-spare", "node-kill", BEYOND + SWAP, spares=1, batch_host=False),
         Case("hang", "rank-stop"),

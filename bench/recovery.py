@@ -8,6 +8,8 @@ fault comes at a random step between two checkpoints:
     rank-kill          one rank dies
     node-kill          a node dies with everything on it
     node-kill-spare    the same, with the 4th node in the job as a spare; never the node with the batch script
+    rank-kill-standby  the same as rank-kill, with `launch.standby`
+    rank-kill-stay     the same, with `launch.recoverable`: the other ranks stay; with -standby, both
     hang               one rank is stopped
 
 The bench measures the wall time from just before the fault to the first step of the new launch, as the operator sees

@@ -1,8 +1,8 @@
 """Train a small GPT on the source code of the Python standard library, with one process or many; resumable.
 
 The lines that transom needs are marked `# transom`: three calls (restore,
-beat, save), their two imports and one constructor, and a close() that waits
-for the last write. Without a checkpoint directory this is an ordinary training
+beat, save), their two imports and one constructor, a close() that waits
+for the last write, and a decorator. Without a checkpoint directory this is an ordinary training
 script; with `--no-beat` it sends no heartbeats itself.
 """
 
@@ -12,8 +12,12 @@ import argparse
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import faststart  # torch is imported in main(), so that a wrong flag fails at once
+
+if TYPE_CHECKING:
+    from transom_cli.integrations.recoverable import Context
 
 
 def arguments() -> argparse.Namespace:
@@ -50,14 +54,17 @@ def main() -> None:
         from model import GPT, Shape
         from ranks import Place, die, join, leave, spread
 
-        from transom_cli import beat  # transom
+        from transom_cli import beat, recoverable  # transom
         from transom_cli.ckpt.checkpointer import Checkpointer
     imported = time.monotonic()
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic algorithms need it on GPUs
     torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms(True), without importing inductor
     place = Place.of(os.environ)
-    try:
+
+    @recoverable  # transom: after a fault of another rank, this process may enter it again (`launch.recoverable`)
+    def train(ctx: Context) -> None:
+        entered = time.monotonic()
         device = join(place, group=place.world > 1 or args.ddp or args.fsdp)
         joined = time.monotonic()
         torch.manual_seed(args.seed)  # the same first weights on every rank
@@ -66,7 +73,7 @@ def main() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         torch.manual_seed(args.seed * 1009 + 1 + place.rank)  # different dropout on every rank
         sampler = Sampler(
-            read_corpus(),
+            ctx.keep("corpus", read_corpus),
             context=args.context,
             batch=args.batch,
             seed=args.seed,
@@ -84,7 +91,7 @@ def main() -> None:
             )  # fmt: skip
             done = checkpointer.restore() or 0  # transom: the newest good checkpoint's step, or a fresh start
         if place.rank == 0:
-            laps = (imported - began, joined - imported, built - joined, time.monotonic() - built)
+            laps = (imported - began, joined - entered, built - joined, time.monotonic() - built)
             print("start-up: import {:.2f} s, join {:.2f} s, build {:.2f} s, restore {:.2f} s".format(*laps))
             print(f"training from step {done} to {args.steps} on {place.world} ranks, {device.type}", flush=True)
 
@@ -111,6 +118,9 @@ def main() -> None:
                 write_json(args.final_hash, result)
                 print(f"final state: sha256 {result['sha256']}", flush=True)
         leave()
+
+    try:
+        train()
     except Exception as error:
         die(error)
 

@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from transom_cli import beat
+from transom_cli import beat, recoverable
 from transom_cli.ckpt.checkpointer import Checkpointer
+from transom_cli.integrations.recoverable import Context
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100)
@@ -28,28 +29,35 @@ args = parser.parse_args()
 
 torch.set_num_threads(1)
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-dist.init_process_group("gloo")
-torch.manual_seed(7)
-model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.2), torch.nn.Linear(64, 1))
-called = DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-torch.manual_seed(100 + rank)
 
-checkpointer = Checkpointer({"model": model, "optimizer": optimizer}, every=1, persist=args.persist)
-done = checkpointer.restore() or 0
-print(f"rank {rank} goes on from step {done}", flush=True)
-for step in range(done + 1, args.steps + 1):
-    time.sleep(args.delay)
-    optimizer.zero_grad(set_to_none=True)
-    loss = called(torch.randn(8, 64)).square().mean()
-    loss.backward()
-    optimizer.step()
-    beat(step, loss=loss.item())
-    checkpointer.save(step)
-    while step == args.hang and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
-        time.sleep(60)
-checkpointer.close()
-if rank == 0:
-    data = b"".join(value.detach().numpy().tobytes() for value in model.state_dict().values())
-    args.final.write_text(hashlib.sha256(data).hexdigest())
-dist.destroy_process_group()
+
+@recoverable
+def train(ctx: Context) -> None:
+    dist.init_process_group("gloo")
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.2), torch.nn.Linear(64, 1))
+    called = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(100 + rank)
+
+    checkpointer = Checkpointer({"model": model, "optimizer": optimizer}, every=1, persist=args.persist)
+    done = checkpointer.restore() or 0
+    print(f"rank {rank} goes on from step {done}, entry {ctx.entry}", flush=True)
+    for step in range(done + 1, args.steps + 1):
+        time.sleep(args.delay)
+        optimizer.zero_grad(set_to_none=True)
+        loss = called(torch.randn(8, 64)).square().mean()
+        loss.backward()
+        optimizer.step()
+        beat(step, loss=loss.item())
+        checkpointer.save(step)
+        while step == args.hang and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+            time.sleep(60)
+    checkpointer.close()
+    if rank == 0:
+        data = b"".join(value.detach().numpy().tobytes() for value in model.state_dict().values())
+        args.final.write_text(hashlib.sha256(data).hexdigest())
+    dist.destroy_process_group()
+
+
+train()

@@ -87,6 +87,7 @@ def start_launcher(run: RunDir, form: LaunchForm) -> int:
         job_step=form.job_step,
         observe=settings.run.mode == "observe",
         standby=settings.launch.standby,
+        recoverable=settings.launch.recoverable,
         agent_cpus=settings.launch.agent_cpus,
     )
     return main(options, launcher_slurm)

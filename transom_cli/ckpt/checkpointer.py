@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.state import Declared, State
 from transom_cli.ckpt.tiers.marks import usable
 from transom_cli.errors import UsageError
+from transom_cli.heartbeat import reentry
 from transom_cli.heartbeat.client import beat, phase, resumed
 
 COPIES = 3600.0  # seconds that close() waits for copies to be written
@@ -136,6 +138,7 @@ class Checkpointer:
         self._closed = False
         self._samples = SampleLog(state, first=ranks.first)
         self._requests = final_checkpoint.listen()
+        reentry.at_reentry(weakref.WeakMethod(self._abandon))
 
     @property
     def durable(self) -> int | None:
@@ -298,6 +301,19 @@ class Checkpointer:
             if not self._closed:
                 self._closed = True
                 self._snapshots.close(durable=copied and self._saver.saved == self._saver.durable)
+            if self._requests is not None:
+                self._requests.close()
+
+    def _abandon(self) -> None:
+        """Stop without waiting for other ranks: this process leaves its launch.
+
+        Snapshots stay in the node's memory, like those of a rank that was killed.
+        """
+        if not self._closed:
+            self._closed = True
+            self._snapshots.daemon.close()
+            self._saver.close()
+            self._snapshots.close(durable=False)
             if self._requests is not None:
                 self._requests.close()
 

@@ -152,6 +152,10 @@ class Launch(Section):
         default=False,
         description="keep a Python per rank ready, with the training's modules imported, for the next relaunch",
     )
+    recoverable: bool = Field(
+        default=False,
+        description="after a fault, ranks whose training is @recoverable stay, and only the lost ones are started",
+    )
     agent_cpus: str = Field(
         default="",
         pattern=r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?$",

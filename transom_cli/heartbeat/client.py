@@ -32,6 +32,7 @@ _sink: Sink | None = None  # None: not opened yet
 _explicit = False
 _resumed_from = 0
 _last_step = -1
+_automatic = _automatic_before = 0  # automatic steps of this process, and those before its present launch
 _step_known = False  # a Checkpointer has set the step at which training began here
 
 
@@ -114,10 +115,12 @@ def automatic_beat(steps: int) -> None:
     Unless a Checkpointer has set the step (`resumed`), the record says that steps count from the start of the process.
     Ignored once the trainer has called `beat` itself.
     """
+    global _automatic
     if _explicit:
         return
     try:
-        (_sink or _open()).beat(_resumed_from + steps, None, since_start=not _step_known)
+        _automatic = steps
+        (_sink or _open()).beat(_resumed_from + steps - _automatic_before, None, since_start=not _step_known)
     except Exception:
         return
 
@@ -126,6 +129,16 @@ def resumed(step: int) -> None:
     """Let automatic heartbeats count from `step`, where training resumes; 0: it begins. Called by a Checkpointer."""
     global _resumed_from, _step_known
     _resumed_from, _step_known = step, True
+
+
+def reentered(launch: int) -> None:
+    """This process is a rank of another launch now (integrations.recoverable)."""
+    global _resumed_from, _last_step, _step_known, _automatic_before
+    _resumed_from, _last_step, _step_known, _automatic_before = 0, -1, False, _automatic
+    try:
+        (_sink or _open()).reenter(launch)
+    except Exception:
+        return
 
 
 def known_step() -> int:

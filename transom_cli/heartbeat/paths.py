@@ -53,6 +53,8 @@ NOWHERE = "/dev/null"
 """Stands for the heartbeat directory of a node that can have none: nothing can be below it."""
 
 WAITING = "TRANSOM_STANDBY"  # a standby's two descriptors, and the file of modules
+RECOVERABLE = "TRANSOM_RECOVERABLE"  # set if the launcher orders survivors to enter their training again
+ONLY = "TRANSOM_ONLY"  # among a standby's variables: the ranks that begin
 LEARN = "TRANSOM_STANDBY_LEARN"  # the file to which rank 0 writes the modules that it has imported
 AUTO_BEAT_PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "auto")
 """In front of PYTHONPATH, this directory makes an unchanged trainer send heartbeats."""
@@ -216,7 +218,7 @@ def rank_monitor(beats_dir: str) -> str:
 
 def forget_launches(beats_dir: str, before: int) -> None:
     """Remove what launches before number `before` left in the directory: an attempt may have hundreds."""
-    kinds = ("flush", "listen", "flight", "torchrun")
+    kinds = ("flush", "listen", "flight", "torchrun", "reenter", "hears")
     try:
         names = os.listdir(beats_dir)
     except OSError:

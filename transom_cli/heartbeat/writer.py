@@ -47,6 +47,9 @@ class Sink:
     def leave(self, name: str) -> None:
         pass
 
+    def reenter(self, launch: int) -> None:
+        pass
+
 
 class Writer(Sink):
     """Writes one rank's record into a buffer (the mapped beat file, or plain memory), and its account if any."""
@@ -57,11 +60,24 @@ class Writer(Sink):
         self.account = account
         self._phases: list[int] = []  # open phase() blocks, of any thread, oldest first
         self._fetched, self._fetch_due = -1, 0
+        self._fill()
+
+    def _fill(self) -> None:
+        """Write both slots. From now on only their moving part is written."""
+        record = self._r
         self._fixed_crc = crc32(rec.fixed(record))
-        for _ in range(2):  # fill both slots; from now on only their moving part is written
+        for _ in range(2):
             record.seq += 1
             at, data = rec.slot(record)
-            buffer[at : at + len(data)] = data
+            self._buffer[at : at + len(data)] = data
+
+    def reenter(self, launch: int) -> None:
+        """Begin the record of another launch: this process has made no step of it."""
+        r = self._r
+        r.launch, r.step, r.count, r.loss, r.phase, r.changed = launch, -1, 0, rec.NO_LOSS, rec.START, monotonic_ns()
+        r.since_start = False
+        self._phases.clear()
+        self._fill()
 
     def beat(
         self, step: int, loss: Any, grad_norm: Any = None, loss_scale: Any = None, since_start: bool = False

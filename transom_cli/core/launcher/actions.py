@@ -15,11 +15,13 @@ class StartLaunch:
     Only this action changes the members of a training (`supervise.launcher.group` carries it out).
 
     faults: findings against nodes that carry no rank because of them.
+    lost: only these ranks are started. The others are processes of the launch before, and enter their training again.
     """
 
     launch: int
     nodes: tuple[str, ...]
     faults: tuple[NodeFault, ...] = ()
+    lost: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,11 @@ class EndLaunch:
 
 @dataclass(frozen=True)
 class ReadLogs:
+    """alive: the launch has not been ended. Also find out which of its ranks wait for orders."""
+
     launch: int
     rank: int | None  # whose logs are read first
+    alive: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from transom_cli.core.clocks import first_bad
-from transom_cli.core.launcher import anomalies, checks, departure, failure, growth
+from transom_cli.core.launcher import anomalies, checks, departure, failure, growth, reentry
 from transom_cli.core.launcher.actions import Action, Journal
 from transom_cli.core.launcher.events import (
     THIS_LAUNCHER,
@@ -29,6 +29,7 @@ from transom_cli.core.launcher.events import (
     NodesDraining,
     NodeUnreachable,
     QueueSeen,
+    RanksEntered,
     RanksExited,
     SlurmAway,
     SpareChecked,
@@ -103,6 +104,8 @@ def _phase_deadline(state: State) -> float | None:
     if state.phase is Phase.CHECKING:
         return checks.late_at(state)
     if state.phase is Phase.TRAINING:
+        if (late := reentry.late_at(state)) is not None:
+            return late
         if launch.number <= state.first or launch.started:
             return None
         return state.since + max(policy.come_up, 3 * launch.startup) * (_AFTER_AWAY if launch.slurm_away else 1)
@@ -121,6 +124,8 @@ def _phase_late(state: State, at: float) -> Decision:
         return failure.logs_read(state, LogsRead(at, number, "unknown", f"no answer for {waited}", "logs"))
     if state.phase is Phase.CHECKING:
         return checks.late(state, at)
+    if state.launch.awaited:
+        return fail(state, at, reentry.late(state, at))
     return fail(state, at, Sign(f"launch {number} did not start a task within {waited}", exits=()))
 
 
@@ -223,7 +228,7 @@ def _stepped(state: State, e: Stepped) -> Decision:
     state = growth.stepped(replace(state, launch=launch, progress=progress, pace=pace))
     entries: tuple[Action, ...] = ()
     if state.incident is not None and not (state.withheld and state.incident.lost_rank):
-        words = f"step {e.step} done in launch {launch.number}"
+        words = "; ".join(filter(None, (f"step {e.step} done in launch {launch.number}", reentry.words(state))))
         entries = (Journal(state.incident.id, "recovered", words),)
         state = close(state, e.at, "recovered")
     return after(entries, departure.first_step(state)) if before.step < 0 else (state, entries)
@@ -275,6 +280,7 @@ _HANDLERS: dict[type[Event], Callable[[State, Any], Decision]] = {
     SlurmAway: _slurm_away,
     Tick: _tick,
     RanksExited: _ranks_exited,
+    RanksEntered: reentry.entered,
     Stalled: _stalled,
     NodeUnreachable: _unreachable,
     Stepped: _stepped,

@@ -195,6 +195,7 @@ class LogsRead(Event):
     """Answer to `ReadLogs`: category and line as in `core.events.Examined`.
 
     port_taken: the line says that another program uses the launch's rendezvous port.
+    hearing: ranks of a launch that is alive which could enter their training again.
     """
 
     launch: int
@@ -202,6 +203,15 @@ class LogsRead(Event):
     line: str
     where: str = ""
     port_taken: bool = False
+    hearing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RanksEntered(Event):
+    """These ranks have been seen in the launch."""
+
+    launch: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from transom_cli.core.clocks import failed_first, on_launchers_clock
 from transom_cli.core.crash_loop import reached
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Diagnosis, Incident, Stage
+from transom_cli.core.launcher import reentry
 from transom_cli.core.launcher.actions import Action, CheckNodes, EndLaunch, Journal, ReadLogs, StartLaunch
 from transom_cli.core.launcher.events import LaunchEnded, LogsRead
 from transom_cli.core.launcher.judgement import Sign, journal_diagnosis, judge
@@ -32,7 +33,7 @@ _ON_ONE_NODE = ("rank_killed", "rank_failed", "hang")  # causes after which repe
 
 
 def fail(state: State, at: float, sign: Sign) -> Decision:
-    """Open an incident and end the launch."""
+    """Open an incident and end the launch; or first read the logs, if its survivors may stay (`reentry`)."""
     state = replace(state, health=state.health.current(at, len(state.nodes.allocated)))
     if state.stop:
         return stop(state, at, f": {sign.words}; {saved_words(state)}")
@@ -41,11 +42,14 @@ def fail(state: State, at: float, sign: Sign) -> Decision:
     state = close(state, at, "failed again")
     name = state.history.next_name
     launch = replace(state.launch, response=None)
-    state = replace(state, incident=sign.incident(state, at, name), launch=launch).enter(Phase.ENDING, at)
-    return state, (
-        Journal(name, "seen", sign.words, "hang" if sign.stalled else "", sign.suspects),
-        EndLaunch(launch.number, name, evidence=sign.stalled),
-    )
+    stay = reentry.possible(state, sign)
+    state = replace(state, incident=sign.incident(state, at, name), launch=launch)
+    seen = Journal(name, "seen", sign.words, "hang" if sign.stalled else "", sign.suspects)
+    if stay:
+        first = failed_first(sign.exits or ())
+        read = ReadLogs(launch.number, first[0].rank if len(first) == 1 else None, alive=True)
+        return state.enter(Phase.READING, at), (seen, read)
+    return state.enter(Phase.ENDING, at), (seen, EndLaunch(launch.number, name, evidence=sign.stalled))
 
 
 def ended(state: State, e: LaunchEnded) -> Decision:
@@ -70,8 +74,19 @@ def ended(state: State, e: LaunchEnded) -> Decision:
 
 def logs_read(state: State, e: LogsRead) -> Decision:
     incident, gone = state.incident, state.launch.ended
-    if e.launch != state.launch.number or state.phase is not Phase.READING or incident is None or gone is None:
+    if e.launch != state.launch.number or state.phase is not Phase.READING or incident is None:
         return state, ()
+    if gone is None:
+        return _keep_survivors(state, e, incident)
+    state, actions, diagnosis = _diagnose(state, e, incident, gone)
+    if nodes := _to_be_checked(state, diagnosis):
+        return state.enter(Phase.CHECKING, e.at), (*actions, CheckNodes(incident.id, nodes, "deep"))
+    return after(actions, recover(state, e.at, diagnosis, gone))
+
+
+def _diagnose(
+    state: State, e: LogsRead, incident: Incident, gone: LaunchEnded
+) -> tuple[State, tuple[Action, ...], Diagnosis | None]:
     state = replace(state, health=state.health.current(e.at, len(state.nodes.allocated)))
     if e.port_taken and state.progress.step < 0:
         state = replace(state, launch=replace(state.launch, port_taken=True))
@@ -82,9 +97,23 @@ def logs_read(state: State, e: LogsRead) -> Decision:
     actions: tuple[Action, ...] = (Journal(incident.id, "examined", f"{e.where}: {e.line}"),) if e.line else ()
     if diagnosis is not None:
         actions = (*actions, *journal_diagnosis(incident.id, diagnosis, step=_reached(incident)))
-    if nodes := _to_be_checked(state, diagnosis):
-        return state.enter(Phase.CHECKING, e.at), (*actions, CheckNodes(incident.id, nodes, "deep"))
-    return after(actions, recover(state, e.at, diagnosis, gone))
+    return state, actions, diagnosis
+
+
+def _keep_survivors(state: State, e: LogsRead, incident: Incident) -> Decision:
+    """Keep the survivors if this would be a relaunch on the same nodes in any case; otherwise end the launch."""
+    gone = LaunchEnded(e.at, e.launch)
+    diagnosed, actions, diagnosis = _diagnose(state, e, incident, gone)
+    deaf = tuple(rank for rank in reentry.survivors(state) if rank not in e.hearing)
+    why = reentry.deaf(deaf) if deaf else "the same ranks on the same nodes would not do"
+    if not deaf and not state.stop and not _to_be_checked(diagnosed, diagnosis):
+        decided, more = recover(diagnosed, e.at, diagnosis, gone)
+        if more and isinstance(more[-1], StartLaunch) and more[-1].nodes == state.nodes.training:
+            start = replace(more[-1], lost=tuple(sorted(x.rank for x in state.launch.exits)))
+            kept = replace(decided, launch=reentry.begin(diagnosed).launch)
+            return kept, (*actions, *more[:-1], reentry.entry(diagnosed), start)
+    entry = Journal(incident.id, "reentry", f"the survivors are ended too: {why}")
+    return state.enter(Phase.ENDING, e.at), (entry, EndLaunch(e.launch, incident.id, evidence=False))
 
 
 def _reached(incident: Incident) -> int:

@@ -31,6 +31,7 @@ class Policy:
     come_up: time limit for a relaunched step to start its tasks. The limit is at least three times the first startup.
     silent: a node that is silent for so long, while no rank steps, is replaced by a ready spare or left out. If neither
         is possible, the limit is three times as long: an operator probes the node earlier and knows more.
+    recoverable: ranks that survive a failure may stay and enter their training again, within `reenter` seconds.
     ask_again: interval between requests for a final checkpoint.
     ending, reading: time limits for ending a launch and for reading its logs.
     preflight: check nodes before the first launch. deep: check suspects after a failure.
@@ -48,6 +49,8 @@ class Policy:
     late: float = 5.0
     come_up: float = 120.0
     silent: float = 15.0
+    recoverable: bool = False
+    reenter: float = 15.0
     ask_again: float = 5.0
     ending: float = 120.0
     reading: float = 30.0
@@ -193,6 +196,9 @@ class Launch:
     response: Response | None = None  # what is being done about one of them
     ended: LaunchEnded | None = None  # how its processes were removed
     port_taken: bool = False  # it failed since another program used its rendezvous port
+    kept: tuple[int, ...] = ()  # ranks whose processes were those of the launch before (`reentry`)
+    awaited: tuple[int, ...] = ()  # those of them that have not entered it yet
+    replaced: tuple[int, ...] = ()  # the other ranks of such a launch
 
     @property
     def started(self) -> bool:

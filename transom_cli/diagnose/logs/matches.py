@@ -224,8 +224,8 @@ class Collector:
         return hit
 
     def _is_of_another_launch(self, hit: Hit) -> bool:
-        """Whether the last launch is over and another one prints: an exception below srun's last line, a line long after
-        the job was ended from outside (a requeued job appends to its log), or another process on the same device."""
+        """Whether the last launch is over and another one prints: an exception below srun's last line, a line long
+        after the job was ended from outside (a requeued job appends to its log), or another process on the same device."""
         at, record = hit.record.at, hit.record
         if self._left and (hit.rule.name == TRACEBACK or hit.level is Level.CAUSE):
             return True

@@ -2,7 +2,8 @@
 
 The wrapper (`rank_wrapper`) puts the attempt's folder and the launch's number into the environment of its child, and
 all descendants inherit them, even those that left their session or lost their parent. The wrapper's own environment
-lacks them: it is recognized by its command line. Descendants of a member belong as well, whatever their environment
+lacks them: it is recognized by its command line. With `launch.recoverable`, processes of earlier launches belong to the
+present one: those that did not enter it have ended. Descendants of a member belong as well, whatever their environment
 says: setproctitle and similar tools overwrite it. A job that a rank submits inherits all of this too, and is
 recognized by its job ID.
 
@@ -23,7 +24,7 @@ from transom_cli.supervise.agent.procfs import Process, command_line, environ, i
 
 WRAPPER, RANK, CHILD = "wrapper", "rank", "child"
 _NODE, _JOB = "SLURMD_NODENAME", "SLURM_JOB_ID"
-_CLAIM = (paths.ROLE, paths.ATTEMPT_DIR, paths.LAUNCH)
+_CLAIM = (paths.ROLE, paths.ATTEMPT_DIR)
 _WRAPPER_PATH = "transom_cli/supervise/agent/rank_wrapper.py"
 
 
@@ -68,14 +69,20 @@ def find(attempt_dir: str | os.PathLike[str], launch: int, node: str) -> list[Me
         options = _wrapper_options(pid)
         if env.get(_NODE, node) != node:
             continue
-        if options is not None and options[:2] == (folder, launch):
+        if options is not None and options[0] == folder and _in_launch(options[1], launch, env):
             wrappers[pid] = None if options[2] else _number(env.get("RANK", env.get("SLURM_PROCID", "0")))
-        elif [env.get(x) for x in _CLAIM] == ["rank", folder, str(launch)] and env.get(_JOB, job) == job:
+        elif [env.get(x) for x in _CLAIM] == ["rank", folder] and env.get(_JOB, job) == job:
+            if not _in_launch(_number(env.get(paths.LAUNCH, "")), launch, env):
+                continue
             environs[pid] = env
     for pid in [pid for pid in wrappers if processes[pid].ppid in wrappers]:
         del wrappers[pid]  # forked, and not yet another program: a rank in the making
     family = _family(processes, [*wrappers, *environs])
     return _members(family, wrappers, {p.pid: environs.get(p.pid) or environ(p.pid) for p in family}, launch)
+
+
+def _in_launch(found: int | None, launch: int, env: Mapping[str, str]) -> bool:
+    return found == launch or (found is not None and found < launch and paths.RECOVERABLE in env)
 
 
 def _wrapper_options(pid: int) -> tuple[str, int, bool] | None:

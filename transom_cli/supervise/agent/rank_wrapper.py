@@ -1,7 +1,7 @@
 r"""The wrapper around one rank: sets its environment, prepares its heartbeat record, and records how the rank ended.
 
     python -I -S .../agent/rank_wrapper.py --attempt-dir D [--launch L] [--node-beats-dir B] [--torchrun] \
-        [--auto-beat] [--learn FILE] [--standby FILE] -- COMMAND...
+        [--auto-beat] [--learn FILE] [--standby FILE] [--only RANKS] -- COMMAND...
 
 It is started by its path, in isolated mode and without `site`, and imports only light modules, because every rank of a
 large job pays for its start-up. The command becomes a child (no shell; same stdio, folder and process group) that is
@@ -13,6 +13,8 @@ With --torchrun, the command starts ranks of its own, and sets their variables a
 
 With --standby, the rank's process waits until the launch begins (agent/standby). FILE: what it imports; with --learn,
 rank 0 writes it.
+
+With --only, a task that is none of these ranks ends at once.
 
 A rank of a replaced launch is not started: slurmstepd may be late, and the next launch's rank may train already.
 """
@@ -59,6 +61,7 @@ class Options:
         self.attempt_dir, self.launch, self.beats_dir = "", 0, ""
         self.torchrun = self.auto_beat = False
         self.standby = self.learn = ""
+        self.only: list[str] = []
         self.hosts: list[str] = []
         self.tasks_per_node = 1
         words = iter(argv)
@@ -77,6 +80,8 @@ class Options:
                 self.standby = next(words, "")
             elif word == "--learn":
                 self.learn = next(words, "")
+            elif word == "--only":
+                self.only = next(words, "").split(",")
             elif word == "--node-beats-dir":
                 self.beats_dir = next(words, "")
             elif word == "--hosts":  # all nodes of a launch that has a step in each of two jobs
@@ -104,6 +109,8 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
     if not os.access(options.attempt_dir, os.R_OK | os.W_OK | os.X_OK):
         return _complain(f"run directory {options.attempt_dir} is not visible on node {options.node}", NOT_VISIBLE)
     env = rank_environment(across_jobs(dict(os.environ), options), options)
+    if options.only and env["RANK"] not in options.only:
+        return 0
     waiting = None
     if options.standby:
         from transom_cli.supervise.agent.standby import Standby
@@ -114,6 +121,10 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         waiting = Standby(options.standby, options.command, dict(env), lambda: _prepare(wrapper, mask))
         begun = waiting.wait()
         if begun is None:
+            return 0
+        only = begun.pop(paths.ONLY, "")
+        if only and env["RANK"] not in only.split(","):
+            waiting.end()
             return 0
         env.update(begun)
     if options.hosts or waiting is not None:
@@ -147,17 +158,24 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         "steps": step,
         "since_start": since_start,
     }
+    launch = _present_launch(options.launch, beats)
     if waiting is not None:
         ended["standby"] = waiting.why or "used"
     name = f"node-{_node_rank(env)}.json" if options.torchrun else f"rank-{env['RANK']}.json"
     try:
-        exit_record.publish(os.path.join(options.attempt_dir, "exits", str(options.launch)), name, ended)
+        exit_record.publish(os.path.join(options.attempt_dir, "exits", str(launch)), name, ended)
     except OSError as error:
         _complain(f"cannot record the end of {name[:-5]} in {options.attempt_dir}: {error.strerror}", 0)
     if killed_by is not None:
         _die_by(killed_by)
         return 128 + killed_by
     return code or 0
+
+
+def _present_launch(launch: int, beats: int | None) -> int:
+    """The launch that the rank was in at its end: it may have entered later ones in the same process."""
+    last = record.read(beats) if beats is not None else None
+    return max(launch, last.launch) if last is not None else launch
 
 
 def across_jobs(env: dict[str, str], options: Options) -> dict[str, str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from transom_cli.errors import TransomError
 from transom_cli.files import publish_text
+from transom_cli.heartbeat import paths, reentry
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.rpc import secret
 from transom_cli.rpc.server import ALL, IDLE, Server
@@ -107,6 +108,20 @@ class Snapshots:
 
 
 @dataclass(frozen=True)
+class Reenter(Launch):
+    """Order the ranks of `launch` to enter launch `to`, with this rendezvous. ``to``: 0 only asks who would."""
+
+    to: int = 0
+    address: str = ""
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _in_range("to", self.to)
+        _in_range("port", self.port, 65536)
+
+
+@dataclass(frozen=True)
 class Warm:
     files: tuple[str, ...]
 
@@ -185,6 +200,14 @@ class Answers:
             answer["warned"] = self._ranks_catch_warning(request.launch)
         return Reply(answer)
 
+    def reenter(self, request: Reenter) -> Reply:
+        if request.to:
+            order = {
+                paths.LAUNCH: str(request.to), "MASTER_ADDR": request.address, "MASTER_PORT": str(request.port),
+            }  # fmt: skip
+            reentry.write_order(self._beats_dir, request.launch, order)
+        return Reply({"hearing": reentry.hearing(self._beats_dir, request.launch)})
+
     def snapshots(self, request: Snapshots) -> Reply:
         if request.step is None:
             return Reply(self._snapshots.newest())
@@ -228,6 +251,7 @@ VERBS: dict[str, Verb] = {
     "clock": Verb(Answers.clock, Empty),
     "logs": Verb(Answers.logs, Logs),
     "evidence": Verb(Answers.evidence, Evidence),
+    "reenter": Verb(Answers.reenter, Reenter),
     "flush": Verb(Answers.final_checkpoint, FinalCheckpoint),
     "memory": Verb(Answers.snapshots, Snapshots, 16 * 1024),
     "mapped": Verb(Answers.mapped, Launch),

@@ -37,12 +37,13 @@ from transom_cli.diagnose.clue import Clue
 from transom_cli.diagnose.hangs.reader import clues, gather, read_hang
 from transom_cli.errors import TransomError, printable
 from transom_cli.files import make_private, publish_text
+from transom_cli.heartbeat import paths
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.attempt_files import newest_checkpoint
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.agents import GRACE, Agents
 from transom_cli.supervise.launcher.final_checkpoint import persist_memory, plan_checkpoint
-from transom_cli.supervise.launcher.group import Group, GroupChange, NewRanks
+from transom_cli.supervise.launcher.group import Group, GroupChange, NewRanks, Survivors
 from transom_cli.supervise.launcher.journal import JournalWriter, say
 from transom_cli.supervise.launcher.node_release import OrphanReaper
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
@@ -78,10 +79,8 @@ class Executor:
         self._foreign = ForeignSealer(options.foreign, say) if options.foreign else None
         self.orphans = OrphanReaper(agents.end, journal)
         self._standby = Standby(allocation, options, attempt, journal)
-        self._ways: tuple[GroupChange, ...] = (
-            self._standby,
-            NewRanks(allocation, options, attempt, self._foreign),
-        )
+        started = (self._standby, NewRanks(allocation, options, attempt, self._foreign))
+        self._ways: tuple[GroupChange, ...] = (Survivors(agents, attempt, started), *started)
         self.step: TrainingStep | TrainingSteps | None = None
         self.before_verdict: Callable[[tuple[str, ...]], None] = lambda _: None  # with the nodes of a launch that ends
 
@@ -95,13 +94,13 @@ class Executor:
             self._inbox.put(StartFailed(0.0, action.launch, self._cannot_roll_back))
             return None
         try:
-            return self._start(action.launch, action.nodes)
+            return self._start(action.launch, action.nodes, action.lost)
         except (OSError, TransomError) as error:
             words = f"launch {action.launch} cannot be started: {error}"
             self._inbox.put(StartFailed(0.0, action.launch, words))
             return None
 
-    def _start(self, launch: int, nodes: tuple[str, ...]) -> list[str]:
+    def _start(self, launch: int, nodes: tuple[str, ...], lost: tuple[int, ...]) -> list[str]:
         allocation, options, attempt = self._allocation, self._options, self._attempt
         for path in (attempt.logs(launch), attempt.exits(launch)):
             make_private(path)
@@ -113,9 +112,11 @@ class Executor:
         self._port = self._agents.free_port(nodes[0])
         self._say_rendezvous()
         env = launchplan.training_env(os.environ, master, self._port, options.run)
+        if options.recovers:
+            env[paths.RECOVERABLE] = "1"
         self._fence(launch)
         self._nodes = nodes
-        group = Group(launch, nodes, master, env)
+        group = Group(launch, nodes, master, env, self._port, lost, self.step)
         self.step = next(step for way in self._ways if (step := way.form(group)) is not None)
         return self.step.argv
 
@@ -245,6 +246,9 @@ class Executor:
             left = until - time.monotonic()
             found = examine("", self._options.run, self._attempt, action.rank, 0.0, answers, seconds=left)
             taken = launchplan.says_in_use(found.line, port)
+            if action.alive:  # rank 0 itself holds the port
+                hearing = self._agents.hearing(action.launch, nodes)
+                return LogsRead(0.0, action.launch, found.category, found.line, found.where, hearing=hearing)
             taken = self._agents.holds_port(nodes[0], port) if taken is None else taken
             return LogsRead(0.0, action.launch, found.category, found.line, found.where, taken)
 

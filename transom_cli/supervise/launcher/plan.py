@@ -92,6 +92,7 @@ class LaunchOptions:
     within: tuple[str, ...] = ()  # the command prefix that puts a rank into a container
     observe: bool = False  # report what the launcher would do, and leave the ranks alone
     standby: bool = False  # keep the ranks of the next launch ready
+    recoverable: bool = False  # ranks that survive a failure may stay
     agent_cpus: str = ""  # CPUs of agents and snapshot daemons, such as 0-1,64; "": not bound
     job_step: str = ""  # its name in the user's own script; "": the batch script is transom's
     top_up: tuple[str, ...] = ()  # sbatch options of a job for nodes that the run lacks; (): none is submitted
@@ -109,9 +110,14 @@ class LaunchOptions:
         return self.standby and plain
 
     @property
+    def recovers(self) -> bool:
+        return self.recoverable and self.kind == "srun" and not (self.within or self.foreign or self.observe)
+
+    @property
     def policy(self) -> Policy:
         health = replace(self.health, deep=self.health.deep and not self.observe)  # ranks use the nodes meanwhile
         policy = launcher_policy(self.relaunches, self.max_without_progress, health, self.rules)
+        policy = replace(policy, recoverable=self.recovers)
         return replace(policy, grow=not self.observe, top_up=bool(self.top_up and self.min_nodes and not self.observe))
 
 
@@ -210,6 +216,7 @@ def training_argv(
     master: str,
     standby: bool = False,
     every: tuple[str, ...] = (),
+    only: tuple[int, ...] = (),
 ) -> list[str]:
     """The training step: one wrapper per task, which starts the user's command and records how it ended.
 
@@ -222,6 +229,8 @@ def training_argv(
 
     A launch on nodes of two jobs is one step in each. Slurm numbers the tasks of each from 0, so the wrapper computes a
     rank from its node's place in `every`, all nodes of the launch, and writes the rank's log itself.
+
+    With `only`, the step starts these ranks of the launch beside the others, and its other tasks end at once.
     """
     job_id = allocation.job_of(nodes[0])
     tasks = options.tasks_on_node
@@ -229,7 +238,7 @@ def training_argv(
     argv = [
         "srun",
         EXPORT_ALL,
-        *([] if options.observe else ["--kill-on-bad-exit=1"]),
+        *([] if options.observe else [f"--kill-on-bad-exit={int(not options.recovers)}"]),
         "--wait=0",  # a site's WaitTime would kill ranks that still save when the first one has ended
         f"--nodes={count}",
         f"--ntasks={count * tasks}",
@@ -243,7 +252,7 @@ def training_argv(
         listed = not every and hosts_file(allocation, options, nodes)
         argv += [f"--nodelist={attempt.hosts(launch) if listed else ','.join(nodes)}"]
     others = nodes != allocation.nodes or allocation.left_out or options.min_nodes  # the last: it may have grown back
-    if standby or (launch and others):
+    if standby or only or (launch and others):
         argv += ["--overlap", "--mem=0"]
     if allocation.cpus_per_task:
         argv.append(f"--cpus-per-task={allocation.cpus_per_task}")  # srun no longer inherits it from sbatch
@@ -251,6 +260,7 @@ def training_argv(
     argv += ["--distribution=arbitrary"] if not every and hosts_file(allocation, options, nodes) else []
     argv += [options.python[0], "-I", "-S", str(wrapper), "--attempt-dir", str(attempt.path), "--launch", str(launch)]
     argv += ["--hosts", ",".join(every), "--tasks-per-node", str(tasks)] if every else []
+    argv += ["--only", ",".join(map(str, only))] if only else []
     argv += ["--torchrun"] if options.kind == "torchrun" else []
     argv += ["--auto-beat"] if options.auto_beat else []
     if options.keeps_standby:

@@ -12,6 +12,7 @@ import os
 import threading
 
 from transom_cli.files import make_private, publish_text
+from transom_cli.heartbeat import paths
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher.group import Group
@@ -53,15 +54,18 @@ class Standby:
             self._start(launch + 1, nodes, master)
 
     def form(self, group: Group) -> TrainingStep | None:
-        """Let the standbys of this launch go, and return their step. None if there are none for these nodes."""
+        """Let the standbys of this launch go, or those of its lost ranks. None if there are none for these nodes."""
         step, fits = self._step, self._launch == group.launch and self._nodes == group.nodes
         if step is None or not fits:
             self.drop()
             return None
         self._step = None
-        if step.code is None and step.go(group.rendezvous):
+        only = ",".join(map(str, group.lost))
+        if step.code is None and step.go({**group.rendezvous, paths.ONLY: only} if only else group.rendezvous):
+            who = f"{'rank' if len(group.lost) == 1 else 'ranks'} {only}" if only else "the ranks"
+            was = "was" if len(group.lost) == 1 else "were"
             self._journal(
-                "standby", what="used", nodes=group.nodes, words=f"the ranks of launch {group.launch} were ready"
+                "standby", what="used", nodes=group.nodes, words=f"{who} of launch {group.launch} {was} ready"
             )
             return step
         _end(step)

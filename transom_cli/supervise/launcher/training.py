@@ -42,8 +42,23 @@ class StepPlan:
 class TrainingSteps:
     """The steps of a launch whose nodes are in two jobs, with the interface of one step."""
 
-    def __init__(self, plans: list[StepPlan], exits: Path) -> None:
-        self._steps = [TrainingStep(plan, exits) for plan in plans]
+    def __init__(self, steps: list[TrainingStep], *, patient: bool = False) -> None:
+        """patient: the launch is over only when all steps are: some ranks of a step may have been replaced."""
+        self._steps, self._patient = steps, patient
+
+    @property
+    def steps(self) -> list[TrainingStep]:
+        return self._steps
+
+    @classmethod
+    def entered_again(
+        cls, former: TrainingStep | TrainingSteps, lost: tuple[int, ...], exits: Path, more: list[TrainingStep]
+    ) -> TrainingSteps:
+        """The steps of a launch in which ranks of `former` stay, and those in `more` replace the lost ones."""
+        kept = [step for step in former.steps if step.code is None]
+        for step in kept:
+            step.enter_again(lost, exits)
+        return cls([*more, *kept], patient=True)
 
     @property
     def argv(self) -> list[str]:
@@ -61,6 +76,8 @@ class TrainingSteps:
     def code(self) -> int | None:
         """That of the first step that has failed; 0 if all have ended well."""
         codes = [step.code for step in self._steps]
+        if self._patient and None in codes:
+            return None
         return next((code for code in codes if code), None if None in codes else 0)
 
     def signal(self, number: int) -> None:
@@ -85,7 +102,8 @@ class TrainingStep:
     """
 
     def __init__(self, plan: StepPlan, exits: Path) -> None:
-        self._exits = ExitRecords(exits)
+        self._exits = [ExitRecords(exits)]  # of the launches that the ranks were in
+        self._lost: set[int] = set()  # ranks that other steps have replaced
         self._plan = plan
         self._said: dict[int, RankExit] = {}
         self._changing = threading.Lock()
@@ -156,8 +174,19 @@ class TrainingStep:
 
     def exits(self) -> tuple[RankExit, ...]:
         """Exits by rank (under torchrun: by node). A wrapper's own record takes precedence over srun's message."""
-        known = {**self._said, **self._exits.read()}
-        return tuple(known[n] for n in sorted(known))
+        known = dict(self._said)
+        for records in self._exits:
+            known |= records.read()
+        return tuple(known[n] for n in sorted(known) if n not in self._lost)
+
+    @property
+    def steps(self) -> list[TrainingStep]:
+        return [self]
+
+    def enter_again(self, lost: tuple[int, ...], exits: Path) -> None:
+        """From now on the ranks but `lost` are in a launch with these exits."""
+        self._lost |= set(lost)
+        self._exits.append(ExitRecords(exits))
 
     @property
     def argv(self) -> list[str]:
@@ -168,6 +197,7 @@ class TrainingStep:
         """srun's exit code, once it has ended for good and its output was read."""
         with self._changing:
             code = self._srun.poll()
+            code = 0 if code and self._lost else code  # that of a rank that was replaced; others have a record
             if code is None or self._listened.is_set():
                 return code
             if self.waits:

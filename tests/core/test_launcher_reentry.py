@@ -1,0 +1,110 @@
+"""The launcher's core: survivors of a fault stay, and enter their training again."""
+
+from __future__ import annotations
+
+import pytest
+from core_launcher import NODES, exits, feed, training
+
+from transom_cli.core import launcher
+from transom_cli.core.launcher import Phase, State, next_deadline
+
+KILLED = exits(None, -9, None)
+
+
+def failed(state: State, launch: int = 0, at: float = 9.0) -> tuple[State, list[launcher.Action]]:
+    return feed(state, launcher.RanksExited(at, launch, KILLED), launcher.Tick(at + 1))
+
+
+def reentered() -> State:
+    state, _ = failed(training(recoverable=True))
+    return feed(state, launcher.LogsRead(11.0, 0, "unknown", "", hearing=(0, 2)))[0]
+
+
+def test_survivors_stay_and_the_lost_rank_is_replaced() -> None:
+    state, actions = failed(training(recoverable=True))
+    assert actions == [
+        launcher.Journal("l1", "seen", "rank 1 on n2 killed by SIGKILL"),
+        launcher.ReadLogs(0, 1, alive=True),
+    ]
+    state, actions = feed(state, launcher.LogsRead(11.0, 0, "unknown", "", hearing=(0, 2)))
+    assert actions[-1] == launcher.StartLaunch(1, NODES, lost=(1,))
+    said = "2 ranks to enter the training again in the same process; rank 1 to replace"
+    assert actions[-2] == launcher.Journal("l1", "reentry", said, nodes=("n2",))
+    assert (state.launch.kept, state.launch.replaced) == ((0, 2), (1,))
+    state, _ = feed(state, launcher.RanksEntered(11.5, 1, (0,)), launcher.RanksEntered(12.0, 1, (0, 1, 2)))
+    state, actions = feed(state, launcher.Stepped(13.0, 1, 5))
+    words = "step 5 done in launch 1; 2 ranks re-entered in the same process, rank 1 replaced"
+    assert actions == [launcher.Journal("l1", "recovered", words)]
+
+
+def test_without_the_setting_the_launch_is_ended() -> None:
+    assert failed(training())[1][-1] == launcher.EndLaunch(0, "l1", evidence=False)
+
+
+@pytest.mark.parametrize("hearing", [(), (0,), (1, 2)])
+def test_if_one_survivor_cannot_enter_again_the_launch_is_ended(hearing: tuple[int, ...]) -> None:
+    state, _ = failed(training(recoverable=True))
+    state, actions = feed(state, launcher.LogsRead(11.0, 0, "unknown", "", hearing=hearing))
+    assert (actions[-1], state.phase) == (launcher.EndLaunch(0, "l1", evidence=False), Phase.ENDING)
+    assert isinstance(actions[0], launcher.Journal) and "not wait for orders" in actions[0].words
+    state, actions = feed(state, launcher.LaunchEnded(12.0, 0), launcher.LogsRead(13.0, 0, "unknown", ""))
+    assert actions[-1] == launcher.StartLaunch(1, NODES)
+
+
+def test_survivor_that_does_not_enter_in_time_is_ended_with_the_others() -> None:
+    state, _ = feed(reentered(), launcher.RanksEntered(12.0, 1, (2,)))
+    due = next_deadline(state)
+    assert due == 11.0 + state.policy.reenter
+    state, actions = feed(state, launcher.Tick(due))
+    assert actions[0] == launcher.Journal("l2", "seen", "rank 0 did not enter launch 1 within 15 s")
+    assert actions[-1] == launcher.EndLaunch(1, "l2", evidence=False)
+
+
+def test_launch_that_has_not_stepped_is_not_entered_again() -> None:
+    state, _ = feed(reentered(), launcher.RanksEntered(12.0, 1, (0, 1, 2)))
+    _, actions = failed(state, 1, 14.0)
+    assert actions[-1] == launcher.EndLaunch(1, "l2", evidence=False)
+
+
+def test_reentries_without_progress_spend_the_budget_of_relaunches() -> None:
+    state, at, started = training(recoverable=True), 9.0, 0
+    for launch in range(6):
+        codes = tuple(-9 if rank == launch % 3 else None for rank in range(3))
+        others = tuple(rank for rank in range(3) if rank != launch % 3)
+        state, _ = feed(state, launcher.RanksExited(at, launch, exits(*codes)), launcher.Tick(at + 1))
+        state, actions = feed(state, launcher.LogsRead(at + 2, launch, "unknown", "", hearing=others))
+        if isinstance(actions[-1], launcher.EndLaunch):
+            break
+        started += 1
+        state, _ = feed(state, launcher.RanksEntered(at + 3, launch + 1, (0, 1, 2)))
+        state, _ = feed(state, launcher.Stepped(at + 4, launch + 1, 4))
+        at += 10
+    assert started == state.policy.relaunches
+
+
+def test_user_error_twice_at_the_same_step_ends_the_run_as_without_survivors() -> None:
+    state, at = training(recoverable=True), 9.0
+    found = exits(None, 1, None)
+    for launch in range(6):
+        state, _ = feed(state, launcher.RanksExited(at, launch, found), launcher.Tick(at + 1))
+        line = "ValueError: bad batch"
+        state, actions = feed(state, launcher.LogsRead(at + 2, launch, "user_code", line, "rank-1.log", hearing=(0, 2)))
+        if isinstance(actions[-1], launcher.EndLaunch):
+            state, actions = feed(state, launcher.LaunchEnded(at + 3, launch))
+            state, actions = feed(state, launcher.LogsRead(at + 4, launch, "user_code", line, "rank-1.log"))
+            break
+        state, _ = feed(state, launcher.RanksEntered(at + 3, launch + 1, (0, 1, 2)))
+        state, _ = feed(state, launcher.Stepped(at + 4, launch + 1, 4))
+        at += 10
+    assert any(isinstance(one, launcher.FinishAttempt | launcher.PersistMemory) for one in actions)
+
+
+@pytest.mark.parametrize("found", [exits(None, 0, None), exits(1, 1, 1), ()])
+def test_other_ends_are_not_met_by_entering_again(found: tuple[launcher.events.RankExit, ...]) -> None:
+    _, actions = feed(training(recoverable=True), launcher.RanksExited(9.0, 0, found), launcher.Tick(10.0))
+    assert not any(isinstance(one, launcher.ReadLogs) for one in actions)
+
+
+def test_reports_of_other_launches_change_nothing() -> None:
+    state = reentered()
+    assert feed(state, launcher.RanksEntered(12.0, 0, (0, 2)))[0] == state

@@ -1,0 +1,43 @@
+"""Ranks that survive a fault stay on a real Slurm: they enter their training again, and the result is the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from e2e.support import STEPS, Person, at_step, over, remembering
+from e2e.test_agents import wait_for
+
+from transom_cli.layout import AttemptDir
+from transom_cli.sandbox import faults, processes
+from transom_cli.sandbox.cluster import Sandbox
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.long, pytest.mark.timeout(600)]
+
+
+def logs(attempt: AttemptDir, launch: int) -> str:
+    return "".join(path.read_text() for path in sorted(attempt.logs(launch).glob("rank-*.log")))
+
+
+def recoveries(attempt: AttemptDir) -> list[dict[str, object]]:
+    lines = (attempt.path / "launcher.jsonl").read_text().splitlines()
+    return [one for one in map(json.loads, lines) if one["type"] == "recovery"]
+
+
+def test_survivors_stay_and_only_the_lost_rank_is_started(
+    person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
+) -> None:
+    run = person.start("-N", "2", "--set", "launch.recoverable=true", "--", *remembering(tmp_path / "final"))
+    job = person.wait(run, at_step(10), 180)["job_id"]
+    attempt = run.attempt(job, 0)
+    faults.kill_rank(sandbox, job, 1)
+    wait_for(lambda: "goes on from step" in logs(attempt, 1), "no rank of launch 1")
+    view = person.wait(run, over, 240)
+    print(logs(attempt, 1)[-3000:])
+    print(*recoveries(attempt), sep="\n")
+    print(*[p.read_text() for p in attempt.exits(1).glob("*.json")], sep="\n")
+    assert (view["phase"], view["step"], view["starts"]) == ("done", STEPS, 0)
+    assert (tmp_path / "final").read_text() == undisturbed
+    assert "rank 0 goes on from step" in logs(attempt, 1) and "entry 1" in logs(attempt, 1)
+    wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a process has outlived the run")

@@ -1,0 +1,83 @@
+"""In-process restart: ranks that survive a fault enter their training again, and only lost ones are started. Pure.
+
+Survivors keep their processes while the lost ranks' logs are read. If the diagnosis allows a relaunch on the same
+nodes, that relaunch keeps the survivors. In all other cases the launch is ended, and recovers as any other does. A
+launch whose ranks have not stepped since they entered it is never entered again: so each fault is met in this way once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transom_cli.core.launcher.actions import Journal
+from transom_cli.core.launcher.events import RanksEntered
+from transom_cli.core.launcher.judgement import Sign
+from transom_cli.core.launcher.state import Decision, Phase, Reason, State
+from transom_cli.plural import several
+
+
+def survivors(state: State) -> tuple[int, ...]:
+    lost = {x.rank for x in state.launch.exits}
+    return tuple(rank for rank in range(state.tasks) if rank not in lost)
+
+
+def possible(state: State, sign: Sign) -> bool:
+    """Whether the survivors of a failure may be able to stay, as far as is known before the logs are read."""
+    launch, exits = state.launch, sign.exits or ()
+    stays = state.policy.recoverable and launch.over_since is None and state.departure.reason is Reason.NONE
+    failed = bool(exits) and all(x.bad for x in exits) and not sign.stalled
+    return stays and failed and state.progress.step >= 0 and bool(survivors(state))
+
+
+def begin(state: State) -> State:
+    """Note what the new launch waits for. Called for a launch that keeps the survivors of the one before."""
+    lost = tuple(sorted(x.rank for x in state.launch.exits))
+    kept = survivors(state)
+    return replace(state, launch=replace(state.launch.next(), kept=kept, awaited=kept, replaced=lost))
+
+
+def entered(state: State, e: RanksEntered) -> Decision:
+    if not state.trains(e.launch) or not state.launch.awaited:
+        return state, ()
+    awaited = tuple(rank for rank in state.launch.awaited if rank not in e.ranks)
+    return replace(state, launch=replace(state.launch, awaited=awaited)), ()
+
+
+def late_at(state: State) -> float | None:
+    """When survivors that have not entered the launch count as stuck; None: none is awaited."""
+    waiting = state.phase is Phase.TRAINING and state.launch.awaited
+    return state.since + state.policy.reenter if waiting else None
+
+
+def late(state: State, at: float) -> Sign:
+    words = f"{_ranks(state.launch.awaited)} did not enter launch {state.launch.number} within {at - state.since:.0f} s"
+    return Sign(words, exits=())
+
+
+def words(state: State) -> str:
+    """What a launch owes to its survivors, for a person; "" if it has none."""
+    launch = state.launch
+    if not launch.kept:
+        return ""
+    return f"{several(len(launch.kept), 'rank')} re-entered in the same process, {_ranks(launch.replaced)} replaced"
+
+
+def deaf(ranks: tuple[int, ...]) -> str:
+    return (
+        f"{_ranks(ranks)} {'does' if len(ranks) == 1 else 'do'} not wait for orders (the training is not @recoverable?)"
+    )
+
+
+def entry(state: State) -> Journal:
+    name = state.incident.id if state.incident is not None else ""
+    nodes = tuple(dict.fromkeys(x.node for x in state.launch.exits if x.node))
+    lost = _ranks(tuple(sorted(x.rank for x in state.launch.exits)))
+    said = (
+        f"{several(len(survivors(state)), 'rank')} to enter the training again in the same process; {lost} to replace"
+    )
+    return Journal(name, "reentry", said, nodes=nodes)
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

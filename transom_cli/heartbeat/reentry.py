@@ -1,0 +1,103 @@
+"""How a rank hears that its training is to be entered again: files in node memory, from its node's agent.
+
+    reenter-<launch>       the order, as JSON: the next launch, and variables of its rendezvous. Written by the agent
+    hears-<launch>-<rank>  the rank waits for orders. Written by the rank
+
+Standard library only: agents and ranks read this.
+"""
+# ruff: noqa: PTH104, PTH118, PTH208
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+
+from transom_cli.heartbeat import paths
+
+TYPE_CHECKING = False  # as typing has it
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MOST = 4096  # bytes of an order
+_ALLOWED = (paths.LAUNCH, "MASTER_ADDR", "MASTER_PORT")
+_closers: list[Callable[[], Callable[[], None] | None]] = []
+
+
+def write_order(beats_dir: str, launch: int, variables: Mapping[str, str]) -> None:
+    """Order the ranks of `launch` on this node to enter their training again. Raises OSError."""
+    path = _order(beats_dir, launch)
+    with open(f"{path}.tmp", "w", opener=_private) as file:
+        json.dump({name: variables[name] for name in _ALLOWED}, file)
+    os.rename(f"{path}.tmp", path)
+
+
+def read_order(beats_dir: str, launch: int) -> dict[str, str] | None:
+    """The order for `launch`: variables for the rank's environment. None if there is none."""
+    try:
+        fd = os.open(_order(beats_dir, launch), os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        found = json.loads(file.read(MOST))
+    return {name: str(found[name]) for name in _ALLOWED}
+
+
+def hear(beats_dir: str, launch: int, rank: int) -> None:
+    """Say that the rank waits for orders. Raises OSError."""
+    os.close(os.open(_ear(beats_dir, launch) + str(rank), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+
+
+def hear_no_more(beats_dir: str, launch: int, rank: int) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(_ear(beats_dir, launch) + str(rank))  # noqa: PTH108
+
+
+def hearing(beats_dir: str, launch: int) -> list[int]:
+    """The ranks of `launch` on this node that wait for orders. One that has died is still listed."""
+    start = os.path.basename(_ear(beats_dir, launch))  # noqa: PTH119
+    try:
+        names = os.listdir(beats_dir)
+    except OSError:
+        return []
+    return sorted(
+        int(name[len(start) :]) for name in names if name.startswith(start) and name[len(start) :].isdecimal()
+    )
+
+
+def at_reentry(close: Callable[[], Callable[[], None] | None]) -> None:
+    """Before this process enters its training again, call what the weak reference `close` refers to."""
+    _closers[:] = [one for one in _closers if one() is not None]
+    _closers.append(close)
+
+
+def close_all() -> None:
+    """End what belongs to the launch before, the newest first. What cannot be closed must not keep the rank."""
+    while _closers:
+        if (close := _closers.pop()()) is not None:
+            with contextlib.suppress(Exception):
+                close()
+
+
+def redirect(launch: int, rank: int) -> None:
+    """Write to the log of the new launch from now on."""
+    path = os.path.join(os.environ[paths.ATTEMPT_DIR], "logs", str(launch), f"rank-{rank}.log")
+    try:
+        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:  # then it stays in the old one
+        return
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _order(beats_dir: str, launch: int) -> str:
+    return f"{beats_dir}/reenter-{launch}"
+
+
+def _ear(beats_dir: str, launch: int) -> str:
+    return f"{beats_dir}/hears-{launch}-"
