@@ -121,7 +121,12 @@ def composed() -> list[Base]:
     """The examples of rules that name a cause, as short logs."""
     bases = []
     for rule in load():
-        if rule.level >= Level.CAUSE and rule.category is not None and not (rule.below or rule.frame) and rule.times == 1:
+        if (
+            rule.level >= Level.CAUSE
+            and rule.category is not None
+            and not (rule.below or rule.frame)
+            and rule.times == 1
+        ):
             head = 'Traceback (most recent call last):\n  File "train.py", line 12, in main\n' if rule.traced else ""
             for line in rule.examples:
                 label = Label(rule.name, rule.category.value, rule.action.value, line, rule.source)

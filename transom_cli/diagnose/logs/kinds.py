@@ -36,8 +36,8 @@ def hit_of(found: Found, book: Rulebook) -> Hit | None:
 
 
 class _Kind:
-    """Lines with the same words. first: its first line, until a second one shows that there are more. numbers: finds the
-    numbers that rules look at; None if none does. outcomes: the first hit of each variant, and how many lines had the
+    """Lines with the same words. first: its first line, until a second one shows that there are more. numbers: finds
+    those that rules look at; None if none does. outcomes: the first hit of each variant, and how many lines had the
     same outcome. rule: that of all lines so far, `alike` of them."""
 
     __slots__ = ("alike", "first", "numbers", "outcomes", "rule")

@@ -249,8 +249,8 @@ class Collector:
         return hit
 
     def _is_of_another_launch(self, hit: Hit) -> bool:
-        """Whether the last launch is over and another one prints: an exception below srun's last line, a line long after
-        the job was ended from outside (a requeued job appends to its log), or another process on the same device."""
+        """Whether the last launch is over and another one prints: an exception below srun's last line, a line long
+        after the job was ended (a requeued job appends to its log), or another process on the same device."""
         at, record = hit.record.at, hit.record
         if self._left and (hit.rule.name == TRACEBACK or hit.level is Level.CAUSE):
             return True
@@ -259,7 +259,7 @@ class Collector:
             if at - self._ended > LATER:
                 return True
         place = record.node, record.device
-        return bool(self._over and record.pid) and self._pids.get(place, record.pid) != record.pid
+        return bool(record.pid) and self._pids.setdefault(place, record.pid) != record.pid and self._over > 0
 
     def _begin_launch(self) -> None:
         self._launch, self._over, self._ended, self._left = self._launch + 1, 0, None, False

@@ -262,7 +262,7 @@ class Rulebook:
         self._compiled: dict[tuple[int, bool], tuple[tuple[Expression, ...], tuple[Expression, ...]]] = {}
 
     def silent(self, raw: bytes, words: bytes) -> bool:
-        """Whether a line contains no text. words: the line's; searches one line of those that differ only in numbers."""
+        """Whether a line with these words contains no text. Searches one line of those that differ only in numbers."""
         known = self._silent.get(words)
         if known is None:
             known = self.first(raw, 0, len(raw)) is None
