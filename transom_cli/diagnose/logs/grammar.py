@@ -35,7 +35,7 @@ _LABELS = tuple(
     for pattern in (
         r"\[rank(?P<rank>\d{1,7})\]:?",
         r"\[[Rr]ank (?P<rank>\d{1,7})\]:?",
-        r"[Rr]ank ?(?P<rank>\d{1,7}):(?=\s|\[)",
+        r"[Rr]ank ?#?(?P<rank>\d{1,7}):(?=\s|\[)",
         r"\[PG (?:ID|GUID)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
         r"(?:\[\d{1,5},|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[)(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",
         r"\[(?:default|trainer|worker)\w{0,20}?(?P<local>\d{1,5})\]:",

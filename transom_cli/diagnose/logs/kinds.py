@@ -20,7 +20,7 @@ _LONGEST = 1000  # bytes of a line
 _NONE: tuple[Hit | None, int] = (None, 0)
 _LABELS = 64  # bytes of a line that hold its labels
 _WHO = re.compile(
-    rb"(?:[a-zA-Z-]|[Rr]ank |[Tt]asks? |\[(?=\d{1,5}[],])|^ {0,6}|\[\d{1,5},|ip=[\d.]{0,16}|^[\d.]{2,12})\d{1,7}"
+    rb"(?:[a-zA-Z-]|[Rr]ank #?|[Tt]asks? |\[(?=\d{1,5}[],])|^ {0,6}|\[\d{1,5},|ip=[\d.]{0,16}|^[\d.]{2,12})\d{1,7}"
 )  # ranks, tasks, hosts and devices
 
 
