@@ -514,3 +514,32 @@ def test_an_observer_who_vouches_for_nodes_renews_the_patience_with_them() -> No
     silent = {f.node: job.now for f in job.pass_time(2.0) if isinstance(f, NodeSilent)}
     assert set(silent) == {"n1"}
     assert [f.node for f in job.pass_time(5.0) if isinstance(f, NodeSilent)] == ["n0"]
+
+
+def test_a_pause_that_was_normal_in_this_run_is_no_hang_the_next_time_even_beyond_the_ceiling() -> None:
+    job = Job(limits=replace(LIMITS, ceiling=60.0))
+    job.settle()
+    first = job.step(300.0)
+    assert [type(f) for f in first] == [Stall], "nothing was known about such a pause"
+    job.steps([1.0] * 5)
+    assert alarms(job.step(300.0)) == []
+    job.steps([1.0] * 5)
+    (again,) = alarms(job.pass_time(400.0))
+    assert isinstance(again, Stall)
+    assert again.limit < 340.0, "a longer one is found soon after the length that was normal"
+    assert f"it once paused for {again.paused:.1f} s" in again.words
+
+
+def test_a_long_barrier_while_saving_is_normal_the_next_time_a_run_saves_but_not_between_its_steps() -> None:
+    job = Job(limits=replace(LIMITS, ceiling=60.0, checkpoint=90.0))
+    job.settle()
+
+    def save() -> list[stall.StallFinding]:
+        job.set(phase="checkpoint")
+        found = job.pass_time(500.0)
+        job.set(phase="step")
+        return alarms([*found, *job.steps([1.0] * 5)])
+
+    assert len(save()) == 1
+    assert save() == []
+    assert len(alarms(job.pass_time(100.0))) == 1

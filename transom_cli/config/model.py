@@ -169,7 +169,9 @@ class Detect(Section):
 
     factor: float = Field(default=8.0, gt=1, description="a step may last this many times the run's own median step")
     floor: float = Field(default=5.0, gt=0, description="minimum time before a rank counts as hung")
-    ceiling: float = Field(default=1800.0, gt=0, description="time after which any rank counts as hung")
+    ceiling: float = Field(
+        default=1800.0, gt=0, description="time after which any rank counts as hung, unless the run has paused longer"
+    )
     first_step: float = Field(default=1800.0, gt=0, description="time allowed from start to the end of the first step")
     checkpoint: float = Field(default=900.0, gt=0, description="time allowed for a step that writes a checkpoint")
     node_silent: float = Field(

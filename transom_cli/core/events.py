@@ -112,7 +112,8 @@ class Stall:
     step: the last one that all ranks have done. seconds: since it, longer than the learned `limit`. culprits: the ranks
     that stand out, see `core.stall`. nodes: where these are. overdue: nodes whose own table is late: nobody sees
     what is on them. unseen: all ranks that do not step are on such nodes. stopped: the process of a rank is stopped,
-    which is more than a silence, also for a trainer that reports no steps.
+    which is more than a silence, also for a trainer that reports no steps. paused: a silence that this run came back
+    from, if the limit follows from it.
     """
 
     step: int
@@ -123,11 +124,13 @@ class Stall:
     overdue: tuple[str, ...] = ()
     unseen: bool = False
     stopped: bool = False
+    paused: float = 0.0
 
     @property
     def words(self) -> str:
         who = f", ranks {', '.join(map(str, self.culprits))} stand out" if self.culprits else ""
-        return f"no step for {self.seconds:.1f} s (limit {self.limit:.1f} s) after step {self.step}{who}"
+        why = f": it once paused for {self.paused:.1f} s" if self.paused else ""
+        return f"no step for {self.seconds:.1f} s (limit {self.limit:.1f} s{why}) after step {self.step}{who}"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ A synchronous job stalls as a whole, so a stall is one finding, not one per rank
 1. a process of the job has been stopped, dead or gone for `floor` seconds:            tight  (see core.step_times),
    with a factor of at most 3: this process cannot be in a long step
 2. no rank has made a step in this launch yet:                                         first_step
-3. a rank is in phase "checkpoint" or "restore":                                       checkpoint, or patient if longer
+3. a rank is in phase "checkpoint" or "restore":       checkpoint; patient, or what this run has shown, if longer
 4. too few steps have been seen:                                                       first_step
 5. a table has not been updated for half of `node_silent`, another has, and the
    ranks in it have not stepped since:                                                          tight
@@ -43,6 +43,7 @@ from transom_cli.core.stall_state import (
     StallLimits,
     StallState,
 )
+from transom_cli.core.step_times import AS_LONG, HEADROOM
 from transom_cli.heartbeat.table import NodeTable, RankBeat, reached
 
 __all__ = [
@@ -162,7 +163,7 @@ def _newest_launch(
     stepped = state.stepping_since is not None  # else nothing is learned about the time between two steps
     if state.stalled and stepped and state.suspect < state.stepped:  # ended for silence alone: it might have resumed
         ended_at = state.step
-        times = times.with_silence((AGAIN if ended_at == state.ended_at else 1.0) * (state.clock - state.stepped))
+        times = times.with_end((AGAIN if ended_at == state.ended_at else 1.0) * (state.clock - state.stepped))
     fresh = replace(
         state,
         times=times,
@@ -195,7 +196,7 @@ def _listen(
 ) -> tuple[StallState, tuple[FirstStep, ...]]:
     """Read the new tables, and learn from them."""
     attempt, launch = state.launch or ("", -1)
-    clock, longest = state.clock, 0.0
+    clock, longest, saving = state.clock, 0.0, 0.0
     sources, pulses = dict(state.sources), dict(state.pulses)
     for key in fresh:
         table = readings[key]
@@ -212,19 +213,21 @@ def _listen(
                     moved = before.moved
                 elif before.moved > state.suspect and not _slow(before.beat, beat):
                     longest = max(longest, moved - before.moved)
+                elif before.moved > state.suspect and before.beat.phase in _SLOW and before.beat.pid == beat.pid:
+                    saving = max(saving, moved - before.moved)
             if beat.proc in _DEAD and beat.phase != "done":
                 since = clock if before is None or before.dead_since is None else before.dead_since
             judged = beat.phase != "done" and beat.proc != "X"
             pulses[beat.rank] = Pulse(beat, table.node, key, moved, since, judged)
-    times = state.times.with_silence(longest)
+    times = state.times.with_silence(longest, saving)
     state = replace(
         state,
         sources=sources,
         pulses=pulses,
         times=times,
         heard_since=clock if state.heard_since is None and sources else state.heard_since,
-        aside=state.aside or any(p.beat.phase in _SLOW for p in pulses.values() if p.judged),
     )
+    state = replace(state, aside=state.aside or _saves(state))
     if _overdue(state, limits.node_silent) or any(p.dead_since is not None for p in pulses.values()):
         state = replace(state, suspect=clock)
     return _advance(state, limits.node_silent)
@@ -248,8 +251,7 @@ def _advance(state: StallState, node_silent: float) -> tuple[StallState, tuple[F
     if step <= state.step and not recounted:
         return state, ()
     clock = state.clock
-    in_phase = any(p.beat.phase in _SLOW for p in state.pulses.values() if p.judged)
-    after = replace(state, step=step, stepped=clock, aside=in_phase, since_start=since_start)
+    after = replace(state, step=step, stepped=clock, aside=_saves(state), since_start=since_start)
     if state.stepping_since is None:
         return replace(after, stepping_since=clock), (FirstStep(max(beat.step for beat in steps)),)
     if recounted or state.aside or state.suspect >= state.stepped or clock <= state.stepped:
@@ -318,12 +320,16 @@ def _limit(state: StallState, limits: StallLimits) -> float:
     settle = _settle(state, limits)
     if state.clock - state.stepping_since < settle:
         patient = max(patient, settle)
-    if any(p.beat.phase in _SLOW for p in state.pulses.values() if p.judged):
-        return max(limits.checkpoint, patient)
+    if _saves(state):
+        return max(limits.checkpoint, patient, state.times.normal(saving=True))
     if not state.times.known:
         return limits.first_step
     late = {state.pulses[rank].source for rank in _overdue(state, limits.node_silent)}
     return tight if late and not _steps_without(state, late, limits.node_silent) else patient
+
+
+def _saves(state: StallState) -> bool:
+    return any(p.beat.phase in _SLOW for p in state.pulses.values() if p.judged)
 
 
 def _settle(state: StallState, limits: StallLimits) -> float:
@@ -359,8 +365,15 @@ def _judge_ranks(state: StallState, node_silent: float) -> tuple[StallState, lis
         culprits=culprits,
         nodes=tuple(dict.fromkeys(state.pulses[rank].node for rank in culprits)),
         stopped=any(p.dead_since is not None and p.beat.proc == "T" for p in state.pulses.values()),
+        paused=_paused(state),
     )
     return replace(state, stalled=ranks, stalled_at=state.clock), [found]
+
+
+def _paused(state: StallState) -> float:
+    """The longest silence that this run came back from, if the limit follows from it."""
+    known = max(state.times.longest, state.times.saving if _saves(state) else 0.0)
+    return known if math.isclose(state.limit, HEADROOM * known) or math.isclose(state.limit, AS_LONG * known) else 0.0
 
 
 def _culprits(state: StallState, stalled: Mapping[int, Pulse], node_silent: float) -> tuple[int, ...]:

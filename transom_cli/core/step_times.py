@@ -15,6 +15,10 @@ long evaluation cannot end every launch. If the next launch falls silent after t
 third may take six times as long as the second, and the fourth six times as long as the third. Otherwise the relaunches
 would be used up before the limit is learned.
 
+`ceiling` bounds all this, but not what the run's own history shows: a silence from which the ranks came back by
+themselves is no hang the next time, however long it was (a barrier of 704 ranks once took 4 h 56 min). That is learned
+apart for saving and restoring.
+
 A median and an interquartile range, so that a few long steps among many do not move the limits by themselves.
 """
 
@@ -25,14 +29,18 @@ from dataclasses import dataclass, replace
 WINDOW = 64  # steps that the median is taken over
 ENOUGH = 3  # samples below which nothing is known yet
 HEADROOM = 1.5
+AS_LONG = 1.1  # times a silence that was normal: the next one of its kind may be a little longer
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """`samples`: seconds a step, newest last. `longest`: the longest silence the run came back from by itself, s."""
+    """`samples`: seconds a step, newest last. `longest`, `saving`: the longest silence that the run came back from by
+    itself, between two steps and in a checkpoint or restore, s. `ended`: the longest for which a launch was ended."""
 
     samples: tuple[float, ...] = ()
     longest: float = 0.0
+    saving: float = 0.0
+    ended: float = 0.0
     median: float = 0.0
     spread: float = 0.0  # interquartile range, s
 
@@ -47,8 +55,17 @@ class StepTimes:
         median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
         return replace(self, samples=samples, median=median, spread=ordered[(3 * n) // 4] - ordered[n // 4])
 
-    def with_silence(self, seconds: float) -> StepTimes:
-        return self if seconds <= self.longest else replace(self, longest=seconds)
+    def with_silence(self, between: float, saving: float = 0.0) -> StepTimes:
+        if between <= self.longest and saving <= self.saving:
+            return self
+        return replace(self, longest=max(between, self.longest), saving=max(saving, self.saving))
+
+    def with_end(self, seconds: float) -> StepTimes:
+        return replace(self, ended=max(seconds, self.ended))
+
+    def normal(self, saving: bool) -> float:
+        """How long a silence was normal in this run, s."""
+        return AS_LONG * max(self.longest, self.saving if saving else 0.0)
 
     def tight(self, factor: float, floor: float, ceiling: float) -> float:
         """Seconds. Never below floor nor below factor x median, whatever the ceiling says."""
@@ -56,5 +73,5 @@ class StepTimes:
 
     def patient(self, factor: float, patience: float, floor: float, ceiling: float) -> float:
         """Seconds; never below `tight`."""
-        wide = max(patience * factor * (self.median + self.spread), HEADROOM * self.longest, 2 * floor)
-        return max(self.tight(factor, floor, ceiling), min(ceiling, wide))
+        wide = max(patience * factor * (self.median + self.spread), HEADROOM * max(self.longest, self.ended), 2 * floor)
+        return max(self.tight(factor, floor, ceiling), min(ceiling, wide), self.normal(saving=False))

@@ -52,6 +52,6 @@ def assume(scenario: Scenario, key: str, value: str) -> Scenario:
     except ValueError as error:
         raise UsageError(f"`{key}={value}` is not a number") from error
     if part == "fault":
-        faults = tuple(replace(fault, share=found) if fault.name == name else fault for fault in faults)
+        faults = tuple(replace(fault, share=float(found)) if fault.name == name else fault for fault in faults)
         return replace(scenario, hazard=replace(scenario.hazard, faults=faults))
     return replace(scenario, **{part: replace(values, **{name: found})})  # type: ignore[type-var, arg-type]

@@ -205,3 +205,106 @@ def test_a_log_that_ends_in_a_kernels_assertions_is_a_failure(tmp_path: Path) ->
     line = "../aten/src/ATen/Indexing.cu:1141: f: block: [6,0,0], thread: [1,0,0] Assertion `i < n` failed.\n"
     (first,) = of(tmp_path, line * 3).incidents
     assert (first.category, first.root.rule.action) == (Category.USER_CODE, Action.STOP)
+
+
+SRUN = """srun: error: node4: task 3: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=7.0
+0: slurmstepd-node1: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-01-05T03:20:11 ***
+srun: error: node2: task 1: Terminated
+srun: Force Terminated StepId=7.0
+"""
+LABELLED = "".join(f"1: [rank1]: {line}\n" for line in KEY.splitlines())
+
+
+def test_what_follows_the_last_line_of_srun_is_another_launch(tmp_path: Path) -> None:
+    first, *_ = of(
+        tmp_path, f"{steps('0: ')}{SRUN}{LABELLED}srun: error: node2: task 1: Exited with exit code 1\n"
+    ).incidents
+    assert (first.category, first.culprits) == (Category.USER_CODE, (Culprit("node2", 1),))
+    assert any("2 launches" in said for said in evidence(first))
+    assert of(tmp_path, LABELLED + SRUN + steps("1: [rank1]: ")).incidents == (), (
+        "and if that one trains, none has failed"
+    )
+
+
+@pytest.mark.parametrize(("minutes", "category"), [(45, Category.RENDEZVOUS_PORT), (0, Category.SLURM_PREEMPTED)])
+def test_a_line_long_after_the_job_was_ended_is_of_the_requeued_job(
+    tmp_path: Path, minutes: int, category: Category
+) -> None:
+    ended = "slurmstepd: error: *** JOB 7 ON gpu1 CANCELLED AT 2026-01-05T18:00:46 DUE TO PREEMPTION ***\n"
+    ended += "submitit WARNING (2026-01-05 18:00:46,902) - Bypassing signal SIGTERM\n"
+    raised = f"submitit ERROR (2026-01-05 18:{minutes:02}:50,210) - Submitted job triggered an exception\n{TRACE}"
+    barrier = "RuntimeError: Timed out initializing process group in store based barrier on rank: 0\n"
+    first, *_ = of(tmp_path, ended + raised + barrier).incidents
+    assert first.category is category
+
+
+def test_another_process_on_the_same_device_is_another_launch(tmp_path: Path) -> None:
+    warning = "gpu1:{0}:4799 [0] init.cc:93 NCCL WARN Cuda failure 'out of memory'\n"
+    first, *_ = of(tmp_path, KEY + EXITED + warning.format(4711) + EXITED + warning.format(5211)).incidents
+    assert first.root.launch == 1
+    (first, *_) = of(tmp_path, warning.format(4711) + EXITED + warning.format(4711)).incidents
+    assert first.root.launch == 0, "the same process only prints later"
+
+
+def test_a_rank_that_raises_again_after_its_launch_was_over_is_of_another_launch(tmp_path: Path) -> None:
+    again = LABELLED.replace("'lr'", "'wd'")
+    first, *_ = of(tmp_path, LABELLED + EXITED + again).incidents
+    assert (first.root.record.text, first.root.launch) == ("KeyError: 'wd'", 1)
+    first, *_ = of(tmp_path, LABELLED + EXITED + again.replace("rank1", "rank2").replace("1: [", "2: [")).incidents
+    assert first.root.launch == 0, "the output of another rank may come late"
+
+
+def test_counted_lines_stay_with_their_launch(tmp_path: Path) -> None:
+    lines = "".join(
+        f"detected NVSwitch fatal error 20009 on fid {n} on NVSwitch pci bus id 00000000:05:00.0\n" for n in range(40)
+    )
+    (tmp_path / "job.log").write_text(lines + RESTART + KEY)
+    assert {hit.launch for hit in hits_in_file(tmp_path / "job.log", BOOK) if hit.rule.name == "nvswitch-error"} == {0}
+
+
+TORCH = '  File "/lib/torch/serialization.py", line 1002, in load\n    magic_number = pickle_module.load(f)\n'
+FETCH = '  File "/lib/torch/utils/data/_utils/fetch.py", line 49, in fetch\n'
+SPAWN = '  File "/lib/multiprocessing/spawn.py", line 126, in _main\n    self = reduction.pickle.load(from_parent)\n'
+
+
+@pytest.mark.parametrize(
+    ("frames", "category"),
+    [
+        (TORCH, "checkpoint_corrupt"),
+        ("    state = torch.load('last.pkl')\n", "checkpoint_corrupt"),
+        ('  File "/app/cub.py", line 89, in __init__\n    open(os.path.join(root, "test.pkl"))\n', "data_loader"),
+        (FETCH + TORCH, "data_loader"),
+        (SPAWN, "process_crash"),
+    ],
+)
+def test_a_truncated_pickle_is_judged_by_the_frames_above_it(tmp_path: Path, frames: str, category: str) -> None:
+    head = "Traceback (most recent call last):\n"
+    (first,) = of(tmp_path, f"{head}{frames}_pickle.UnpicklingError: pickle data was truncated\n").incidents
+    assert first.category.value == category
+
+
+def test_torchruns_local_rank_names_the_culprit_if_it_is_the_only_one(tmp_path: Path) -> None:
+    failed = "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: {0} (pid: 71) of\n"
+    (first,) = of(tmp_path, KEY + failed.format(4)).incidents
+    assert first.culprits == (Culprit(rank=4),)
+    (first,) = of(tmp_path, KEY + failed.format(4) + failed.format(1)).incidents
+    assert first.culprits == ()
+
+
+def test_several_tasks_of_a_node_that_ran_out_of_memory_name_the_node(tmp_path: Path) -> None:
+    killed = (
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n"
+    )
+    (first,) = of(tmp_path, f"{killed}srun: error: gpu4: tasks 1-3: Out Of Memory\n").incidents
+    assert (first.category, first.culprits) == (Category.HOST_OOM, (Culprit("gpu4"),))
+
+
+def test_an_nccl_warning_counts_beside_other_output_on_its_line(tmp_path: Path) -> None:
+    info = "gpu1:4711:4799 [0] NCCL INFO transport/net.cc:1298 -> 6"
+    warning = (
+        "gpu1:4711:4799 [0] ib_plugin.c:1075 NCCL WARN NET/IB : Got completion from peer 10.0.0.3<385> with error 5"
+    )
+    (first,) = of(tmp_path, f"{warning}, opcode 48, len 32710, vendor err 249    {info}\n").incidents
+    assert first.category is Category.NETWORK_FABRIC
+    assert of(tmp_path, f"{info}\n").incidents == ()

@@ -105,3 +105,18 @@ def test_what_machines_chatter_is_not_looked_at_line_by_line() -> None:
         "kernel: ata1: SATA link down (SStatus 0 SControl 300)",
     )
     assert list(find(io.BytesIO("\n".join(chatter).encode()), Rulebook(load()))) == []
+
+
+def test_dense_and_sparse_parts_of_a_log_are_read_alike_with_and_without_re2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = "[rank{0}]: RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    part = "".join(failed.format(n % 3) + ("" if n % 5 else f"step {n} loss 2.1\r 3%|#| {n}/99\n") for n in range(60))
+    path = tmp_path / "job.log"
+    path.write_text((part + "quiet\n" * 100 + "x" * 9000 + failed.format(9)) * 3)
+    fast = [(hit.lineno, hit.offset, hit.more, hit.record.rank) for hit in hits_in_file(path, Rulebook(load()))]
+    monkeypatch.setattr(rulebook, "FAST", False)
+    assert [(h.lineno, h.offset, h.more, h.record.rank) for h in hits_in_file(path, Rulebook(load()))] == fast
+    assert sum(1 + more for _, _, more, _ in fast) == 3 * 61
+    lines = path.read_bytes().split(b"\n")
+    assert all(b"illegal memory" in lines[lineno - 1] for lineno, *_ in fast)

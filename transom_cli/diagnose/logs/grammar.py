@@ -35,7 +35,7 @@ _LABELS = tuple(
     for pattern in (
         r"\[rank(?P<rank>\d{1,7})\]:?",
         r"\[[Rr]ank (?P<rank>\d{1,7})\]:?",
-        r"[Rr]ank ?(?P<rank>\d{1,7}):(?=\s|\[)",
+        r"[Rr]ank ?#?(?P<rank>\d{1,7}):(?=\s|\[)",
         r"\[PG (?:ID|GUID)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
         r"(?:\[\d{1,5},|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[)(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",
         r"\[(?:default|trainer|worker)\w{0,20}?(?P<local>\d{1,5})\]:",
@@ -70,6 +70,7 @@ _LABELS = tuple(
     )
 )  # fmt: skip
 _RANKS = 6  # labels that may repeat
+_LABEL = re.compile("|".join(f"({re.sub('[(][?]P<[a-z]+>', '(?:', label.pattern)})" for label in _LABELS))
 _TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")  # srun --label; only at the start of a line
 _FANNED = re.compile(
     r"(?!slurmstepd)(?P<node>(?:\d{1,3}\.){3}\d{1,3}|\w{0,30}-?(?:node|gpu|worker|host)[\w.-]{0,30}\d): (?=\S)"
@@ -128,7 +129,11 @@ def record(line: str) -> Record:
     while True:
         while at < len(line) and line[at] == " ":
             at += 1
-        for n, label in enumerate(_LABELS):
+        one = _LABEL.match(line, at)  # rejects at once what no label matches
+        if one is None:
+            break
+        first = (one.lastindex or 1) - 1
+        for n, label in enumerate(_LABELS[first:], first):
             match = None if seen >> n & 1 else label.match(line, at)
             if match:
                 found = {**{name: value for name, value in match.groupdict().items() if value}, **found}

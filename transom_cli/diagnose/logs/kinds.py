@@ -8,19 +8,19 @@ Only the lines that a collector keeps are then read in full.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from functools import partial
 
 from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.matches import Found, Hit
-from transom_cli.diagnose.logs.rulebook import Expression, Rulebook, words_of
+from transom_cli.diagnose.logs.rulebook import Rulebook, words_of
 
 ALIKE = 8
 MOST = 8192  # outcomes that are remembered
 _LONGEST = 1000  # bytes of a line
+_NONE: tuple[Hit | None, int] = (None, 0)
 _LABELS = 64  # bytes of a line that hold its labels
 _WHO = re.compile(
-    rb"(?:[a-zA-Z-]|[Rr]ank |[Tt]asks? |\[(?=\d{1,5}[],])|^ {0,6}|\[\d{1,5},|ip=[\d.]{0,16}|^[\d.]{2,12})\d{1,7}"
+    rb"(?:[a-zA-Z-]|[Rr]ank #?|[Tt]asks? |\[(?=\d{1,5}[],])|^ {0,6}|\[\d{1,5},|ip=[\d.]{0,16}|^[\d.]{2,12})\d{1,7}"
 )  # ranks, tasks, hosts and devices
 
 
@@ -35,13 +35,37 @@ def hit_of(found: Found, book: Rulebook) -> Hit | None:
     return Hit(best.rule, record, best.where, lineno=found.lineno, offset=found.offset)
 
 
-@dataclass
 class _Kind:
-    """numbers: finds the numbers that rules look at; None if none does. outcomes: the first hit of each variant, how
-    many lines had the same outcome."""
+    """Lines with the same words. first: its first line, until a second one shows that there are more. numbers: finds
+    those that rules look at; None if none does. outcomes: the first hit of each variant, and how many lines had the
+    same outcome. rule: that of all lines so far, `alike` of them."""
 
-    numbers: Expression | None
-    outcomes: dict[tuple[bytes, ...], tuple[Hit | None, int]] = field(default_factory=dict)
+    __slots__ = ("alike", "first", "numbers", "outcomes", "rule")
+
+    def __init__(self, first: bytes, hit: Hit | None) -> None:
+        self.first, self.numbers, self.rule, self.alike = first, None, hit and hit.rule, 1
+        self.outcomes: dict[tuple[bytes, ...], tuple[Hit | None, int]] = {(): (hit, 1)}
+
+    def repeats(self, book: Rulebook) -> None:
+        """Prepare for more lines of this kind."""
+        self.numbers = book.numbers(self.first)
+        self.outcomes = {self.variant(self.first): self.outcomes[()]}
+        self.first = b""
+
+    def variant(self, raw: bytes) -> tuple[bytes, ...]:
+        who = _WHO.findall(raw[:_LABELS])
+        if self.numbers is None:
+            return (*who, b"")
+        return (*who, b"", *[one.group(0) for one in self.numbers.finditer(raw.rstrip())])
+
+    def add(self, variant: tuple[bytes, ...], hit: Hit | None) -> None:
+        """Count an outcome. A variant starts over if its lines differ, and the kind if its variants do."""
+        first, count = self.outcomes.get(variant, _NONE)
+        rule = hit and hit.rule
+        if count and rule is not (first and first.rule):
+            count = 0
+        self.outcomes[variant] = (first if count else hit), count + 1
+        self.rule, self.alike = rule, self.alike + 1 if rule is self.rule else 0
 
 
 class Kinds:
@@ -57,23 +81,25 @@ class Kinds:
         raw = found.raw
         if len(raw) > _LONGEST or b"\x1b" in raw:
             return hit_of(found, self._book)
-        words = words_of(raw)
+        words = found.words or words_of(raw)
         kind = self._kinds.get(words)
+        self._size += 1
         if kind is None:
-            kind = self._kinds[words] = _Kind(self._book.numbers(raw))
-        numbers = kind.numbers.finditer(raw.rstrip()) if kind.numbers is not None else ()
-        variant = (*_WHO.findall(raw[:_LABELS]), b"", *(one.group(0) for one in numbers))
-        first, count = kind.outcomes.get(variant, (None, 0))
-        if count >= ALIKE:
-            if first is None:
-                return None
-            reread = partial(hit_of, found, self._book)
-            return Hit(first.rule, first.record, first.where, "", found.lineno, found.offset, reread=reread)
-        hit = hit_of(found, self._book)
-        if count and (hit and hit.rule) is not (first and first.rule):
-            count = 0
-        self._size += variant not in kind.outcomes
-        kind.outcomes[variant] = (first if count else hit), count + 1
-        if self._size > MOST:  # a flood of lines that are all different
-            self._kinds, self._size = {}, 0
-        return hit
+            if self._size > MOST:  # a flood of lines that are all different
+                self._kinds, self._size = {}, 0
+            hit = hit_of(found, self._book)
+            self._kinds[words] = _Kind(raw, hit)
+            return hit
+        if kind.first:
+            kind.repeats(self._book)
+        variant = kind.variant(raw)
+        first, count = kind.outcomes.get(variant, _NONE)
+        if count < ALIKE and not (count and kind.alike >= ALIKE and (first and first.rule) is kind.rule):
+            hit = hit_of(found, self._book)
+            kind.add(variant, hit)
+            return hit
+        self._size -= 1
+        if first is None:
+            return None
+        reread = partial(hit_of, found, self._book)
+        return Hit(first.rule, first.record, first.where, "", found.lineno, found.offset, reread=reread)

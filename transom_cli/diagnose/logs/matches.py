@@ -28,11 +28,15 @@ _WARNS = re.compile(r"\.py:\d+: \w+Warning: ")  # Python's warnings module
 
 @dataclass(frozen=True)
 class Found:
-    """raw: the line, or its part between carriage returns. lineno: from 1. offset: of the line in the file, bytes."""
+    """raw: the line, or its part between carriage returns. lineno: from 1. offset: of the line in the file, bytes.
+
+    words: the line without its numbers, if they are known.
+    """
 
     raw: bytes
     lineno: int
     offset: int
+    words: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ ENDINGS = Category.SLURM_NODE_FAIL, Category.SLURM_TIME_LIMIT, Category.SLURM_PR
 LATER = 300.0  # seconds: long enough for Slurm to kill a job's processes
 LEFT = "force-terminated"  # the rule for srun's last line, through which all output of its tasks comes
 DESTRUCTOR = "destructor"  # the rule for exceptions in destructors, which Python ignores
+ALONE = (LAUNCH, TRACEBACK, CHAINED, BOX_HOST, DESTRUCTOR)  # rules whose lines only say something about others
 INTERRUPT = "interrupted"  # the rule for KeyboardInterrupt: exceptions that it passed on its way up are no failures
 CODE = 4  # blanks before a line of code in a traceback
 BELOW = 400  # lines below a head, or a wrapper's text, that are searched for the exception
@@ -130,7 +135,8 @@ class Collector:
         self._kept: list[Hit] = []
         self._counts: dict[tuple[str, int | None, int], list[int]] = {}
         self._launch, self._over = 0, 0  # over: the line that reports the end of the launch, 0 for none
-        self._last: dict[int, tuple[Hit, int]] = {}  # by place: the last line that was only counted, how many were
+        # by place: the last line that was only counted, how many were, and the lines before it if it has no place yet
+        self._last: dict[int, tuple[Hit, int, int | None]] = {}
         self._placed_last: tuple[Record | None, Record] = None, Record("", "")
         self._wrapper: Hit | None = None
         self._chain: Hit | None = None
@@ -149,14 +155,33 @@ class Collector:
         """Add the next hits. Their line numbers begin after `lines`, and their offsets at `start`."""
         self._start = self._start if start is None else start
         for hit in hits:
+            if hit.reread is not None and self._only_counts(hit, lines):
+                continue
             placed = self._beside(self._placed(hit, lines))
             if placed is not None and not self._replaces(placed):
                 self._keep(placed)
 
+    def _only_counts(self, hit: Hit, lines: int) -> bool:
+        """Count a line like many before it, if no line above can change what it means."""
+        rank = self._rank if hit.record.rank is None else hit.record.rank
+        known = self._counts.get((hit.rule.name, rank, self._launch))
+        if known is None or len(known) < FIRST:
+            return False
+        rule = hit.rule
+        if self._traced or self._left or self._ended is not None or self._wrapper or self._chain or self._host:
+            return False
+        if self._ignored or rule.frame or rule.framed or rule.traced or rule.name in (*OVER, *ALONE):
+            return False
+        if rule.level >= Level.ENDING and rule.category in ENDINGS:
+            return False
+        place = known[-1]
+        self._last[place] = hit, (self._last[place][1] if place in self._last else self._kept[place].more) + 1, lines
+        return True
+
     def drain(self) -> list[Hit]:
         """Return what was added since the last call."""
-        for place, (hit, more) in self._last.items():
-            self._kept[place] = replace(_in_full(hit), more=more)
+        for place in list(self._last):
+            self._kept[place] = self._counted(place)
         kept, self._kept, self._counts, self._last = self._kept, [], {}, {}
         self._wrapper = self._chain = None
         return kept
@@ -225,7 +250,7 @@ class Collector:
 
     def _is_of_another_launch(self, hit: Hit) -> bool:
         """Whether the last launch is over and another one prints: an exception below srun's last line, a line long
-        after the job was ended from outside (a requeued job appends to its log), or another process on the same device."""
+        after the job was ended (a requeued job appends to its log), or another process on the same device."""
         at, record = hit.record.at, hit.record
         if self._left and (hit.rule.name == TRACEBACK or hit.level is Level.CAUSE):
             return True
@@ -234,7 +259,7 @@ class Collector:
             if at - self._ended > LATER:
                 return True
         place = record.node, record.device
-        return bool(self._over and record.pid) and self._pids.get(place, record.pid) != record.pid
+        return bool(record.pid) and self._pids.setdefault(place, record.pid) != record.pid and self._over > 0
 
     def _begin_launch(self) -> None:
         self._launch, self._over, self._ended, self._left = self._launch + 1, 0, None, False
@@ -295,15 +320,20 @@ class Collector:
             self._chain = hit if hit.rule.name == RAY else self._chain
         elif known:
             place = known[-1]
-            self._last[place] = hit, self._last.get(place, (hit, self._kept[place].more))[1] + 1
+            self._last[place] = hit, (self._last[place][1] if place in self._last else self._kept[place].more) + 1, None
 
     def _newest(self) -> Hit | None:
         """Return the hit in the last place."""
         place = len(self._kept) - 1
         if place in self._last:
-            hit, more = self._last.pop(place)
-            self._kept[place] = replace(_in_full(hit), more=more)
+            self._kept[place] = self._counted(place)
+            del self._last[place]
         return self._kept[place] if self._kept else None
+
+    def _counted(self, place: int) -> Hit:
+        hit, more, lines = self._last[place]
+        launch = self._kept[place].launch
+        return replace(_in_full(hit if lines is None else self._placed(hit, lines)), more=more, launch=launch)
 
 
 def _in_full(hit: Hit) -> Hit:

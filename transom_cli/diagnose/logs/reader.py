@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -26,6 +26,7 @@ from transom_cli.diagnose.logs.rulebook import Rulebook
 
 BLOCK = 4 << 20
 AROUND = 4096  # bytes kept of a very long line, before and after a match
+_DENSE, _SPARSE = 8, 32  # lines in a row with a text, and without one
 _SEGMENT = re.compile(rb"[^\r\n]+")
 _OVERLAP = 1 << 20  # bytes without a line end that are kept for the next block
 
@@ -50,28 +51,46 @@ def find(file: BinaryIO, book: Rulebook) -> Iterator[Found]:
 
 
 def _in_block(block: bytes, end: int, lineno: int, offset: int, book: Rulebook) -> Iterator[Found]:
-    if rulebook.FAST:
-        yield from _searched(block, 0, end, lineno, offset, book)
-        return
-    counted = 0
-    for line in _SEGMENT.finditer(block, 0, end):  # without RE2, a search for the texts costs more than a look-up
-        start, stop = line.span()
-        if stop - start > AROUND:
-            lineno, counted = lineno + block.count(b"\n", counted, start), start
-            yield from _searched(block, start, stop, lineno, offset, book)
-        elif not book.silent(line[0]) and not book.dull(line[0]):
-            lineno, counted = lineno + block.count(b"\n", counted, start), start
-            yield Found(line[0], lineno, offset + start)
+    """Without RE2, and where line after line contains a text, a search costs more than to look up a line's words."""
+    at = 0
+    while at < end:
+        if rulebook.FAST:
+            counted = at
+            at = yield from _searched(block, at, end, lineno, offset, book, stop_where_dense=True)
+            lineno += block.count(b"\n", counted, at)
+        counted, silent = at, 0
+        for line in _SEGMENT.finditer(block, at, end):
+            start, at = line.span()
+            raw = line[0]
+            if at - start > AROUND:
+                lineno, counted = lineno + block.count(b"\n", counted, start), start
+                yield from _searched(block, start, at, lineno, offset, book)
+                continue
+            words = rulebook.words_of(raw)
+            if not book.silent(raw, words):
+                silent = 0
+                if not book.dull(raw):
+                    lineno, counted = lineno + block.count(b"\n", counted, start), start
+                    yield Found(raw, lineno, offset + start, words)
+            elif rulebook.FAST and (silent := silent + 1) > _SPARSE:
+                break
+        else:
+            return
+        lineno += block.count(b"\n", counted, at)
 
 
-def _searched(block: bytes, at: int, end: int, lineno: int, offset: int, book: Rulebook) -> Iterator[Found]:
-    counted = at
+def _searched(
+    block: bytes, at: int, end: int, lineno: int, offset: int, book: Rulebook, stop_where_dense: bool = False
+) -> Generator[Found, None, int]:
+    """Yield the lines with a text between two offsets. Returns up to where it has searched."""
+    counted, dense = at, 0
     while at < end:
         span = book.first(block, at, end)
         if span is None:
-            return
+            return end
         first, last = span
         start, stop = _bounds(block, first, last, end)
+        dense = dense + 1 if start - at <= 1 and stop < last + AROUND else 0
         at = max(stop, last)
         raw = block[start:stop]
         if book.dull(raw):
@@ -79,6 +98,9 @@ def _searched(block: bytes, at: int, end: int, lineno: int, offset: int, book: R
         lineno += block.count(b"\n", counted, start)
         counted = start
         yield Found(raw, lineno, offset + start)
+        if stop_where_dense and dense >= _DENSE:
+            return at
+    return end
 
 
 def _bounds(block: bytes, first: int, last: int, end: int) -> tuple[int, int]:
