@@ -223,7 +223,7 @@ bench-published: setup ## the simulator beside published figures, and how long a
 	$(PY) bench/expiry.py
 
 bench-replay: setup ## 16 faults in the sandbox, replayed in the simulator: how far off is it? (20 minutes)
-	$(PY) bench/recovery.py --runs 4 --elastic 0 --baseline 0 --json > .test-results/recoveries.json
+	$(PY) bench/recovery.py --runs 4 --only rank-kill,node-kill,node-kill-spare,hang --elastic 0 --baseline 0 --json > .test-results/recoveries.json
 	$(PY) bench/replay.py .test-results/recoveries.json
 
 bench-slowness: setup ## slowness and numerics: false alarms and delays on generated trainings (a few minutes)

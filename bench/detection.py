@@ -65,10 +65,13 @@ def main() -> None:
     args = parser.parse_args()
     print(f"1. stall limit, {args.nodes} nodes: seconds lost a day by the limit in medians (now {NOW:g}); the cheapest")
     print(f"{'healthy training':36}" + "".join(f"{limit:>9g}" for limit in LIMITS) + "   cheapest")
-    for name, series in STEPS.items():
-        points, best = stalls(series, args.samples, args.nodes)
+    found = {name: stalls(series, args.samples, args.nodes) for name, series in STEPS.items()}
+    for name, (points, best) in found.items():
         cells = "".join(f"{point.cost:>9,.0f}" for point in points)
         print(f"{name:36}{cells}   {best.limit:.1f}: {best.cost:,.0f} s")
+    print("\n   ROC: false alarms per 100,000 healthy steps (every hang is found, that many medians late)")
+    for name, (points, _) in found.items():
+        print(f"{name:36}" + "".join(f"{1e5 * point.false:>9,.0f}" for point in points))
     print("\n2. slow node: the smallest rise that is reported (now 7%)")
     print(f"{'least':>6}{'false per 100,000 steps':>25}{'rises found':>13}{'seconds lost a day':>20}")
     for least in LEAST:

@@ -2,7 +2,8 @@
 
     python bench/replay.py [FILE]
 
-FILE is the output of `bench/recovery.py --json`; by default the one that is kept in bench/data/. Of each incident, the
+FILE is the output of `bench/recovery.py --json`; by default that of two campaigns, kept in bench/data/: the first half
+of each comes first. Of each incident, the
 simulator is given the fault, its node, the step time, how long the trainer says that its start-up took, and how long
 the preflight took. Delays of Slurm and of transom's processes are calibrated on the first half of the runs, relative to
 the time that importing torch takes: the machine may be busy. The other half is predicted. All waits, limits and
@@ -34,6 +35,7 @@ FAULTS = {
     "node-kill": Fault("node-kill", 1, LOST),
     "rank-stop": Fault("rank-stop", 1, HANG, stopped=True),
 }
+CASES = ("rank-kill", "node-kill", "node-kill-spare", "hang")  # without standby ranks
 Row = dict[str, Any]
 
 
@@ -115,7 +117,11 @@ def medians(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="?", type=Path, default=KEPT)
-    rows = [row for row in json.loads(parser.parse_args().file.read_text())["runs"] if "error" not in row]
+    rows = [
+        row
+        for row in json.loads(parser.parse_args().file.read_text())["runs"]
+        if "error" not in row and row["case"] in CASES
+    ]
     found = replayed(rows)
     print(f"{'class':17}{'n':>3}{'measured':>10}{'predicted':>11}{'error':>8}   each run")
     for name, pairs in found.items():

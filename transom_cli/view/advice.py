@@ -5,21 +5,27 @@ Closed forms of what `transom advise` simulates. Each sentence names its gain; b
 
 from __future__ import annotations
 
-from math import sqrt
+from collections.abc import Sequence
+from math import inf, sqrt
 from statistics import median
 
 from transom_cli.core.detection_cost import Stakes, cheapest, curve
+from transom_cli.core.diagnose import SLOW
 from transom_cli.core.goodput import NS, Kind
 from transom_cli.core.goodput.account import step_times
+from transom_cli.core.incident import Incident
 from transom_cli.core.stall_state import StallLimits
 from transom_cli.core.step_times import ENOUGH
+from transom_cli.diagnose.slowness.changepoint import Limits
 from transom_cli.plural import several
 from transom_cli.simulate.model import Hazard
-from transom_cli.supervise.run_record import RunRecord, incidents
+from transom_cli.supervise.run_record import RunRecord, incidents, recoveries
 from transom_cli.view.report.model import Paragraph, ReportData, Section
 
 CLEAR = 0.0005  # a gain of goodput below this is not worth a change
 FEW = 3  # incidents below which nothing is concluded
+LEAST = Limits().least  # a smaller change of the step time is noise
+_BEFORE, _AFTER = 600.0, 20  # seconds before a relaunch, and samples after it, whose steps are compared
 _DAY = 86400.0
 _HANGS = 4.0e-3 * 13 / 419  # per node-day before there are any: Llama 3
 
@@ -29,7 +35,8 @@ def advice(book: RunRecord, factor: float = StallLimits().factor) -> tuple[str, 
     found = incidents(book)
     if len(found) < FEW:
         return (f"{several(len(found), 'incident')} so far: too few to judge the settings by.",)
-    said = tuple(filter(None, (_saves(book), _spares(book), _stall_limit(book, factor, len(found)))))
+    stall = _stall_limit(book, factor, len(found))
+    said = tuple(filter(None, (_saves(book), _spares(book), stall, _slow_nodes(book), _silences(found))))
     return said or (f"After {several(len(found), 'incident')}, no setting promises more than {CLEAR:.2%} of goodput.",)
 
 
@@ -77,6 +84,37 @@ def faults_of(book: RunRecord) -> Hazard | None:
     """Return how often the run's nodes fail; None before `FEW` incidents."""
     count, days = len(incidents(book)), book.account.whole.wall / NS / _DAY
     return Hazard(per_node_day=count / days / len(book.state.job.nodes)) if count >= FEW and days else None
+
+
+def _slow_nodes(book: RunRecord) -> str:
+    """Whether relaunches without a slow node made steps shorter. Without a rule for slow nodes there are none."""
+    launches = (one for attempt in book.history.attempts for one in attempt.launches)
+    steps = sorted((when, one.at / NS, seconds) for one in launches for when, seconds in step_times(one))
+    records = (r for one in book.launchers for r in recoveries(one.records, one.attempt))
+    told = sorted(r.at for r in records if r.what == "reported" and r.cause == SLOW)
+    ratios = []
+    for at, following in zip(told, (*told[1:], inf), strict=False):
+        before = [seconds for when, _, seconds in steps if at - _BEFORE < when < at]
+        after = [seconds for when, begun, seconds in steps if begun > at and when < following][:_AFTER]
+        if before and after:
+            ratios.append(median(after) / median(before))
+    useless, count = sum(ratio > 1.0 - LEAST for ratio in ratios), len(ratios)
+    if count < FEW or 2 * useless < count:
+        return ""
+    few = f"{useless} of {several(count, 'relaunch', 'relaunches')} made steps less than {LEAST:.0%} shorter"
+    return f"Do not relaunch for slow nodes: {few}."
+
+
+def _silences(found: Sequence[Incident]) -> str:
+    """A silence that ends by itself costs a probe, and no training time."""
+    over = sum(i.result == "ignored" for i in found)
+    lost = sum(i.diagnosis is not None and i.diagnosis.cause == "node_lost" for i in found)
+    if over < FEW or over <= lost:
+        return ""
+    return (
+        f"Raise detect.node_silent: {over} silences of nodes ended by themselves, beside {several(lost, 'lost node')}. "
+        "Each costs Slurm a probe, and the training nothing."
+    )
 
 
 def _stall_limit(book: RunRecord, factor: float, count: int) -> str:
