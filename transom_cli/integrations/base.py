@@ -9,6 +9,7 @@ stop. Nothing is ever saved inside a signal handler.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -19,7 +20,8 @@ from typing import Any
 from transom_cli.ckpt import names, seal
 from transom_cli.ckpt.failures import describe
 from transom_cli.ckpt.save import final_checkpoint
-from transom_cli.heartbeat import client
+from transom_cli.errors import UsageError
+from transom_cli.heartbeat import client, paths
 from transom_cli.integrations import experiment
 from transom_cli.integrations.memory import Snapshots
 
@@ -57,7 +59,14 @@ class Rank:
             signal.signal(signal.SIGUSR2, self._warn)
 
     def begin(self, step: int) -> None:
-        """Training begins, or continues, after `step`."""
+        """Training begins, or continues, after `step`. Raises UsageError if this rank would train alone."""
+        ranks = os.environ.get("WORLD_SIZE", "1")
+        if ranks != "1" and os.environ.get(paths.RUN_DIR) and _distributed() is None:
+            raise UsageError(
+                f"Each of {ranks} ranks would train alone, and write the same checkpoints",
+                "torch.distributed is not initialized",
+                "give the trainer its numbers of nodes and devices, such as L.Trainer(num_nodes=2, devices=1)",
+            )
         client.resumed(step)
         experiment.keep()
         experiment.at(step)
