@@ -76,9 +76,10 @@ def torchrun(folder: Path) -> float:
 def torchft(folder: Path, packages: Path) -> float:
     port = free_port()
     env = {"PYTHONPATH": str(packages.resolve()), "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}"}
-    start = [sys.executable, "-c", "from torchft._torchft import lighthouse_main; lighthouse_main()"]
+    script = folder / "lighthouse.py"  # it reads its arguments behind a script's name
+    script.write_text("from torchft._torchft import lighthouse_main\nlighthouse_main()\n")
     words = ["--min_replicas", "2", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000"]
-    lighthouse = [*start, *words, "--bind", f"127.0.0.1:{port}"]
+    lighthouse = [sys.executable, str(script), *words, "--bind", f"127.0.0.1:{port}"]
 
     def replica(number: int) -> subprocess.Popen[bytes]:
         argv = [sys.executable, str(TRAINER), "torchft", str(folder), "--replica", str(min(number, 3))]

@@ -56,5 +56,5 @@ for step in range(start, args.steps):
 checkpointer.close()
 if args.check and dist.get_rank() == 0:
     state = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values()))
-    print(f"step {args.steps}, loss {loss:.6f}, final state {state.hexdigest()}", flush=True)
+    print(f"step {args.steps}, final state {state.hexdigest()}", flush=True)
 dist.destroy_process_group()
