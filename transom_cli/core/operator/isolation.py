@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from transom_cli.core import node_hazard
 from transom_cli.core.events import Isolated
-from transom_cli.core.node_hazard import Hazard
 from transom_cli.core.incident import Diagnosis, Incident
+from transom_cli.core.node_hazard import Hazard
 from transom_cli.core.operator.actions import Isolate
 from transom_cli.core.operator.state import State
 from transom_cli.plural import several, times, was
