@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 
 LOOKED_AT = 8448  # characters of a line: what `reader` keeps of a very long one, on both sides of a match
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -30,47 +31,43 @@ _SOURCE = r"[\w./+-]{1,120}\.(?:cpp|cc|cu|h|hpp|py|c):\d{1,6}"
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 # All are anchored and bounded, since they run on arbitrary output of jobs.
-_LABELS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"\[rank(?P<rank>\d{1,7})\]:?",
-        r"\[[Rr]ank (?P<rank>\d{1,7})\]:?",
-        r"[Rr]ank ?#?(?P<rank>\d{1,7}):(?=\s|\[)",
-        r"\[PG (?:ID|GUID)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
-        r"(?:\[\d{1,5},|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[)(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",
-        r"\[(?:default|trainer|worker)\w{0,20}?(?P<local>\d{1,5})\]:",
-        r"\[(?P<label>[EWIF])(?:\d{3,4} \d\d:\d\d:\d\d(?:\.\d{1,9})?)?(?: \d{1,9})? ?" + _SOURCE + r"\]",
-        r"(?P<label>[EWIF])\d{4} \d\d:\d\d:\d{1,10}\.\d{1,9} +\d{1,9} " + _SOURCE + r"\]",
-        r":? ?(?P<label>[EWIF]) " + _SOURCE + r"\]",
-        r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<label>[EWIF]) \d{1,9} \d{1,9}\] ?(?:\(\w{1,20}\) )?"
-        r"[\w./]{1,60}:\d{1,6}:",
-        r"(?P<node>" + _HOST + r"):(?P<pid>\d{1,10}):\d{1,10} \[(?P<device>-?\d{1,4})\] ",
-        r"submitit (?P<label>DEBUG|INFO|WARNING|ERROR) \((?=\d)",
-        r"\((?:[\w.<>:-]{1,60} )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)"
-        r"|\((?:raylet|autoscaler|gcs_server)\)",
-        r"\([\w.-]{1,60}, (?:rank=(?P<rank>\d{1,7}), )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)",
-        r"\[pod/[\w.-]{1,120}(?:/[\w.-]{1,120})?\]",
-        r"(?P<time>\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?)(?:\) - )?",
-        r"(?P<syslog>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d) (?P<node>" + _HOST
-        + r") (?:[\w./-]{1,40}(?:\[\d{1,10}\])?: )?",
-        r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?= \[| \d{4}-)",
-        r"\[(?P<dmesg>\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\]",
-        r"\[ {0,8}\d{1,9}\.\d{6}\]",
-        r"(?:kern|user|daemon) {0,4}:(?:emerg|alert|crit|err|warn|notice|info|debug) {0,4}:",
-        r"\[?(?P<label>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\](?=[ :\[])",
-        r"(?P<label>DEBUG|INFO|WARNING|WARN):(?:[\w.]{1,80}:)?(?=\s|\S)",
-        r"(?:- [\w.]{1,60} )?- (?P<label>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL) - (?:[\w.]{1,60} - )?",
-        r"\[NeMo (?P<label>[DIWE]) [^\]]{8,80}\]",
-        r"(?P<label>DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \[?[\w./]{1,80}:\d{1,6}\]",
-        r"(?P<label>DEBUG|INFO|WARNING|ERROR) [\w./]{1,80}\.py:\d{1,6} --",
-        r"\| (?P<label>DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,5}\| [\w.<>]{1,80}:[\w<>]{1,60}:\d{1,6} - ",
-        r"\[[\w.-]{1,60}\.py:\d{1,6}(?::\w{1,60})?\]",
-        r"\|",
-        r"[\u2502\u2503]",
-    )
+_LABELS = (
+    r"\[rank(?P<rank>\d{1,7})\]:?",
+    r"\[[Rr]ank (?P<rank>\d{1,7})\]:?",
+    r"[Rr]ank ?#?(?P<rank>\d{1,7}):(?=\s|\[)",
+    r"\[PG (?:ID|GUID)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
+    r"(?:\[\d{1,5},|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[)(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",
+    r"\[(?:default|trainer|worker)\w{0,20}?(?P<local>\d{1,5})\]:",
+    r"\[(?P<label>[EWIF])(?:\d{3,4} \d\d:\d\d:\d\d(?:\.\d{1,9})?)?(?: \d{1,9})? ?" + _SOURCE + r"\]",
+    r"(?P<label>[EWIF])\d{4} \d\d:\d\d:\d{1,10}\.\d{1,9} +\d{1,9} " + _SOURCE + r"\]",
+    r":? ?(?P<label>[EWIF]) " + _SOURCE + r"\]",
+    r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<label>[EWIF]) \d{1,9} \d{1,9}\] ?(?:\(\w{1,20}\) )?"
+    r"[\w./]{1,60}:\d{1,6}:",
+    r"(?P<node>" + _HOST + r"):(?P<pid>\d{1,10}):\d{1,10} \[(?P<device>-?\d{1,4})\] ",
+    r"submitit (?P<label>DEBUG|INFO|WARNING|ERROR) \((?=\d)",
+    r"\((?:[\w.<>:-]{1,60} )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)"
+    r"|\((?:raylet|autoscaler|gcs_server)\)",
+    r"\([\w.-]{1,60}, (?:rank=(?P<rank>\d{1,7}), )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)",
+    r"\[pod/[\w.-]{1,120}(?:/[\w.-]{1,120})?\]",
+    r"(?P<time>\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?)(?:\) - )?",
+    r"(?P<syslog>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d) (?P<node>" + _HOST
+    + r") (?:[\w./-]{1,40}(?:\[\d{1,10}\])?: )?",
+    r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?= \[| \d{4}-)",
+    r"\[(?P<dmesg>\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\]",
+    r"\[ {0,8}\d{1,9}\.\d{6}\]",
+    r"(?:kern|user|daemon) {0,4}:(?:emerg|alert|crit|err|warn|notice|info|debug) {0,4}:",
+    r"\[?(?P<label>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\](?=[ :\[])",
+    r"(?P<label>DEBUG|INFO|WARNING|WARN):(?:[\w.]{1,80}:)?(?=\s|\S)",
+    r"(?:- [\w.]{1,60} )?- (?P<label>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL) - (?:[\w.]{1,60} - )?",
+    r"\[NeMo (?P<label>[DIWE]) [^\]]{8,80}\]",
+    r"(?P<label>DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \[?[\w./]{1,80}:\d{1,6}\]",
+    r"(?P<label>DEBUG|INFO|WARNING|ERROR) [\w./]{1,80}\.py:\d{1,6} --",
+    r"\| (?P<label>DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,5}\| [\w.<>]{1,80}:[\w<>]{1,60}:\d{1,6} - ",
+    r"\[[\w.-]{1,60}\.py:\d{1,6}(?::\w{1,60})?\]",
+    r"\|",
+    r"[\u2502\u2503]",
 )  # fmt: skip
 _RANKS = 6  # labels that may repeat
-_LABEL = re.compile("|".join(f"({re.sub('[(][?]P<[a-z]+>', '(?:', label.pattern)})" for label in _LABELS))
 _TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")  # srun --label; only at the start of a line
 _FANNED = re.compile(
     r"(?!slurmstepd)(?P<node>(?:\d{1,3}\.){3}\d{1,3}|\w{0,30}-?(?:node|gpu|worker|host)[\w.-]{0,30}\d): (?=\S)"
@@ -83,6 +80,13 @@ _SLURMD = re.compile(r"slurmstepd-(?P<node>" + _HOST + r"): ")
 _SRUN = re.compile(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?P<rank>\d{1,7}): ")  # of one task alone
 _FILE_RANK = re.compile(r"(?:^|[/_.-])(?:rank|task|proc)[-_=.]?(\d{1,7})(?=\D|$)", re.IGNORECASE)
 _FILE_NODE = re.compile(r"(?:^|[/_.-])(?:host|node)[-_=]([A-Za-z][\w-]{0,62})(?=[/.]|$)")
+
+
+@lru_cache(maxsize=1)
+def _labels() -> tuple[tuple[re.Pattern[str], ...], re.Pattern[str]]:
+    """Compile the labels, each and all in one, when the first line is split."""
+    plain = (re.sub(r"\(\?P<[a-z]+>", "(?:", label) for label in _LABELS)
+    return tuple(map(re.compile, _LABELS)), re.compile("|".join(f"({label})" for label in plain))
 
 
 @dataclass(frozen=True)
@@ -123,17 +127,18 @@ def record(line: str) -> Record:
     """Split a clean line into its labels and its text."""
     found: dict[str, str] = {}
     at, seen = 0, 0
+    labels, any_label = _labels()
     task = _TASK.match(line) or _FANNED.match(line) or _COMPOSE.match(line) or ("%|" in line and _BAR.match(line))
     if task:
         found, at = task.groupdict(), task.end()
     while True:
         while at < len(line) and line[at] == " ":
             at += 1
-        one = _LABEL.match(line, at)  # rejects at once what no label matches
+        one = any_label.match(line, at)  # rejects at once what no label matches
         if one is None:
             break
         first = (one.lastindex or 1) - 1
-        for n, label in enumerate(_LABELS[first:], first):
+        for n, label in enumerate(labels[first:], first):
             match = None if seen >> n & 1 else label.match(line, at)
             if match:
                 found = {**{name: value for name, value in match.groupdict().items() if value}, **found}

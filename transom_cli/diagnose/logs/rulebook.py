@@ -149,17 +149,26 @@ _WINDOW = 4096  # bytes searched for all texts before the next window, so that a
 
 
 class _Fast:
+    """Each automaton is built at its first use: that takes longer than to read a small log."""
+
     def __init__(self, of: Sequence[str]) -> None:
-        options = re2.Options()
+        self._options = options = re2.Options()
         options.max_mem = 16 << 20  # for automata; an agent uses about 60 MB, and more makes nothing faster
         options.log_errors = False
         options.encoding = re2.Options.Encoding.LATIN1  # bytes: invalid UTF-8 is searched too
-        patterns = [_pattern(text).encode() for text in of]
-        self._any = re2.compile(b"|".join(patterns) or b"$.", options)
-        self._set = re2.Set.SearchSet(options)
-        for pattern in patterns or [b"$."]:
-            self._set.Add(pattern)
-        self._set.Compile()
+        self._patterns = [_pattern(text).encode() for text in of] or [b"$."]
+
+    @cached_property
+    def _any(self) -> Expression:
+        return re2.compile(b"|".join(self._patterns), self._options)
+
+    @cached_property
+    def _set(self) -> Expression:
+        found = re2.Set.SearchSet(self._options)
+        for pattern in self._patterns:
+            found.Add(pattern)
+        found.Compile()
+        return found
 
     def first(self, data: bytes, at: int, end: int) -> tuple[int, int] | None:
         found = self._any.search(data, at, end)
