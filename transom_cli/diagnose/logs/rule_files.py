@@ -34,7 +34,7 @@ else:
 
 OURS = Path(__file__).resolve().parent.parent / "rules"
 SHORTEST = 3  # characters of a text; shorter ones match almost every line
-_KNOWN = {field.name for field in fields(Rule)} - {"source"}
+_KNOWN = {field.name for field in fields(Rule)} - {"source", "built_in"}
 _LISTS = {"any", "match", "unless", "over", "explains", "examples", "look_alikes"}
 _NUMBERS: dict[str, type[int] | type[float]] = {"weight": int, "times": int, "confidence": float}
 _SWITCHES = {"below", "frame", "framed", "lasts", "traced", "yields"}
@@ -115,7 +115,7 @@ def _rule(values: Mapping[str, Any], where: str, source: str, built_in: bool) ->
     wrong = [
         f"{where}: unknown key {key}; the keys are {', '.join(sorted(_KNOWN))}" for key in values if key not in _KNOWN
     ]
-    made: dict[str, Any] = {"source": source}
+    made: dict[str, Any] = {"source": source, "built_in": built_in}
     for key in ("name", "note"):
         if isinstance(values.get(key, ""), str):
             made[key] = values.get(key, "")

@@ -68,6 +68,7 @@ class Rule:
         traced: an exception's last line; without a traceback above it, it is only a message and counts as a symptom.
         frame: the line is a frame of a traceback. framed: an exception that becomes the rule of its heaviest frame.
         source: the rule file.
+        built_in: tests prove that Python's engine does not need long for the expressions.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Rule:
     examples: tuple[str, ...] = ()
     look_alikes: tuple[str, ...] = ()
     source: str = ""
+    built_in: bool = False
 
 
 try:
@@ -314,7 +316,7 @@ class Rulebook:
         found = []
         for n in known:
             rule = self.rules[n]
-            match, unless = self._expressions(n, len(record.text) <= SHORT)
+            match, unless = self._expressions(n, rule.built_in and len(record.text) <= SHORT)
             if any(one.search(record.text) for one in unless):
                 continue
             where = _where(match, record.text)
