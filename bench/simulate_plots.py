@@ -1,6 +1,6 @@
 """Draw the plots of docs/simulate.md: goodput by save interval and by spares, and failure rates after a return.
 
-    python bench/simulate_plots.py [--out docs/images] [--runs 10]
+    python bench/simulate_plots.py [--out docs/images] [--runs 3]
 
 The trace is the one that `transom simulate --failures stepfun` uses. SVG, without any library for plots.
 """
@@ -21,7 +21,7 @@ from transom_cli.simulate.setup import scenario_of
 from transom_cli.view.text import span
 
 Point = tuple[float, float]
-WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 560, 260, 64, 34, 16, 44
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 560, 290, 64, 64, 16, 44
 COLOURS = ("#2563eb", "#d97706", "#059669")
 
 
@@ -30,6 +30,7 @@ def svg(title: str, x: str, series: dict[str, Sequence[Point]], ticks: Sequence[
     xs, ys = ([p[n] for line in series.values() for p in line] for n in (0, 1))
     low, high = min(ys), max(ys)
     low, high = low - 0.05 * (high - low or 1), high + 0.05 * (high - low or 1)
+    high = min(high, 1.0) if unit.endswith("%") else high
     left, right = log10(min(xs)), log10(max(xs))
 
     def place(point: Point) -> tuple[float, float]:
@@ -118,7 +119,7 @@ def returns() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parents[1] / "docs" / "images")
-    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
     plots = {"saves": saves(args.runs), "spares": spares(args.runs), "returns": returns()}
     for name, text in plots.items():
