@@ -10,6 +10,7 @@ the later time.
 
     by cost     the rates of all nodes that returned
     by node     also how often this node failed in the 30 days before: what a run does
+    a run       by node, for an hour at least and a day at most: the defaults of a run
     learning    by node; each return that is over by then is added to the half that was fitted, as a site's history is
 
 Below: how much better what is known about a node predicts the other half (log likelihood per 100 failures).
@@ -23,11 +24,12 @@ from dataclasses import dataclass, replace
 from math import log
 
 from transom_cli.core.node_hazard import DAY, ENDS, HOUR, PUBLISHED, RECENT, WEIGHT, Hazard, Use, expiry
+from transom_cli.core.operator.isolation import LONGEST
 from transom_cli.simulate.model import Outage, Trace
 from transom_cli.simulate.traces import read_failures
 
 FIXED = {"never": 0.0, "1 h": HOUR, "1 d": DAY, "7 d": 7 * DAY, "forever": float("inf")}
-BY_COST, BY_NODE, LEARNING = "by cost", "by node", "learning"
+BY_COST, BY_NODE, A_RUN, LEARNING = "by cost", "by node", "a run", "learning"
 SIZES = (16, 128, 1024, 4096)
 RECOVERY = 0.25 * HOUR
 LATE = ENDS[-1]  # a later failure has nothing to do with the outage
@@ -125,6 +127,7 @@ def rules(known: Hazard, then: dict[Came, Hazard], failure: float) -> dict[str, 
         **{name: lambda one, fixed=fixed: fixed for name, fixed in FIXED.items()},  # type: ignore[misc]
         BY_COST: lambda one: expiry(known, failure),
         BY_NODE: lambda one: expiry(known, failure, recent=one.then.recent),
+        A_RUN: lambda one: min(max(HOUR, expiry(known, failure, recent=one.then.recent)), LONGEST),
         LEARNING: lambda one: expiry(then[one], failure, recent=one.then.recent),
     }
 
@@ -174,7 +177,7 @@ def gain(train: Sequence[Came], test: Sequence[Came], evidence: Callable[[Came],
 def main() -> None:
     trace = read_failures("stepfun")
     assert isinstance(trace, Trace)
-    names = (*FIXED, BY_COST, BY_NODE, LEARNING)
+    names = (*FIXED, BY_COST, BY_NODE, A_RUN, LEARNING)
     print("regret in node-hours per return (repeated failures)")
     print(f"{'split':7}{'nodes':>6}" + "".join(f"{name:>15}" for name in names))
     for (split, nodes), policies in rows(trace).items():

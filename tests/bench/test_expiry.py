@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from expiry import BY_COST, BY_NODE, EVIDENCE, FIXED, Judged, fitted, gain, returns, rows, splits
+from expiry import A_RUN, BY_COST, BY_NODE, EVIDENCE, FIXED, Judged, fitted, gain, returns, rows, splits
 
 from transom_cli.core.node_hazard import DAY, HOUR, PUBLISHED, Hazard, Use, expiry
 from transom_cli.simulate.model import Trace
@@ -39,6 +39,12 @@ def test_rule_by_cost_is_never_far_from_the_best_fixed_time(case: tuple[str, int
     best = min(policies[name].regret for name in FIXED)
     assert policies[BY_COST].regret <= best * 1.05
     assert policies[BY_NODE].regret <= max(best * 1.05, best + 0.5), "half a node-hour does not matter"
+
+
+@pytest.mark.parametrize("case", ROWS, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_defaults_of_a_run_beat_one_hour_on_large_jobs_and_cost_little_on_small_ones(case: tuple[str, int]) -> None:
+    ours, hour = ROWS[case][A_RUN].regret, ROWS[case]["1 h"].regret
+    assert ours < hour * 0.97 if case[1] >= 1024 else ours <= hour + 0.5
 
 
 @pytest.mark.parametrize("name", EVIDENCE)

@@ -56,7 +56,14 @@ def test_another_setting_and_another_assumption_are_compared_on_the_same_failure
     assert found[0]["relaunches"] > 0 == found[1]["relaunches"]
     assert found[0]["hours"]["restart"] < found[2]["hours"]["restart"]
     assert rows("--what-if", "fault.slow=400", "-j", "1")[1]["hours"]["slower"] > 5 * found[0]["hours"]["slower"]
-    for wrong in ("fault.none=1", "costs.nothing=1", "costs.start=soon", "restart.relaunches"):
+    for wrong in (
+        "costs.start=-1",
+        "site.others=nan",
+        "fault.none=1",
+        "costs.nothing=1",
+        "costs.start=soon",
+        "restart.relaunches",
+    ):
         assert CliRunner().invoke(app, [*SMALL, "--what-if", wrong]).exit_code != 0, wrong
 
 
@@ -113,6 +120,29 @@ def test_file_without_any_use_of_nodes_is_refused(tmp_path: Path) -> None:
     path.write_text("JobIDRaw|State|Start|End|NodeList\n")
     with pytest.raises(UsageError, match="records no use of nodes"):
         read_failures(str(path))
+
+
+@pytest.mark.parametrize("text", ["[", '[{"node_id": 1}]', "[1, 2]"])
+def test_damaged_trace_is_refused_with_its_format(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="not a trace in StepFun's format"):
+        read_failures(str(path))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--min-nodes", "9"), "the training has 8 nodes"),
+        (("--pool", "8", "--spares", "1"), "the job would never start"),
+        (("--failures", "stepfun", "--what-if", "hazard.flapping=1"), "changes nothing"),
+        (("--bandwidth", "0"), "0.001"),
+    ],
+)
+def test_impossible_request_is_refused_with_the_reason(args: tuple[str, ...], words: str) -> None:
+    result = CliRunner().invoke(app, [*SMALL, *args])
+    assert result.exit_code != 0
+    assert words in result.output + str(result.exception)
 
 
 def test_interval_holds_nine_of_ten_values() -> None:

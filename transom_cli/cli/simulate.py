@@ -29,9 +29,14 @@ Failures = Annotated[
         help="Faults per 1,000 node-days; or `stepfun`; or a file: a trace, the node history, `sacct -P` output.",
     ),
 ]
-Params = Annotated[float, typer.Option("--params", help="Parameters of the model: sizes the costs of checkpoints.")]
+Params = Annotated[
+    float,
+    typer.Option("--params", min=0, help="Parameters of the model, such as 70e9: sizes the costs of checkpoints."),
+]
 Gpus = Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs of each node.")]
-Bandwidth = Annotated[float, typer.Option("--bandwidth", help="Write bandwidth of the shared file system in GB/s.")]
+Bandwidth = Annotated[
+    float, typer.Option("--bandwidth", min=0.001, help="Write bandwidth of the shared file system in GB/s.")
+]
 StepTime = Annotated[float, typer.Option("--step-time", min=0.001, help="Seconds of a training step.")]
 Queue = Annotated[float, typer.Option("--queue", min=0.0, help="Mean wait of a requeued job in minutes.")]
 Runs = Annotated[int, typer.Option("--runs", min=1, help="Simulated runs of each row.")]
@@ -104,6 +109,7 @@ def simulate(
         spare, fewest, every, nth, alive = values
         for name, _, one in policies:
             label = (*(str(values[n]) for n in shown), *((name,) if len(policies) > 1 else ()))
+            _check(nodes, spare, fewest, pool)
             known = replace(one.costs, save_every=every, persist_every=nth, in_process=float(alive))
             table.append((label, replace(one, costs=known, spares=spare, fewest=fewest, pool=pool)))
     scenarios = [scenario for _, scenario in table]
@@ -118,6 +124,17 @@ def simulate(
         print_differences(found, [name for name, *_ in policies])
     if html is not None:
         write_page(html, head, labels, found, scenarios)
+
+
+def _check(nodes: int, spares: int, fewest: int, pool: int) -> None:
+    from transom_cli.errors import UsageError
+
+    if fewest > nodes:
+        raise UsageError(f"--min-nodes is {fewest}", f"the training has {nodes} nodes")
+    if 0 < pool < nodes + spares:
+        raise UsageError(
+            f"--pool is {pool}", f"{nodes} nodes and {spares} spares do not fit: the job would never start"
+        )
 
 
 def _policies(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from transom_cli.config.run_settings import health_options, policy_of, rules_of, stall_limits
@@ -43,6 +44,10 @@ def assume(scenario: Scenario, key: str, value: str) -> Scenario:
     faults = scenario.hazard.faults
     values = getattr(scenario, part, None) if part in ASSUMED else None
     now = getattr(values, name, None)
+    if part in ("hazard", "fault") and scenario.trace is not None:
+        raise UsageError(
+            f"`{key}` changes nothing", "the failures are those of a recorded trace", "give --failures RATE"
+        )
     if part == "fault":
         now = next((float(fault.share) for fault in faults if fault.name == name), None)
     if not isinstance(now, bool | int | float | str):
@@ -51,6 +56,8 @@ def assume(scenario: Scenario, key: str, value: str) -> Scenario:
         found = value in ("true", "1") if isinstance(now, bool) else type(now)(value)
     except ValueError as error:
         raise UsageError(f"`{key}={value}` is not a number") from error
+    if not isinstance(found, str) and not 0 <= found < inf:
+        raise UsageError(f"`{key}={value}` is not possible", "it must not be negative")
     if part == "fault":
         faults = tuple(replace(fault, share=float(found)) if fault.name == name else fault for fault in faults)
         return replace(scenario, hazard=replace(scenario.hazard, faults=faults))

@@ -51,7 +51,13 @@ def read_failures(source: str) -> Trace | Hazard:
     except OSError as error:
         raise UsageError(f"Cannot read `{path}`", error.strerror or str(error)) from error
     if text.lstrip().startswith("["):
-        return stepfun_trace(json.loads(text), STEPFUN_NODES if path == STEPFUN else 0)
+        try:
+            return stepfun_trace(json.loads(text), STEPFUN_NODES if path == STEPFUN else 0)
+        except (ValueError, KeyError, TypeError) as error:
+            hint = "each record has node_id, event_time, event_type and fault_type (docs/simulate.md)"
+            raise UsageError(
+                f"`{path}` is not a trace in StepFun's format", f"{type(error).__name__}: {error}", hint
+            ) from error
     found = _of_history(text) if text.lstrip().startswith("{") else _of_sacct(text)
     if found is None:
         hint = "give `stepfun`, a JSON trace, a file of the node history, or the output of sacct -P"
