@@ -54,8 +54,8 @@ from transom_cli.view.timeline import (
 )
 
 CHECKPOINTS = 50  # rows
-LISTED = 1000  # incidents in the table
-IN_FULL = 100  # incidents with a timeline
+LISTED = 250  # incidents in the table
+IN_FULL = 40  # incidents with a timeline
 OPENED = 3  # of them, unfolded at first
 HIDDEN = "(left out)"
 RULES = ("policy", "rules")
