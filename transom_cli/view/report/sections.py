@@ -135,7 +135,7 @@ def _without_bar(parts: Line) -> Line:
 def _hero(data: ReportData, incidents: int) -> str:
     """Return the run in a sentence: steps, time, nodes, goodput, and what incidents cost."""
     book, view, whole = data.book, data.view, data.book.account.whole
-    step = newest_step(book)
+    step = max(newest_step(book), view.step)  # the record of a live run lags behind
     of = f" of {count(view.steps)}" if view.steps else ""
     did = f"{count(step)}{of} steps" if step >= 0 else "No step was seen"
     nodes = f" on {several(len(view.nodes), 'node')}" if view.nodes else ""
