@@ -98,7 +98,7 @@ def record(bench: Bench, camera: Camera, broken: Path) -> None:
     wait_for(lambda: run.view.status == "held", 120, "a hold")
     camera.screen("watch-held", "status --watch", (), "HELD")
     camera.report("report-held")
-    bench.transom("stop", "--root", "runs")
+    bench.transom("stop", "--yes", "--root", "runs")
 
 
 def main() -> int:

@@ -36,6 +36,7 @@ STATES = {
     "leaving": ("leaving", 0, "the time limit is near: all ranks save at step 18430"),
     "continues": ("pending", 0, "waiting for Slurm to start the job"),
     "unknown": ("unknown", 22, "last update"),
+    "stopping": ("stopping", 0, "cancelling the job"),
     "done": ("done", 0, "120,000 of 120,000"),
     "stopped": ("stopped", 130, "stopped by ada"),
     "failed": ("failed", 1, "ModuleNotFoundError"),

@@ -351,8 +351,9 @@ class RunView:
             return "unknown"
         if self.status in ("crash loop", "starved"):
             return self.status
-        ranks = () if self.leaving is not None else (one for one in self.node_views if one.role == "ranks")
-        odd = self.blind or any(one.state not in ("ok", "waiting") for one in ranks)  # ranks that leave are gone
+        ends = self.leaving is not None or self.phase in ("stopping", "finishing")  # so its ranks are gone
+        ranks = () if ends else (one for one in self.node_views if one.role == "ranks")
+        odd = self.blind or any(one.state not in ("ok", "waiting") for one in ranks)
         recovers = self.phase == "recovering" and self.leaving is None and not self._continues
         return "degraded" if recovers or odd or self.reports or self.saves_fail else "healthy"
 

@@ -27,7 +27,7 @@ _STEPS = (
     *(86400 * days for days in (1, 2, 4, 7, 14, 30, 60, 120, 365)),
 )  # fmt: skip
 _EDGE = 8.0  # percent: labels so close to an edge are not centred
-COLUMNS = 400
+COLUMNS = 300
 _UNITS = 1000.0
 _HEADROOM, _ABOVE = 1.05, 1.25  # of the step axis and the step time axis
 _RARE = 0.99  # quantile of step times that the axis covers; those above are cut off

@@ -54,8 +54,8 @@ from transom_cli.view.timeline import (
 )
 
 CHECKPOINTS = 50  # rows
-LISTED = 1000  # incidents in the table
-IN_FULL = 100  # incidents with a timeline
+LISTED = 250  # incidents in the table
+IN_FULL = 40  # incidents with a timeline
 OPENED = 3  # of them, unfolded at first
 HIDDEN = "(left out)"
 RULES = ("policy", "rules")
@@ -135,7 +135,7 @@ def _without_bar(parts: Line) -> Line:
 def _hero(data: ReportData, incidents: int) -> str:
     """Return the run in a sentence: steps, time, nodes, goodput, and what incidents cost."""
     book, view, whole = data.book, data.view, data.book.account.whole
-    step = newest_step(book)
+    step = max(newest_step(book), view.step)  # the record of a live run lags behind
     of = f" of {count(view.steps)}" if view.steps else ""
     did = f"{count(step)}{of} steps" if step >= 0 else "No step was seen"
     nodes = f" on {several(len(view.nodes), 'node')}" if view.nodes else ""

@@ -20,8 +20,8 @@ from transom_cli.view.text import span, zone
 from transom_cli.view.timeline import Timeline, when
 
 EXACT = 400  # most spans and attempts that are drawn one by one
-COLUMNS = 300  # into which the time is divided otherwise
-CELLS = 400  # positions for ticks
+COLUMNS = 200  # into which the time is divided otherwise
+CELLS = 200  # positions for ticks
 LABEL_ROOM = 8.0  # percent of the width that a label needs in a narrow window
 _THIN = 0.15  # percent: narrowest bar
 _RESULTS = {

@@ -13,6 +13,7 @@ from transom_cli.view.text import LABEL, Line, Span, line, row, span
 
 KEPT = 1800  # points per series that the screen itself has seen
 _TICKS, _LABEL = 5, 7
+_LEAST = 3  # rows of a plot without its title
 _AXIS = 2  # rows of the time axis, below the last plot
 _BLOCKS = "▁▂▃▄▅▆▇█"
 RECENT = 900.0  # seconds that a sparkline covers
@@ -84,10 +85,10 @@ def plot_lines(plots: LivePlots, width: int, height: int, most: int = 3) -> list
 
     A series with fewer than two points has no plot.
     """
-    named = plots.named()[:most]
+    named = plots.named()[: min(most, max(1, (height - _AXIS) // (1 + _LEAST)))]
     drawn = [points for _, points in named if len(points) > 1]
     begin, end = (min(points[0][0] for points in drawn), max(points[-1][0] for points in drawn)) if drawn else (0, 0)
-    each = max(3, (height - len(named) - _AXIS) // max(1, len(drawn)))
+    each = max(_LEAST, (height - len(named) - _AXIS) // max(1, len(drawn)))
     lines: list[Line] = []
     for title, points in named:
         if len(points) < 2:
