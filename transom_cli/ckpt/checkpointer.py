@@ -247,6 +247,7 @@ class Checkpointer:
             RanksDiffer: values that are stored once differ between ranks; raised on every rank, with their names. The
                 first save compares them, and the first one after a restore or a change of shapes. Each save compares
                 buffers, other tensors and plain values, but no parameters (up to 16 MiB); the next call raises then.
+                Parameters that were equal at the restore are first repeated on other nodes, if a launcher watches.
             RanksMissing: other ranks have not called save() within `patience`; names them. No save can follow.
         """
         if not self._prepared:
