@@ -264,6 +264,18 @@ def test_a_patch_keeps_what_the_user_excluded(bench: Bench) -> None:
     assert bench.slurm.cluster.jobs[job].excluded == ("n4", "n2")
 
 
+@pytest.mark.parametrize("shown", [1, 2, 3])
+def test_a_waiting_job_does_with_fewer_nodes_whatever_number_slurm_shows(bench: Bench, shown: int) -> None:
+    """Of a pending job that was shrunk before its requeue, Slurm shows a guess."""
+    job = bench.slurm.submit(Submission(bench.hands._orders.submission.script, ("--nodes=3", "--hold")))
+    bench.slurm.cluster.jobs[job].num_nodes = shown
+    asked: list[int | None] = []
+    real = bench.slurm.update_pending
+    bench.slurm.update_pending = lambda *a, **k: (asked.append(k["num_nodes"]), real(*a, **k))[1]  # type: ignore
+    bench.do(act.Patch("patch/1", job, (), num_nodes=2))
+    assert asked == [2]
+
+
 def test_a_job_that_slurm_requeued_starts_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.do(act.Submit("submit"))
     bench.slurm.start_pending()

@@ -374,7 +374,8 @@ class Executor:
             job = self._job(action.job_id)
             keep = [n for n in job.excluded if n not in action.drop]
             exclude = existing_nodes(self._slurm, tuple(dict.fromkeys((*keep, *action.exclude))))
-            fewer = action.num_nodes if 0 < action.num_nodes < job.num_nodes else None
+            # Not compared with the job's number: of a pending job, Slurm shows a guess (1 after it was shrunk).
+            fewer = action.num_nodes if action.num_nodes and job.state is not JobState.RUNNING else None
             if set(exclude) != set(job.excluded) or fewer:
                 tasks = fewer * self._orders.tasks_per_node if fewer else None
                 self._slurm.update_pending(action.job_id, exclude=exclude, num_nodes=fewer, num_tasks=tasks or None)
