@@ -32,8 +32,9 @@ def test_survivors_stay_and_the_lost_rank_is_replaced() -> None:
     assert actions[-2] == launcher.Journal("l1", "reentry", said, nodes=("n2",))
     assert (state.launch.kept, state.launch.replaced) == ((0, 2), (1,))
     state, _ = feed(state, launcher.RanksEntered(11.5, 1, (0,)), launcher.RanksEntered(12.0, 1, (0, 1, 2)))
-    state, actions = feed(state, launcher.Stepped(13.0, 1, 5))
-    words = "step 5 done in launch 1; 2 ranks re-entered in the same process, rank 1 replaced"
+    state, actions = feed(state, launcher.Stepped(13.0, 1, 4))
+    ranks = "2 ranks re-entered in the same process, rank 1 replaced"
+    words = f"step 4 done in launch 1, 3.0 s after the first sign: {ranks}, 1 step repeated"
     assert actions == [launcher.Journal("l1", "recovered", words)]
 
 

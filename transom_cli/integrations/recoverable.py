@@ -37,7 +37,7 @@ from transom_cli.heartbeat import client, paths, reentry
 
 POLL = 0.05  # seconds between two looks for an order
 AGAIN = 0.1  # seconds between two interrupts, until the main thread answers
-STUCK = 3.0  # seconds after which a process whose main thread does not answer starts from scratch
+STUCK = 5.0  # seconds after which a process whose main thread does not answer starts from scratch
 PATIENCE = 15.0  # seconds that a rank whose collective has failed waits for an order
 _SIGNAL = signal.SIGURG  # ignored by default; ends sleeps and waits for locks
 _IGNORE = ctypes.c_void_p(1)  # SIG_IGN
@@ -150,6 +150,9 @@ class _Recovery:
 
     def _again(self) -> None:
         """Leave the launch, and become a rank of the next one."""
+        guard = threading.Timer(STUCK, self._start_from_scratch)  # a group that ends joins its threads
+        guard.daemon = True
+        guard.start()
         reentry.close_all()
         with contextlib.suppress(Exception):
             if dist.is_initialized():
@@ -157,6 +160,7 @@ class _Recovery:
         _sockets.forget()
         sys.excepthook = self._hook  # torch wraps it for each group
         gc.collect()  # frames of the training, and with them groups and workers of data loaders
+        guard.cancel()
         self._adopt()
         self._context.entry += 1
 
@@ -179,8 +183,8 @@ class _Recovery:
                 _abort()
                 if self._interrupting:
                     signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
-                    if time.monotonic() > until:
-                        self._start_from_scratch()
+                if time.monotonic() > until:
+                    self._start_from_scratch()
                 self._over.wait(AGAIN)
 
     def _start_from_scratch(self) -> None:

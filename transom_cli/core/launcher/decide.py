@@ -228,7 +228,7 @@ def _stepped(state: State, e: Stepped) -> Decision:
     state = growth.stepped(replace(state, launch=launch, progress=progress, pace=pace))
     entries: tuple[Action, ...] = ()
     if state.incident is not None and not (state.withheld and state.incident.lost_rank):
-        words = "; ".join(filter(None, (f"step {e.step} done in launch {launch.number}", reentry.words(state))))
+        words = f"step {e.step} done in launch {launch.number}{reentry.words(state, e.at, e.step)}"
         entries = (Journal(state.incident.id, "recovered", words),)
         state = close(state, e.at, "recovered")
     return after(entries, departure.first_step(state)) if before.step < 0 else (state, entries)

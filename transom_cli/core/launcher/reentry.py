@@ -54,12 +54,15 @@ def late(state: State, at: float) -> Sign:
     return Sign(words, exits=())
 
 
-def words(state: State) -> str:
-    """What a launch owes to its survivors, for a person; "" if it has none."""
-    launch = state.launch
-    if not launch.kept:
+def words(state: State, at: float, step: int) -> str:
+    """How the training recovered with the first `step` of a launch that keeps survivors, for a person; else ""."""
+    launch, incident = state.launch, state.incident
+    if not launch.kept or incident is None:
         return ""
-    return f"{several(len(launch.kept), 'rank')} re-entered in the same process, {_ranks(launch.replaced)} replaced"
+    stayed = f"{several(len(launch.kept), 'rank')} re-entered in the same process, {_ranks(launch.replaced)} replaced"
+    again = incident.step - step + 1
+    repeated = f", {several(again, 'step')} repeated" if again > 0 and not incident.since_start else ""
+    return f", {at - incident.began:.1f} s after the first sign: {stayed}{repeated}"
 
 
 def deaf(ranks: tuple[int, ...]) -> str:
