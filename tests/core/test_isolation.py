@@ -119,7 +119,7 @@ def test_large_job_excludes_a_suspect_for_longer_where_that_is_set() -> None:
 def isolated_again(nodes: int, **known: Any) -> tuple[float, str]:
     names = tuple(f"n{i}" for i in range(1, nodes + 1))
     state = State(Policy(expiry_by_cost=True), Request(nodes), job=Job(nodes=names))
-    return lasting(state, ev.Isolated(21.0, "k", "n2", "excluded", "", **known))
+    return lasting(state, 21.0, "n2", **known)
 
 
 def test_node_that_failed_in_other_runs_is_excluded_for_longer_than_one_that_did_not() -> None:

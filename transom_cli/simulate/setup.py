@@ -59,6 +59,6 @@ def assume(scenario: Scenario, key: str, value: str) -> Scenario:
     if not isinstance(found, str) and not 0 <= found < inf:
         raise UsageError(f"`{key}={value}` is not possible", "it must not be negative")
     if part == "fault":
-        faults = tuple(replace(fault, share=found) if fault.name == name else fault for fault in faults)
+        faults = tuple(replace(fault, share=float(found)) if fault.name == name else fault for fault in faults)
         return replace(scenario, hazard=replace(scenario.hazard, faults=faults))
     return replace(scenario, **{part: replace(values, **{name: found})})  # type: ignore[type-var, arg-type]

@@ -114,7 +114,7 @@ def expiry(state: State, e: Isolated, detail: str) -> tuple[float, str]:
     """Return when an exclusion on suspicion ends, and its detail: after `isolate.expiry`, or when other users'
     exclusions of the node end, if that is later. Other users' reports exclude no node and shorten nothing."""
     at, others = e.at, e.others
-    lasts, why = lasting(state, e)
+    lasts, why = lasting(state, at, e.node, e.hazard, e.elsewhere)
     own = at + lasts
     until = max((own, *(at + (LONGEST if x.seconds is None else min(x.seconds, LONGEST)) for x in others)))
     if until == own:
@@ -144,19 +144,21 @@ def _failure(state: State) -> float:
     return (RECOVERY + sum(times)) / (1 + len(times))
 
 
-def lasting(state: State, e: Isolated) -> tuple[float, str]:
+def lasting(
+    state: State, at: float, node: str, hazard: node_hazard.Hazard | None = None, elsewhere: int = 0
+) -> tuple[float, str]:
     """Return for how many seconds a suspicion excludes a node, and why if that is not `isolate.expiry`.
 
     With `isolate.expiry_by_cost`, as long as another failure of the node would cost the job more than its absence,
     `LONGEST` at most. How likely that is, depends on what the site's nodes did, and on how often this node was at fault
-    in the last weeks.
+    in the last weeks. hazard, elsewhere: as in `Isolated`.
     """
     shortest = state.policy.expiry
     if not state.policy.expiry_by_cost:
         return shortest, ""
     cost = _failure(state) * len(state.job.nodes)
-    recent = e.elsewhere + sum(e.at - i.began < node_hazard.RECENT and e.node in _blamed(i) for i in state.incidents)
-    lasts = min(node_hazard.expiry(e.hazard or node_hazard.PUBLISHED, cost, recent=recent), LONGEST)
+    recent = elsewhere + sum(at - i.began < node_hazard.RECENT and node in _blamed(i) for i in state.incidents)
+    lasts = min(node_hazard.expiry(hazard or node_hazard.PUBLISHED, cost, recent=recent), LONGEST)
     if lasts <= shortest:
         return shortest, ""
     before = f"; it was at fault {times(recent)} in the last 30 days before" if recent else ""

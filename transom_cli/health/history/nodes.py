@@ -126,8 +126,9 @@ def uses_after_return(records: Iterable[Record]) -> tuple[Use, ...]:
     """
     by_node: dict[str, dict[tuple[str, str], Attempt]] = {}
     for record in records:
-        for node in record.nodes if isinstance(record, Attempt) else ():
-            by_node.setdefault(node, {})[record.run, record.attempt] = record
+        if isinstance(record, Attempt):
+            for node in record.nodes:
+                by_node.setdefault(node, {})[record.run, record.attempt] = record
     found = []
     for node, attempts in by_node.items():
         failures: list[float] = []
