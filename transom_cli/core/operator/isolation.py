@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from transom_cli.core import node_hazard
 from transom_cli.core.events import Isolated
 from transom_cli.core.incident import Diagnosis, Incident
-from transom_cli.core.node_hazard import Hazard
 from transom_cli.core.operator.actions import Isolate
 from transom_cli.core.operator.state import State
 from transom_cli.plural import several, times, was
@@ -145,16 +144,14 @@ def _failure(state: State) -> float:
     return (RECOVERY + sum(times)) / (1 + len(times))
 
 
-def lasting(state: State, at: float, node: str, hazard: Hazard | None = None, elsewhere: int = 0) -> tuple[float, str]:
+def lasting(
+    state: State, at: float, node: str, hazard: node_hazard.Hazard | None = None, elsewhere: int = 0
+) -> tuple[float, str]:
     """Return for how many seconds a suspicion excludes a node, and why if that is not `isolate.expiry`.
 
     With `isolate.expiry_by_cost`, as long as another failure of the node would cost the job more than its absence,
     `LONGEST` at most. How likely that is, depends on what the site's nodes did, and on how often this node was at fault
-    in the last weeks.
-
-    Args:
-        hazard: of nodes after a return; None: the published one.
-        elsewhere: how often the node was at fault in other runs.
+    in the last weeks. hazard, elsewhere: as in `Isolated`.
     """
     shortest = state.policy.expiry
     if not state.policy.expiry_by_cost:

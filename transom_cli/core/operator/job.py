@@ -251,11 +251,8 @@ def requeued_by_others(state: State, e: ev.JobSeen) -> Step:
         incident = incident.marked(e.at, "isolated", f"{', '.join(kept)} excluded")
     state = replace(state, incident=incident).in_phase(Phase.RECOVERING, e.at).in_attempt(e.job_id, e.restarts)
     if kept:
-        lasts = [isolation.lasting(state, e.at, node)[0] for node in kept]
-        new = (
-            Exclusion(n, e.at, e.at + lasting, "excluded", incident.id, _LOST, "node_lost")
-            for n, lasting in zip(kept, lasts, strict=True)
-        )
+        until = {n: e.at + isolation.lasting(state, e.at, n)[0] for n in kept}
+        new = (Exclusion(n, e.at, until[n], "excluded", incident.id, _LOST, "node_lost") for n in kept)
         state = isolation.count(replace(state, isolation=state.isolation.excluding(*new)), e.at, len(kept))
     rush = not e.held and not spared  # on nodes that were called down, parts of the old start may be alive
     step: Step = patch(state, start=rush) if e.state == "PENDING" and (kept or rush) else (state, ())

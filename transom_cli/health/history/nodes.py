@@ -125,9 +125,10 @@ def uses_after_return(records: Iterable[Record]) -> tuple[Use, ...]:
     A node returns when its next attempt begins, after the one in which it was at fault.
     """
     by_node: dict[str, dict[tuple[str, str], Attempt]] = {}
-    for attempt in (record for record in records if isinstance(record, Attempt)):
-        for node in attempt.nodes:
-            by_node.setdefault(node, {})[attempt.run, attempt.attempt] = attempt
+    for record in records:
+        if isinstance(record, Attempt):
+            for node in record.nodes:
+                by_node.setdefault(node, {})[record.run, record.attempt] = record
     found = []
     for node, attempts in by_node.items():
         failures: list[float] = []
