@@ -26,7 +26,7 @@ from transom_cli.layout import RunDir
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.long]
+pytestmark = [pytest.mark.sandbox, pytest.mark.long, pytest.mark.timeout(1800)]  # frameworks start slowly
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PACKAGES = {"huggingface": "transformers", "torch_save": "torch"}  # else: the framework's own name
 FRAMEWORKS = ("huggingface", "lightning", "accelerate", "deepspeed", "torch_save")

@@ -19,7 +19,7 @@ from supervise.agent.test_trainer_progress import counted, logged, row
 
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.agent import event_files
-from transom_cli.supervise.agent.event_files import BadRecord, EventFiles, masked_crc, read_records
+from transom_cli.supervise.agent.event_files import BadEvents, EventFiles, masked_crc, read_records
 from transom_cli.supervise.agent.logs import NodeLogs
 from transom_cli.supervise.agent.trainer_progress import TrainerProgress
 
@@ -82,7 +82,7 @@ def test_damage_is_refused_and_nothing_false_is_read(at: int, bit: int, more: by
     damaged[at % len(damaged)] ^= 1 << bit
     try:
         found = read_all(bytes(damaged) + more)
-    except BadRecord:
+    except BadEvents:
         return
     assert found == read_all(SAMPLE)[: len(found)]
 

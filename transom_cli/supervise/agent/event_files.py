@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 from zlib import crc32
 
 from transom_cli.diagnose.logs.trainer_lines import NOTHING, TrainerReport
@@ -54,7 +55,7 @@ for _byte in range(256):
     _TABLE[_byte] = _value
 
 
-class BadRecord(ValueError):
+class BadEvents(ValueError):
     """The bytes are not a TensorBoard file."""
 
 
@@ -80,14 +81,14 @@ def read_records(data: bytes) -> tuple[list[Scalar], int]:
     """Return the scalars in whole records, and by how many bytes to move on: more than given, past a large event.
 
     Raises:
-        BadRecord: a checksum or a field is wrong.
+        BadEvents: a checksum or a field is wrong.
     """
     found: list[Scalar] = []
     at = 0
     while len(data) - at >= _HEAD.size:
         length, check = _HEAD.unpack_from(data, at)
         if masked_crc(data[at : at + 8]) != check or length > 1 << 40:
-            raise BadRecord(f"the checksum at byte {at} is wrong")
+            raise BadEvents(f"the checksum at byte {at} is wrong")
         end = at + _LEAST + length
         if length > LARGEST:
             return found, end
@@ -95,7 +96,7 @@ def read_records(data: bytes) -> tuple[list[Scalar], int]:
             break
         event = data[at + _HEAD.size : end - 4]
         if masked_crc(event) != int.from_bytes(data[end - 4 : end], "little"):
-            raise BadRecord(f"the checksum at byte {end - 4} is wrong")
+            raise BadEvents(f"the checksum at byte {end - 4} is wrong")
         found += _scalars(event)
         at = end
     return found, at
@@ -133,7 +134,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         if key & 7 == 2:
             size, at = _varint(data, at)
         if size is None or at + size > len(data):
-            raise BadRecord("a field is wrong")
+            raise BadEvents("a field is wrong")
         yield key >> 3, data[at : at + size]
         at += size
 
@@ -147,7 +148,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         at += 1
         if data[at - 1] < 0x80:
             return value, at
-    raise BadRecord("a number is wrong")
+    raise BadEvents("a number is wrong")
 
 
 class _File:
@@ -159,7 +160,7 @@ class _File:
         try:
             data = os.pread(self._fd, LOOK, self._at) if self._fd >= 0 else b""
             found, moved = read_records(data)
-        except (OSError, BadRecord):
+        except (OSError, BadEvents):
             self.close()
             return []
         self._at += moved
@@ -249,7 +250,8 @@ class EventFiles:
         for name, form in _NAMES.items():
             if form.search(tag) and (name not in self._tags or len(tag) <= len(self._tags[name])):
                 self._tags[name] = tag
-                return replace(report, **{name: one.value})  # type: ignore[arg-type]
+                value: Any = {name: one.value}
+                return replace(report, **value)
         return report
 
     def take(self, count: Callable[[], int]) -> Iterator[tuple[int, TrainerReport, int]]:
