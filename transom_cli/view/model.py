@@ -352,8 +352,8 @@ class RunView:
         if self.status in ("crash loop", "starved"):
             return self.status
         ends = self.leaving is not None or self.phase in ("stopping", "finishing")  # so its ranks are gone
-        ranks = () if ends else (one for one in self.node_views if one.role == "ranks")
-        odd = self.blind or any(one.state not in ("ok", "waiting") for one in ranks)
+        ranks = (one for one in self.node_views if one.role == "ranks")
+        odd = not ends and (self.blind or any(one.state not in ("ok", "waiting") for one in ranks))
         recovers = self.phase == "recovering" and self.leaving is None and not self._continues
         return "degraded" if recovers or odd or self.reports or self.saves_fail else "healthy"
 
