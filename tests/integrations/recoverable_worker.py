@@ -1,4 +1,4 @@
-"""A rank that trains for ever, and can be entered again: it writes a line in each entry, after two steps."""
+"""A rank that trains until it is killed, and can be entered again: it writes a line in each entry, after two steps."""
 
 from __future__ import annotations
 

@@ -207,7 +207,8 @@ def test_switch_and_power_take_neighbouring_nodes_at_once(name: str) -> None:
 def test_flapping_nodes_fail_more_often_after_they_returned() -> None:
     once = replace(BUSY, nodes=64, days=90.0, hazard=replace(BUSY.hazard, per_node_day=4e-3, repair_spread=0.0))
     flapping = replace(once, hazard=replace(once.hazard, flapping=True))
-    assert Cluster(flapping, 1).run().faults > 1.5 * Cluster(once, 1).run().faults
+    more, usual = (sum(Cluster(one, seed).run().faults for seed in range(4)) for one in (flapping, once))
+    assert more > 1.2 * usual
 
 
 CORRUPTING = Fault("corrupt", 1, CORRUPT, stays=0.0, found=1.0)

@@ -61,7 +61,7 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch
 
 
 def group(launch: int, nodes: tuple[str, ...]) -> Group:
-    return Group(launch, nodes, "n1", {"MASTER_ADDR": "n1", "MASTER_PORT": "5", "OTHER": "x"})
+    return Group(launch, nodes, "n1", {"MASTER_ADDR": "n1", "MASTER_PORT": "5", "OTHER": "x"}, 5)
 
 
 def until(claim: Callable[[], object]) -> None:

@@ -29,6 +29,9 @@ class Counted:
             raise answer
         return answer
 
+    def count_ahead(self, job: Job) -> int:
+        return 3
+
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -109,7 +112,7 @@ def test_looks_at_a_waiting_job_share_an_answer(tmp_path: Path, state: Path, mon
     for _ in range(100):
         look(view, slurm, monkeypatch)
     assert slurm.asked == 1
-    assert Outage(state, os.environ, view.cluster).kept(view.job_id) == waits
+    assert Outage(state, os.environ, view.cluster).kept(view.job_id) == replace(waits, ahead=3)
     monkeypatch.setattr(slurm_query, "KEPT", 0.0)
     look(view, slurm, monkeypatch)
     assert slurm.asked == 2

@@ -87,6 +87,8 @@ RUN_VARIABLES: frozenset[str] = frozenset(
         "TRANSOM_MEMORY_LINGER",
         "TRANSOM_CHECKPOINT_DIR",
         "TRANSOM_RANK_PID",
+        "TRANSOM_ONLY",
+        "TRANSOM_RECOVERABLE",
         "TRANSOM_STANDBY",
         "TRANSOM_STANDBY_LEARN",
         "TRANSOM_ROLE",

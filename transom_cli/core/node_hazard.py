@@ -68,7 +68,7 @@ class Hazard:
         return replace(found, repeats=tuple((failed, expected) for failed, expected in repeats))
 
     def rates(self, recent: int | None = None) -> tuple[float, ...]:
-        """Return failures per second in each period; of a node with so many recent failures, or of all nodes."""
+        """Return failures per second in each period; of a node with this number of recent failures, or of all nodes."""
         factor = 1.0
         if recent is not None:
             failed, expected = self.repeats[min(recent, len(self.repeats) - 1)]

@@ -292,7 +292,7 @@ def test_torchruns_local_rank_names_the_culprit_if_it_is_the_only_one(tmp_path: 
     assert first.culprits == ()
 
 
-def test_several_tasks_of_a_node_that_ran_out_of_memory_name_the_node(tmp_path: Path) -> None:
+def test_tasks_that_ran_out_of_memory_name_their_node(tmp_path: Path) -> None:
     killed = (
         "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n"
     )
