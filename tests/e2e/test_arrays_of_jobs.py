@@ -39,6 +39,7 @@ def test_each_element_is_a_run(person: Person, tmp_path: Path) -> None:
     assert sorted((tmp_path / "told").read_text().splitlines()) == ["element 1 start 0", "element 2 start 0"]
 
 
+@pytest.mark.long
 def test_an_element_is_restarted_alone(sandbox: Sandbox, slurm_env: dict[str, str], tmp_path: Path) -> None:
     script, told, slurm = tmp_path / "sweep.sbatch", tmp_path / "told", CliSlurm()
     script.write_text(SCRIPT.format(told=told, seconds=120))

@@ -9,7 +9,7 @@ from e2e.support import COMMAND, Person, at_step, over
 
 from transom_cli.sandbox.cluster import wait_until
 
-pytestmark = pytest.mark.sandbox
+pytestmark = [pytest.mark.sandbox, pytest.mark.long]
 
 
 def test_run_whose_files_were_purged_is_listed_again_and_restarts(person: Person) -> None:

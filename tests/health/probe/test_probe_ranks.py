@@ -100,7 +100,12 @@ class Sabotage:
 
 
 @pytest.mark.parametrize(
-    ("phase", "check"), [("compute", "compute_answer"), ("all", "link_answer"), ("pairs", "link_answer")]
+    ("phase", "check"),
+    [
+        ("compute", "compute_answer"),
+        pytest.param("all", "link_answer", marks=pytest.mark.long),
+        ("pairs", "link_answer"),
+    ],
 )
 def test_a_stopped_one_is_named_and_costs_one_deadline(ranks: LocalRanks, phase: str, check: str) -> None:
     some = ranks.some(NODES[:3])
