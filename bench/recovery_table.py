@@ -101,8 +101,8 @@ def table(groups: Mapping[str, Any], beside: Sequence[Beside], rows: Sequence[Ro
             lines.append(_theirs("" if number or case in groups else case, by, these, by_key[by, case]))
     if groups:
         lines += ["", "where transom's seconds went (medians)", ""]
-        lines.append(f"{'case':<17}" + "".join(f"{phase:>9}" for phase in PHASES))
-        lines += [f"{case:<17}" + "".join(f"{g[p]['median']:>9.1f}" for p in PHASES) for case, g in groups.items()]
+        lines.append(f"{'case':<24}" + "".join(f"{phase:>9}" for phase in PHASES))
+        lines += [f"{case:<24}" + "".join(f"{g[p]['median']:>9.1f}" for p in PHASES) for case, g in groups.items()]
         equal = sum(row["bit_identical"] for row in rows)
         lines += ["", f"final state bit-identical to the uninterrupted run: {equal} of {len(rows)}"]
     for t in targets(groups):
@@ -134,7 +134,7 @@ def _theirs(case: str, by: str, these: Sequence[Beside], ratio: float | None) ->
 
 
 def _line(case: str, by: str, jobs: str, first: str, imported: str, joined: str, beyond: str, times: str) -> str:
-    return f"{case:<17}{by:<18}{jobs:>4}  {first:<25}{imported:>7}{joined:>6}  {beyond:<22}{times}".rstrip()
+    return f"{case:<24}{by:<18}{jobs:>4}  {first:<25}{imported:>7}{joined:>6}  {beyond:<22}{times}".rstrip()
 
 
 def _number(seconds: float | None) -> str:
