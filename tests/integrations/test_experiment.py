@@ -95,7 +95,7 @@ print(json.dumps(found))
 
 @pytest.mark.parametrize("explicit", ["", ", step=step"])
 def test_wandb_has_each_step_once(tmp_path: Path, explicit: str) -> None:
-    """Killed at step 7, and again in step 9, of which the evaluation was not logged; the checkpoint is of step 4."""
+    """Killed at step 7, and again in step 9, whose evaluation was not logged; the checkpoint is of step 4."""
     pytest.importorskip("wandb")
     run = tmp_path / "run"
     for resumed, end, unseen in ((-1, 7, -1), (4, 9, 9), (4, 12, -1)):

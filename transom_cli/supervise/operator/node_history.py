@@ -92,11 +92,12 @@ class NodeHistory:
         now = time.time()
         try:
             records = read_history(self._folder, now)
-        except OSError as error:
-            log.warning("cannot read the history of nodes: %s", error)
+            elsewhere = failures_elsewhere(records, question.node, self._telling.run, now)
+            hazard = PUBLISHED.updated(uses_after_return(records))
+        except (OSError, ValueError, ArithmeticError) as error:  # this thread must live: it writes the history
+            log.warning("cannot use the history of nodes: %s", error)
             return
-        elsewhere = failures_elsewhere(records, question.node, self._telling.run, now)
-        question.answer.put((PUBLISHED.updated(uses_after_return(records)), elsewhere))
+        question.answer.put((hazard, elsewhere))
 
     def _try(self, records: Iterable[Record]) -> list[Record]:
         try:
