@@ -40,6 +40,15 @@ def test_inherited_rank_variables_never_reach_a_trainer(place: Place) -> None:
     assert not [name for name in env if name.startswith(("TORCHELASTIC_", "GROUP_", "ROLE_"))]
 
 
+@pytest.mark.parametrize(("only", "said"), [("3", "3\n"), ("1,3", "3\n"), ("1,30", "")])
+def test_step_for_lost_ranks_starts_these_alone(place: Place, only: str, said: str) -> None:
+    rank = place.python("import os; print(os.environ['RANK'])", flags=("--only", only))
+    assert (rank.communicate()[0], rank.returncode) == (said, 0)
+    assert bool(list(place.attempt.path.rglob("rank-3.json"))) is bool(said), (
+        "no end is recorded of what was not started"
+    )
+
+
 def test_inherited_node_rank_never_reaches_torchrun(place: Place) -> None:
     code = "import os; print(os.environ['PET_NODE_RANK'], 'RANK' in os.environ)"
     out, _ = place.python(code, flags=("--torchrun",), PET_NODE_RANK="0", RANK="0", SLURM_PROCID="1").communicate()
