@@ -151,3 +151,9 @@ def test_two_rules_of_a_file_have_two_names(tmp_path: Path) -> None:
 def test_lengths_of_time(tmp_path: Path, text: str, seconds: float) -> None:
     run = write(tmp_path / "run.toml", OOM.replace('"6h"', text))
     assert load(run, site=None, user=tmp_path / "none").policy.rules[0].within == seconds
+
+
+def test_a_report_cannot_requeue_the_job(tmp_path: Path) -> None:
+    text = '[[policy.rules]]\nname = "slow"\nreported = ["slow_node"]\naction = "requeue"\nbudget = 1\n'
+    with pytest.raises(UsageError, match="is an action for failures: use `isolate`"):
+        load(write(tmp_path / "run.toml", text), site=None, user=tmp_path / "none")

@@ -9,6 +9,7 @@ from core_launcher import NODES, exits, feed, fresh, lost, outcome, started, wit
 
 from transom_cli.core import launcher
 from transom_cli.core.placement import Network
+from transom_cli.core.policy import Rule
 
 FOUR = (*NODES, "n4")
 
@@ -42,6 +43,13 @@ def test_the_remaining_nodes_are_ordered_by_the_network_again() -> None:
     assert sum(a != b for a, b in zip(leaves, [*leaves[1:], leaves[0]], strict=True)) == 2
     (entry,) = (a for a in actions if isinstance(a, launcher.Journal) and a.what == "swapped")
     assert "without n2; ranks are ordered by the network" in entry.words
+
+
+def test_a_rule_gives_the_job_back_instead_of_continuing_on_fewer_nodes() -> None:
+    state = elastic()
+    rule = Rule("whole", "requeue", cause=("node_lost", "node_silent"))
+    state, actions = lost(replace(state, policy=replace(state.policy, rules=(rule,))), 9.0, "n2")
+    assert started(actions) == [] and "n2" in outcome(actions).outcome.blamed
 
 
 def test_whole_replicas_train_and_the_others_nodes_are_spares() -> None:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from transom_cli.config.validation import many
 from transom_cli.core.diagnose import CAUSES
-from transom_cli.core.policy import ISOLATE, ROLLBACK, STOP, SWAP, Rule, compiled
+from transom_cli.core.policy import ISOLATE, REQUEUE, ROLLBACK, STOP, SWAP, Rule, compiled
 from transom_cli.diagnose.clue import ODDITIES, Category, Silent, Trouble
 from transom_cli.slurm.port import JobState
 
@@ -65,7 +65,7 @@ EndState = Annotated[str, _one_of("state in which Slurm ends a job", _ENDED)]
 ExitCode = Annotated[int, Field(ge=1, le=255)]
 Signal = Annotated[int, Field(ge=1, le=64)]
 Expression = Annotated[str, AfterValidator(_expression)]
-ActionName = Literal["relaunch", "swap", "isolate", "stop", "ignore", "rollback"]
+ActionName = Literal["relaunch", "swap", "isolate", "requeue", "stop", "ignore", "rollback"]
 Odd = Annotated[str, _one_of("reported anomaly", ODDITIES)]
 _OF_LOSS = tuple(trouble.value for trouble in Trouble)
 _ROLLED_BACK = (*_OF_LOSS, Silent.CORRUPTION.value)
@@ -133,6 +133,8 @@ class RuleTable(BaseModel):
                 f"rule {self.name!r} can never match: it requires `reported` and {', '.join(never)}, but anomalies are "
                 "reported of a training that has not failed"
             )
+        if REQUEUE in actions:
+            raise ValueError(f"rule {self.name!r} requeues the job, which is an action for failures: use `isolate`")
         if ROLLBACK in actions and not set(self.reported) <= set(_ROLLED_BACK):
             raise ValueError(f"rule {self.name!r} rolls back, which helps only against {', '.join(_ROLLED_BACK)}")
         if actions & {SWAP, ISOLATE} and set(self.reported) & set(_OF_LOSS):

@@ -15,7 +15,7 @@ from typing import Any
 from transom_cli.core.events import Taken
 from transom_cli.plural import ordinal
 
-RELAUNCH, SWAP, ISOLATE, STOP, IGNORE = ACTIONS = ("relaunch", "swap", "isolate", "stop", "ignore")
+RELAUNCH, SWAP, ISOLATE, REQUEUE, STOP, IGNORE = ACTIONS = ("relaunch", "swap", "isolate", "requeue", "stop", "ignore")
 ROLLBACK = "rollback"  # what can be done about a report, and never about a failure
 JOB, NODE = SCOPES = ("job", "node")
 DEFAULT = "default"  # the source of a rule of the default table: only its stops are reported

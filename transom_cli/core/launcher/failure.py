@@ -23,7 +23,7 @@ from transom_cli.core.launcher.judgement import Sign, journal_diagnosis, judge
 from transom_cli.core.launcher.outcome import close, count_last_step, finish, saved_words, stop
 from transom_cli.core.launcher.state import Budget, Decision, Departure, Nodes, Phase, Reason, State, after
 from transom_cli.core.placement import again, replacement
-from transom_cli.core.policy import SWAP
+from transom_cli.core.policy import REQUEUE, SWAP
 from transom_cli.plural import several, times
 
 _OURS = (9, 15)  # signals by which the launcher ends the other ranks
@@ -201,7 +201,8 @@ def _swap_if_possible(state: State, at: float, diagnosis: Diagnosis, suspects: t
     usable = state.nodes.usable
     if len(usable) >= len(suspects):
         return swap(state, at, suspects, nearest_spares(state, suspects), diagnosis.cause)
-    smaller = without(state, suspects) if _may_shrink(state, suspects) else ()
+    may_shrink = diagnosis.decided.action != REQUEUE and _may_shrink(state, suspects)
+    smaller = without(state, suspects) if may_shrink else ()
     if smaller:
         situation = _situation(state, at, smaller)  # for a person: the nodes are kept in any case
         name = state.incident.id if state.incident else ""
