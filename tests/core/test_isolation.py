@@ -14,7 +14,7 @@ from transom_cli.core.codec import event_from_json, event_to_json
 from transom_cli.core.node_hazard import DAY, PUBLISHED, Use
 from transom_cli.core.operator.actions import Isolate, Restart
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.isolation import LONGEST, drain_refused, lasting, on_probation
+from transom_cli.core.operator.isolation import LONGEST, drain_refused, drained_and_awaited, lasting, on_probation
 from transom_cli.core.operator.state import Job, Policy, Request, State
 
 NODES = ("n1", "n2", "n3")
@@ -165,3 +165,18 @@ def test_node_is_on_probation_once_its_exclusion_has_ended() -> None:
     state, _ = decide(state, ev.StepSeen(4100.0, "7.1", 9))
     assert on_probation(state, 4200.0) == ("n2",)
     assert on_probation(state, 4200.0 + 31 * 86400.0) == ()
+
+
+def test_only_drained_nodes_of_a_waiting_job_are_awaited() -> None:
+    fault = replace(SUSPECT, faults=(ev.NodeFault("n2", "xid", "FAIL", "Xid 79"), ev.NodeFault("n3", "ib", "FAIL", "")))
+    state, orders = played(Policy(cap_nodes=2), fault)
+    for node, how in (("n2", "drained"), ("n3", "excluded")):
+        key = next(order.key for order in orders if order.node == node)
+        state, actions = decide(state, ev.Isolated(21.0, key, node, how, ""))
+    (restart,) = (action for action in actions if isinstance(action, Restart))
+    assert drained_and_awaited(state) == (), "the job does not wait yet"
+    state, _ = decide(state, ev.Restarted(22.0, restart.key, 7, 1, "requeued"))
+    state, _ = decide(state, ev.JobSeen(23.0, 7, 1, "PENDING"))
+    assert drained_and_awaited(state) == ("n2",)
+    state, _ = decide(state, ev.LiftRequested(24.0, "an administrator in Slurm", "returned-24", ("n2",)))
+    assert drained_and_awaited(state) == () and state.isolation.excluded == ("n3",)

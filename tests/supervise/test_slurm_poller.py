@@ -148,3 +148,25 @@ def test_another_job_with_our_number_is_no_news_of_ours() -> None:
     assert isinstance(out.get(timeout=30), ev.JobGone)
     eyes.stop()
     eyes._thread.join(30)
+
+
+def test_a_drained_node_that_somebody_returned_may_be_used_again() -> None:
+    now, out = [0.0], queue.SimpleQueue[ev.Event]()
+    slurm = Scripted(*[Job(7, JobState.PENDING)] * 9)
+    for name in ("n1", "n2", "n3"):
+        slurm.cluster.nodes[name].drain = True
+    eyes = SlurmPoller(slurm, Clock(), out, lambda _took: Pause(0.0, 0.0), now=lambda: now[0])
+
+    def look() -> list[ev.LiftRequested]:
+        eyes.follow(7, 1, (), ("n1", "n2", "n3"))
+        eyes.poll(0.0)
+        return [e for e in (out.get() for _ in range(out.qsize())) if isinstance(e, ev.LiftRequested)]
+
+    assert not look()
+    slurm.cluster.nodes["n2"].drain = slurm.cluster.nodes["n3"].drain = False
+    slurm.cluster.nodes["n3"].down = True
+    now[0] = 59.0
+    assert not look(), "Slurm is asked once a minute"
+    now[0] = 61.0
+    (lift,) = look()
+    assert lift.nodes == ("n2",), "n3 is down"

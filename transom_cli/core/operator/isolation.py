@@ -163,3 +163,10 @@ def lasting(
         return shortest, ""
     before = f"; it was at fault {times(recent)} in the last 30 days before" if recent else ""
     return lasts, f"for {lasts / 3600:g} h, since another failure would cost {cost / 3600:.0f} node-hours{before}"
+
+
+def drained_and_awaited(state: State) -> tuple[str, ...]:
+    """Return the nodes that the run drained, while its job waits: nobody else says that it may use them again."""
+    if not state.waiting or state.policy.observe:
+        return ()
+    return tuple(x.node for x in state.isolation.exclusions if x.how == "drained" and x.until is None)

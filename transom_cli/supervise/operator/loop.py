@@ -19,6 +19,7 @@ from transom_cli.core.codec import event_to_json, plain
 from transom_cli.core.operator.actions import Action, Restart, Submit
 from transom_cli.core.operator.cadence import FAST, Cadence, Pause, changes
 from transom_cli.core.operator.decide import next_deadline
+from transom_cli.core.operator.isolation import drained_and_awaited
 from transom_cli.core.operator.state import State
 from transom_cli.layout import RunDir
 from transom_cli.supervise.follow import Follower
@@ -168,7 +169,8 @@ class Operator:
                 if now - ticked >= (SLOW_TICK if self._turn >= WAITING else TICK) or (due is not None and due <= now):
                     ticked = now
                     self._apply(ev.Tick(now))
-                self._watch.follow(self.state.job.id, self.state.job.restarts, self.state.job.nodes)
+                job = self.state.job
+                self._watch.follow(job.id, job.restarts, job.nodes, drained_and_awaited(self.state))
                 if self._pace.notice(self.state, launcher_lives=self._follower.launcher_lives):
                     self._watch.look(self._pace.delay)
                 self._rest()

@@ -29,6 +29,7 @@ log = logging.getLogger("transom.slurmwatch")
 FORGOTTEN_AFTER = 3  # answers of "no such job" in a row before it counts as forgotten
 LONG = 10.0  # seconds
 AGAIN = 1.0  # seconds from such an answer to the next question
+RETURNS = 60.0  # seconds between two questions whether a drained node was returned to service
 MOST_LOST = 30.0  # seconds between two questions to a Slurm that does not answer
 
 
@@ -70,6 +71,8 @@ class SlurmPoller:
         self._job_id = 0
         self._restarts = 0
         self._nodes: tuple[str, ...] = ()
+        self._drained: tuple[str, ...] = ()
+        self._returns_at = 0.0
         self._wake, self._delay = threading.Event(), 0.0
         self._resting = threading.Lock()
         self._due: tuple[float, float] | None = None  # while no thread waits: when to ask, and the age that will do
@@ -90,11 +93,17 @@ class SlurmPoller:
         self._thread = threading.Thread(target=self._within.copy().run, args=work, name="slurm-watch", daemon=True)
         self._thread.start()
 
-    def follow(self, job_id: int, restarts: int, nodes: tuple[str, ...]) -> None:
+    def follow(self, job_id: int, restarts: int, nodes: tuple[str, ...], drained: tuple[str, ...] = ()) -> None:
         """Set the job to poll, and what is known about it.
 
         The operator calls this in each turn: then a pause that has ended is noticed here.
+
+        Args:
+            drained: Nodes that this run drained and that its waiting job therefore avoids. Whoever ends such a drain
+                lets the run use the node again.
         """
+        if drained != self._drained:
+            self._drained, self._returns_at = drained, self._now() + RETURNS
         self._job_id, self._restarts, self._nodes = job_id, restarts, nodes or self._nodes
         due = self._due
         if due is not None and self._now() >= due[0]:
@@ -161,6 +170,7 @@ class SlurmPoller:
             return Pause(min(rest, MOST_LOST), pause.age)
         if event is not None:
             self._out.put(event)
+        self._look_for_returns()
         if lost:
             self._out.put(ev.SlurmBack(self._clock.now()))
         self._rounds = 0, forgotten
@@ -183,6 +193,20 @@ class SlurmPoller:
             return self._seen(job), 0
         gone = forgotten + 1 >= FORGOTTEN_AFTER
         return (self._forgotten(job_id) if gone else None), forgotten + 1
+
+    def _look_for_returns(self) -> None:
+        """Tell of drained nodes that somebody has returned to service."""
+        if not self._drained or self._now() < self._returns_at:
+            return
+        self._returns_at = self._now() + RETURNS
+        try:
+            usable = tuple(n.name for n in self._slurm.nodes(self._drained) if n.usable)
+        except TransomError as error:
+            log.info("cannot see whether %s were returned: %s", ", ".join(self._drained), error)
+            return
+        if usable:
+            now = self._clock.now()
+            self._out.put(ev.LiftRequested(now, "an administrator in Slurm", f"returned-{now:.0f}", usable))
 
     def _successor(self, job_id: int) -> Job | None:
         """Return the job that replaces this one, or None.
