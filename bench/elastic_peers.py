@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -61,10 +62,17 @@ def process(argv: list[str], env: dict[str, str], log: Path) -> subprocess.Popen
         return subprocess.Popen(argv, env={**os.environ, **env}, stdout=out, stderr=out, start_new_session=True)
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def torchrun(folder: Path) -> float:
     port = free_port()
 
     def agent(number: int) -> subprocess.Popen[bytes]:
+        if number:  # the first one serves the rendezvous; without its server, torchrun's other agents could not continue
+            wait_for(lambda: listens(port), PATIENCE, "the rendezvous")
         words = ["--nnodes=2:4", "--nproc-per-node=1", "--max-restarts=10", "--rdzv-backend=c10d", "--rdzv-id=bench"]
         words += [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
         argv = [sys.executable, "-m", "torch.distributed.run", *words, str(TRAINER), "usual", str(folder)]
