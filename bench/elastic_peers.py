@@ -71,7 +71,7 @@ def torchrun(folder: Path) -> float:
     port = free_port()
 
     def agent(number: int) -> subprocess.Popen[bytes]:
-        if number:  # the first one serves the rendezvous; without its server, torchrun's other agents could not continue
+        if number:  # the first one serves the rendezvous, which a killed agent must not
             wait_for(lambda: listens(port), PATIENCE, "the rendezvous")
         words = ["--nnodes=2:4", "--nproc-per-node=1", "--max-restarts=10", "--rdzv-backend=c10d", "--rdzv-id=bench"]
         words += [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
