@@ -33,9 +33,33 @@ def test_survivors_stay_and_the_lost_rank_is_replaced() -> None:
     assert (state.launch.kept, state.launch.replaced) == ((0, 2), (1,))
     state, _ = feed(state, launcher.RanksEntered(11.5, 1, (0,)), launcher.RanksEntered(12.0, 1, (0, 1, 2)))
     state, actions = feed(state, launcher.Stepped(13.0, 1, 4))
-    ranks = "2 ranks re-entered in the same process, rank 1 replaced"
-    words = f"step 4 done in launch 1, 3.0 s after the first sign: {ranks}, 1 step repeated"
+    words = "recovered in 3.0 s: a new process took rank 1, 2 survivors re-entered, step 4 repeated"
     assert actions == [launcher.Journal("l1", "recovered", words)]
+
+
+def test_elastic_replicas_train_without_the_lost_rank_until_it_joins() -> None:
+    state, _ = failed(training(recoverable=True))
+    state, actions = feed(state, launcher.LogsRead(11.0, 0, "unknown", "", hearing=(0, 2), elastic=True))
+    assert actions[-1] == launcher.StartLaunch(1, NODES, lost=(1,), replicas=(0, 2))
+    state, _ = feed(state, launcher.StandbyTook(11.0, 1), launcher.RanksEntered(11.5, 1, (0, 2)))
+    state, actions = feed(state, launcher.Stepped(11.6, 1, 5))
+    words = "recovered in 1.6 s: a standby took rank 1, 2 survivors re-entered, continued at step 5"
+    assert actions == [launcher.Journal("l1", "recovered", words)]
+    state, actions = feed(state, launcher.RanksEntered(12.0, 1, (0, 1, 2), (0, 2)))
+    assert (state.launch.absent, actions) == ((1,), [])
+    state, actions = feed(state, launcher.RanksEntered(14.0, 1, (0, 1, 2), (0, 1, 2)))
+    joined = launcher.Journal("", "joined", "rank 1 joined the others, 3.0 s after launch 1 began")
+    assert (state.launch.absent, actions) == ((), [joined])
+
+
+def test_another_rank_may_be_lost_before_the_first_one_has_joined() -> None:
+    state, _ = failed(training(recoverable=True))
+    state, _ = feed(state, launcher.LogsRead(11.0, 0, "unknown", "", hearing=(0, 2), elastic=True))
+    state, _ = feed(state, launcher.RanksEntered(11.5, 1, (0, 2)), launcher.Stepped(12.0, 1, 5))
+    state, _ = feed(state, launcher.RanksExited(13.0, 1, exits(None, None, -9)), launcher.Tick(14.0))
+    state, actions = feed(state, launcher.LogsRead(15.0, 1, "unknown", "", hearing=(0,), elastic=True))
+    assert actions[-1] == launcher.StartLaunch(2, NODES, lost=(2,), replicas=(0,))
+    assert (state.launch.awaited, state.launch.absent) == ((0,), (1, 2))
 
 
 def test_without_the_setting_the_launch_is_ended() -> None:

@@ -34,7 +34,8 @@ class Launcher:
         self.wanted: list[tuple[int, tuple[str, ...]]] = []
         self.journal: list[str] = []
         options = LaunchOptions(RunDir(folder), "srun", ("python", "x.py"), (sys.executable,), standby=True)
-        self.standby = Standby(self.allocation, options, self.attempt, self._journal)
+        self.took: list[int] = []
+        self.standby = Standby(self.allocation, options, self.attempt, self._journal, self.took.append)
         self.now = 100.0
         monkeypatch.setattr(launchplan, "training_argv", self._argv)
         monkeypatch.setattr(standby, "PATIENCE", 0.1)

@@ -54,6 +54,7 @@ NOWHERE = "/dev/null"
 
 WAITING = "TRANSOM_STANDBY"  # a standby's two descriptors, and the file of modules
 RECOVERABLE = "TRANSOM_RECOVERABLE"  # set if the launcher orders survivors to enter their training again
+REPLICAS = "TRANSOM_REPLICAS"  # the ranks that train at the start of a launch; the others join them (replicas)
 ONLY = "TRANSOM_ONLY"  # among a standby's variables: the ranks that begin
 LEARN = "TRANSOM_STANDBY_LEARN"  # the file to which rank 0 writes the modules that it has imported
 AUTO_BEAT_PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "auto")

@@ -1,11 +1,12 @@
 """How a rank hears that its training is to be entered again: files in node memory, from its node's agent.
 
     reenter-<launch>       the order, as JSON: the next launch, and variables of its rendezvous. Written by the agent
-    hears-<launch>-<rank>  the rank waits for orders. Written by the rank
+    hears-<launch>-<rank>  the rank waits for orders; not empty if it may train without the lost ranks. Written by the
+                           rank
 
 Standard library only: agents and ranks read this.
 """
-# ruff: noqa: PTH104, PTH118, PTH208
+# ruff: noqa: PTH104, PTH116, PTH118, PTH208
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ from transom_cli.heartbeat import paths
 
 TYPE_CHECKING = False  # as typing has it
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 MOST = 4096  # bytes of an order
-_ALLOWED = (paths.LAUNCH, "MASTER_ADDR", "MASTER_PORT")
+_ALLOWED = (paths.LAUNCH, "MASTER_ADDR", "MASTER_PORT", paths.REPLICAS)
 _closers: list[Callable[[], Callable[[], None] | None]] = []
 
 
@@ -28,7 +29,7 @@ def write_order(beats_dir: str, launch: int, variables: Mapping[str, str]) -> No
     """Order the ranks of `launch` on this node to enter their training again. Raises OSError."""
     path = _order(beats_dir, launch)
     with open(f"{path}.tmp", "w", opener=_private) as file:
-        json.dump({name: variables[name] for name in _ALLOWED}, file)
+        json.dump({name: variables.get(name, "") for name in _ALLOWED}, file)
     os.rename(f"{path}.tmp", path)
 
 
@@ -43,9 +44,12 @@ def read_order(beats_dir: str, launch: int) -> dict[str, str] | None:
     return {name: str(found[name]) for name in _ALLOWED}
 
 
-def hear(beats_dir: str, launch: int, rank: int) -> None:
-    """Say that the rank waits for orders. Raises OSError."""
-    os.close(os.open(_ear(beats_dir, launch) + str(rank), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+def hear(beats_dir: str, launch: int, rank: int, *, elastic: bool = False) -> None:
+    """Say that the rank waits for orders. elastic: it may train without the lost ranks. Raises OSError."""
+    fd = os.open(_ear(beats_dir, launch) + str(rank), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    if elastic:
+        os.write(fd, b"elastic\n")
+    os.close(fd)
 
 
 def hear_no_more(beats_dir: str, launch: int, rank: int) -> None:
@@ -63,6 +67,14 @@ def hearing(beats_dir: str, launch: int) -> list[int]:
     return sorted(
         int(name[len(start) :]) for name in names if name.startswith(start) and name[len(start) :].isdecimal()
     )
+
+
+def elastic(beats_dir: str, launch: int, ranks: Iterable[int]) -> bool:
+    """Whether all these ranks may train without the lost ones."""
+    try:
+        return all(os.stat(_ear(beats_dir, launch) + str(rank)).st_size for rank in ranks)
+    except OSError:
+        return False
 
 
 def at_reentry(close: Callable[[], Callable[[], None] | None]) -> None:

@@ -16,12 +16,14 @@ class StartLaunch:
 
     faults: findings against nodes that carry no rank because of them.
     lost: only these ranks are started. The others are processes of the launch before, and enter their training again.
+    replicas: the ranks that train before the lost ones have joined; (): they wait for them.
     """
 
     launch: int
     nodes: tuple[str, ...]
     faults: tuple[NodeFault, ...] = ()
     lost: tuple[int, ...] = ()
+    replicas: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

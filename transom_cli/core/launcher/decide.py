@@ -34,6 +34,7 @@ from transom_cli.core.launcher.events import (
     SlurmAway,
     SpareChecked,
     Stalled,
+    StandbyTook,
     StartFailed,
     Stepped,
     StopRequested,
@@ -228,7 +229,7 @@ def _stepped(state: State, e: Stepped) -> Decision:
     state = growth.stepped(replace(state, launch=launch, progress=progress, pace=pace))
     entries: tuple[Action, ...] = ()
     if state.incident is not None and not (state.withheld and state.incident.lost_rank):
-        words = f"step {e.step} done in launch {launch.number}{reentry.words(state, e.at, e.step)}"
+        words = reentry.words(state, e.at, e.step) or f"step {e.step} done in launch {launch.number}"
         entries = (Journal(state.incident.id, "recovered", words),)
         state = close(state, e.at, "recovered")
     return after(entries, departure.first_step(state)) if before.step < 0 else (state, entries)
@@ -281,6 +282,7 @@ _HANDLERS: dict[type[Event], Callable[[State, Any], Decision]] = {
     Tick: _tick,
     RanksExited: _ranks_exited,
     RanksEntered: reentry.entered,
+    StandbyTook: reentry.standby_took,
     Stalled: _stalled,
     NodeUnreachable: _unreachable,
     Stepped: _stepped,

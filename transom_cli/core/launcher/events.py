@@ -195,7 +195,7 @@ class LogsRead(Event):
     """Answer to `ReadLogs`: category and line as in `core.events.Examined`.
 
     port_taken: the line says that another program uses the launch's rendezvous port.
-    hearing: ranks of a launch that is alive which could enter their training again.
+    hearing: ranks of a launch that is alive which could enter their training again; elastic: without the others too.
     """
 
     launch: int
@@ -204,14 +204,23 @@ class LogsRead(Event):
     where: str = ""
     port_taken: bool = False
     hearing: tuple[int, ...] = ()
+    elastic: bool = False
 
 
 @dataclass(frozen=True)
 class RanksEntered(Event):
-    """These ranks have been seen in the launch."""
+    """These ranks have been seen in the launch. stepped: those of them that have made a step in it."""
 
     launch: int
     ranks: tuple[int, ...]
+    stepped: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class StandbyTook(Event):
+    """The ranks that this launch starts were standbys."""
+
+    launch: int
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,9 @@ def _keep_survivors(state: State, e: LogsRead, incident: Incident) -> Decision:
     if not deaf and not state.stop and not _to_be_checked(diagnosed, diagnosis):
         decided, more = recover(diagnosed, e.at, diagnosis, gone)
         if more and isinstance(more[-1], StartLaunch) and more[-1].nodes == state.nodes.training:
-            start = replace(more[-1], lost=tuple(sorted(x.rank for x in state.launch.exits)))
-            kept = replace(decided, launch=reentry.begin(diagnosed).launch)
+            kept = replace(decided, launch=reentry.begin(diagnosed, elastic=e.elastic).launch)
+            replicas = kept.launch.kept if kept.launch.absent else ()
+            start = replace(more[-1], lost=kept.launch.replaced, replicas=replicas)
             return kept, (*actions, *more[:-1], reentry.entry(diagnosed), start)
     entry = Journal(incident.id, "reentry", f"the survivors are ended too: {why}")
     return state.enter(Phase.ENDING, e.at), (entry, EndLaunch(e.launch, incident.id, evidence=False))

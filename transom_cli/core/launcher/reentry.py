@@ -3,6 +3,8 @@
 Survivors keep their processes while the lost ranks' logs are read. If the diagnosis allows a relaunch on the same
 nodes, that relaunch keeps the survivors. In all other cases the launch is ended, and recovers as any other does. A
 launch whose ranks have not stepped since they entered it is never entered again: so each fault is met in this way once.
+
+Elastic replicas train on without the lost ranks, which join them later.
 """
 
 from __future__ import annotations
@@ -10,15 +12,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transom_cli.core.launcher.actions import Journal
-from transom_cli.core.launcher.events import RanksEntered
+from transom_cli.core.launcher.events import RanksEntered, StandbyTook
 from transom_cli.core.launcher.judgement import Sign
 from transom_cli.core.launcher.state import Decision, Phase, Reason, State
 from transom_cli.plural import several
 
 
 def survivors(state: State) -> tuple[int, ...]:
-    lost = {x.rank for x in state.launch.exits}
-    return tuple(rank for rank in range(state.tasks) if rank not in lost)
+    """The ranks that train. Those that have not joined elastic replicas yet stay too, but nobody waits for them."""
+    out = {x.rank for x in state.launch.exits} | set(state.launch.absent)
+    return tuple(rank for rank in range(state.tasks) if rank not in out)
 
 
 def possible(state: State, sign: Sign) -> bool:
@@ -29,18 +32,30 @@ def possible(state: State, sign: Sign) -> bool:
     return stays and failed and state.progress.step >= 0 and bool(survivors(state))
 
 
-def begin(state: State) -> State:
+def begin(state: State, *, elastic: bool = False) -> State:
     """Note what the new launch waits for. Called for a launch that keeps the survivors of the one before."""
     lost = tuple(sorted(x.rank for x in state.launch.exits))
-    kept = survivors(state)
-    return replace(state, launch=replace(state.launch.next(), kept=kept, awaited=kept, replaced=lost))
+    kept, absent = survivors(state), tuple(sorted({*lost, *state.launch.absent})) if elastic else ()
+    launch = replace(state.launch.next(), kept=kept, awaited=kept, replaced=lost, absent=absent)
+    return replace(state, launch=launch)
 
 
 def entered(state: State, e: RanksEntered) -> Decision:
-    if not state.trains(e.launch) or not state.launch.awaited:
+    launch = state.launch
+    if not state.trains(e.launch) or not (launch.awaited or launch.absent):
         return state, ()
-    awaited = tuple(rank for rank in state.launch.awaited if rank not in e.ranks)
-    return replace(state, launch=replace(state.launch, awaited=awaited)), ()
+    awaited = tuple(rank for rank in launch.awaited if rank not in e.ranks)
+    absent = tuple(rank for rank in launch.absent if rank not in e.stepped)
+    joined = tuple(rank for rank in launch.absent if rank not in absent)
+    state = replace(state, launch=replace(launch, awaited=awaited, absent=absent))
+    if not joined:
+        return state, ()
+    words = f"{_ranks(joined)} joined the others, {e.at - state.since:.1f} s after launch {launch.number} began"
+    return state, (Journal("", "joined", words),)
+
+
+def standby_took(state: State, e: StandbyTook) -> Decision:
+    return (replace(state, launch=replace(state.launch, standby=True)) if state.trains(e.launch) else state), ()
 
 
 def late_at(state: State) -> float | None:
@@ -59,10 +74,15 @@ def words(state: State, at: float, step: int) -> str:
     launch, incident = state.launch, state.incident
     if not launch.kept or incident is None:
         return ""
-    stayed = f"{several(len(launch.kept), 'rank')} re-entered in the same process, {_ranks(launch.replaced)} replaced"
+    one, many = ("a standby", "standbys") if launch.standby else ("a new process", "new processes")
+    took = f"{one if len(launch.replaced) == 1 else many} took {_ranks(launch.replaced)}"
+    words = f"recovered in {at - incident.began:.1f} s: {took}, {several(len(launch.kept), 'survivor')} re-entered"
+    if incident.since_start:
+        return words
+    first, last = f"{step:,}", f"{incident.step:,}"
     again = incident.step - step + 1
-    repeated = f", {several(again, 'step')} repeated" if again > 0 and not incident.since_start else ""
-    return f", {at - incident.began:.1f} s after the first sign: {stayed}{repeated}"
+    repeated = f"step {first} repeated" if again == 1 else f"steps {first} to {last} repeated"
+    return f"{words}, {repeated if again > 0 else f'continued at step {first}'}"
 
 
 def deaf(ranks: tuple[int, ...]) -> str:

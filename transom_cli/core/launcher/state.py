@@ -199,6 +199,8 @@ class Launch:
     kept: tuple[int, ...] = ()  # ranks whose processes were those of the launch before (`reentry`)
     awaited: tuple[int, ...] = ()  # those of them that have not entered it yet
     replaced: tuple[int, ...] = ()  # the other ranks of such a launch
+    absent: tuple[int, ...] = ()  # those of them without which the kept ones train
+    standby: bool = False  # the ranks that it started were standbys
 
     @property
     def started(self) -> bool:

@@ -109,16 +109,22 @@ class Snapshots:
 
 @dataclass(frozen=True)
 class Reenter(Launch):
-    """Order the ranks of `launch` to enter launch `to`, with this rendezvous. ``to``: 0 only asks who would."""
+    """Order the ranks of `launch` to enter launch `to`, with this rendezvous. ``to``: 0 only asks who would.
+
+    ``replicas``: ranks that train there before the others have joined; (): they wait for all.
+    """
 
     to: int = 0
     address: str = ""
     port: int = 0
+    replicas: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _in_range("to", self.to)
         _in_range("port", self.port, 65536)
+        for rank in self.replicas:
+            _in_range("rank", rank)
 
 
 @dataclass(frozen=True)
@@ -204,9 +210,11 @@ class Answers:
         if request.to:
             order = {
                 paths.LAUNCH: str(request.to), "MASTER_ADDR": request.address, "MASTER_PORT": str(request.port),
+                paths.REPLICAS: ",".join(map(str, request.replicas)),
             }  # fmt: skip
             reentry.write_order(self._beats_dir, request.launch, order)
-        return Reply({"hearing": reentry.hearing(self._beats_dir, request.launch)})
+        hearing = reentry.hearing(self._beats_dir, request.launch)
+        return Reply({"hearing": hearing, "elastic": reentry.elastic(self._beats_dir, request.launch, hearing)})
 
     def snapshots(self, request: Snapshots) -> Reply:
         if request.step is None:

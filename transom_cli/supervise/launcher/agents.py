@@ -221,15 +221,19 @@ class Agents:
         """Request a save at `step` from the ranks; -1 only asks how far they are."""
         return self._ask_all(nodes, "flush", FLUSH, {"launch": launch, "step": step})
 
-    def hearing(self, launch: int, nodes: tuple[str, ...]) -> tuple[int, ...]:
-        """The ranks that would enter their training again if they were ordered to."""
-        answers = self._ask_all(nodes, "reenter", FLUSH, {"launch": launch})
-        found = [answer.get("hearing") for answer in answers.values()]
-        return tuple(sorted(rank for ranks in found if isinstance(ranks, list) for rank in ranks))
+    def hearing(self, launch: int, nodes: tuple[str, ...]) -> tuple[tuple[int, ...], bool]:
+        """The ranks that would enter their training again if they were ordered to; whether also without the others."""
+        answers = self._ask_all(nodes, "reenter", FLUSH, {"launch": launch}).values()
+        found = [answer.get("hearing") for answer in answers]
+        ranks = tuple(sorted(rank for ranks in found if isinstance(ranks, list) for rank in ranks))
+        return ranks, all(answer.get("elastic") is True for answer in answers if answer.get("hearing"))
 
-    def reenter(self, launch: int, to: int, nodes: tuple[str, ...], address: str, port: int) -> None:
+    def reenter(
+        self, launch: int, to: int, nodes: tuple[str, ...], address: str, port: int, replicas: tuple[int, ...]
+    ) -> None:
         """Order the ranks of `launch` to enter launch `to`. Those that do not are missed there."""
-        self._ask_all(nodes, "reenter", FLUSH, {"launch": launch, "to": to, "address": address, "port": port})
+        order: Answer = {"launch": launch, "to": to, "address": address, "port": port, "replicas": list(replicas)}
+        self._ask_all(nodes, "reenter", FLUSH, order)
 
     def memory(self, nodes: tuple[str, ...], seconds: float, about: Answer) -> dict[str, Answer]:
         """List what the nodes hold in memory; or, with a step in `about`, have it written. Starts no agent."""

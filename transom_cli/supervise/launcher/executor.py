@@ -30,6 +30,7 @@ from transom_cli.core.launcher import (
     ReadLogs,
     RequestCheckpoint,
     RollBack,
+    StandbyTook,
     StartFailed,
     StartLaunch,
 )
@@ -78,7 +79,8 @@ class Executor:
         self._cannot_roll_back = ""  # why
         self._foreign = ForeignSealer(options.foreign, say) if options.foreign else None
         self.orphans = OrphanReaper(agents.end, journal)
-        self._standby = Standby(allocation, options, attempt, journal)
+        took = lambda launch: inbox.put(StandbyTook(0.0, launch))  # noqa: E731
+        self._standby = Standby(allocation, options, attempt, journal, took)
         started = (self._standby, NewRanks(allocation, options, attempt, self._foreign))
         self._ways: tuple[GroupChange, ...] = (Survivors(agents, attempt, started), *started)
         self.step: TrainingStep | TrainingSteps | None = None
@@ -94,29 +96,32 @@ class Executor:
             self._inbox.put(StartFailed(0.0, action.launch, self._cannot_roll_back))
             return None
         try:
-            return self._start(action.launch, action.nodes, action.lost)
+            return self._start(action)
         except (OSError, TransomError) as error:
             words = f"launch {action.launch} cannot be started: {error}"
             self._inbox.put(StartFailed(0.0, action.launch, words))
             return None
 
-    def _start(self, launch: int, nodes: tuple[str, ...], lost: tuple[int, ...]) -> list[str]:
+    def _start(self, action: StartLaunch) -> list[str]:
         allocation, options, attempt = self._allocation, self._options, self._attempt
+        launch, nodes, replicas = action.launch, action.nodes, action.replicas
         for path in (attempt.logs(launch), attempt.exits(launch)):
             make_private(path)
         if hosts := launchplan.hosts_file(allocation, options, nodes):
             path = attempt.hosts(launch)
             make_private(path.parent)
             publish_text(path, hosts)
-        master = self._agents.addresses[nodes[0]]
-        self._port = self._agents.free_port(nodes[0])
+        host = nodes[replicas[0] // options.tasks_on_node if replicas else 0]
+        master = self._agents.addresses[host]
+        self._port = self._agents.free_port(host)
         self._say_rendezvous()
         env = launchplan.training_env(os.environ, master, self._port, options.run)
         if options.recovers:
             env[paths.RECOVERABLE] = "1"
+            env[paths.REPLICAS] = ",".join(map(str, replicas))
         self._fence(launch)
         self._nodes = nodes
-        group = Group(launch, nodes, master, env, self._port, lost, self.step)
+        group = Group(launch, nodes, master, env, self._port, action.lost, self.step, replicas)
         self.step = next(step for way in self._ways if (step := way.form(group)) is not None)
         return self.step.argv
 
@@ -247,8 +252,9 @@ class Executor:
             found = examine("", self._options.run, self._attempt, action.rank, 0.0, answers, seconds=left)
             taken = launchplan.says_in_use(found.line, port)
             if action.alive:  # rank 0 itself holds the port
-                hearing = self._agents.hearing(action.launch, nodes)
-                return LogsRead(0.0, action.launch, found.category, found.line, found.where, hearing=hearing)
+                hearing, elastic = self._agents.hearing(action.launch, nodes)
+                said = LogsRead(0.0, action.launch, found.category, found.line, found.where)
+                return replace(said, hearing=hearing, elastic=elastic)
             taken = self._agents.holds_port(nodes[0], port) if taken is None else taken
             return LogsRead(0.0, action.launch, found.category, found.line, found.where, taken)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from transom_cli.ckpt.foreign import ForeignSealer
+from transom_cli.heartbeat import paths
 from transom_cli.layout import AttemptDir
 from transom_cli.start import own
 from transom_cli.supervise.launcher import plan as launchplan
@@ -27,6 +28,7 @@ class Group:
 
     master, port: the address of the rendezvous. env: of the launch's steps, with the rendezvous.
     lost: the ranks that are started; the others stay in the steps `former`. (): all ranks are started.
+    replicas: the ranks that train before the lost ones join; (): they wait for them.
     """
 
     launch: int
@@ -36,10 +38,12 @@ class Group:
     port: int
     lost: tuple[int, ...] = ()
     former: TrainingStep | TrainingSteps | None = None
+    replicas: tuple[int, ...] = ()
 
     @property
     def rendezvous(self) -> Mapping[str, str]:
-        return {name: self.env[name] for name in launchplan.RENDEZVOUS}
+        names = (*launchplan.RENDEZVOUS, paths.REPLICAS)
+        return {name: self.env[name] for name in names if name in self.env}
 
 
 class GroupChange(Protocol):
@@ -56,7 +60,7 @@ class Survivors:
     def form(self, group: Group) -> TrainingSteps | None:
         if not group.lost or group.former is None:
             return None
-        order = (group.launch - 1, group.launch, group.nodes, group.master, group.port)
+        order = (group.launch - 1, group.launch, group.nodes, group.master, group.port, group.replicas)
         threading.Thread(target=self._agents.reenter, args=order, name="re-entry", daemon=True).start()
         more = next(step for way in self._ways if (step := way.form(group)) is not None)
         return TrainingSteps.entered_again(group.former, group.lost, self._attempt.exits(group.launch), more.steps)

@@ -99,9 +99,10 @@ class Monitor:
         launch = watch.launch  # right after a relaunch, the tables are still about the launch before
         self._write_progress(launch)
         yield launcher.Stepped(now, launch, watch.step(launch), watch.since_start(launch))
-        if self._state().launch.awaited:
-            rows = (row for table in watch.tables.values() for row in table.ranks)
-            yield launcher.RanksEntered(now, launch, tuple(row.rank for row in rows if row.launch == launch))
+        if self._state().launch.awaited or self._state().launch.absent:
+            rows = [row for table in watch.tables.values() for row in table.ranks if row.launch == launch]
+            stepped = tuple(row.rank for row in rows if row.step >= 0)
+            yield launcher.RanksEntered(now, launch, tuple(row.rank for row in rows), stepped)
         for node, silent_for in watch.alone(now):
             if self._dead(node):
                 yield launcher.NodeUnreachable(now, node, silent_for, watch.unusual)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Callable
 
 from transom_cli.files import make_private, publish_text
 from transom_cli.heartbeat import paths
@@ -29,9 +30,12 @@ class Standby:
     """The standby step of one launch. Not thread-safe."""
 
     def __init__(
-        self, allocation: Allocation, options: LaunchOptions, attempt: AttemptDir, journal: JournalWriter
-    ) -> None:
+        self, allocation: Allocation, options: LaunchOptions, attempt: AttemptDir, journal: JournalWriter,
+        took: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """took: called with a launch whose ranks, or lost ranks, standbys have become."""
         self._allocation, self._options, self._attempt, self._journal = allocation, options, attempt, journal
+        self._took = took
         self._step: TrainingStep | None = None
         self._launch = -1
         self._nodes: tuple[str, ...] = ()
@@ -67,6 +71,7 @@ class Standby:
             self._journal(
                 "standby", what="used", nodes=group.nodes, words=f"{who} of launch {group.launch} {was} ready"
             )
+            self._took(group.launch)
             return step
         _end(step)
         return None
