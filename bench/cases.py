@@ -48,6 +48,7 @@ CASES = {
         # The launcher lives on the batch script's node: with that, the attempt is over and no spare can help.
         Case("node-kill-spare", "node-kill", BEYOND + SWAP, spares=1, batch_host=False),
         Case("hang", "rank-stop"),
+        Case("hang-stay", "rank-stop", options=("--set", "launch.recoverable=true")),
     )
 }
 

@@ -59,7 +59,11 @@ stories = st.lists(
                 launches,
                 st.sampled_from(["user", "peer", "unknown"]),
                 st.sampled_from(["", "x"]),
+                hearing=st.sampled_from([(), (0, 1, 2), (0, 2)]),
             ),
+            st.builds(launcher.HangJudged, at, launches, st.sampled_from([(), (1,), (1,), (0, 1)])),
+            st.builds(launcher.RanksKilled, at, launches, some_exits),
+            st.builds(launcher.RanksEntered, at, launches, st.just((0, 1, 2))),
             st.builds(launcher.StopRequested, at, st.just("TERM")),
             st.builds(launcher.TasksSeen, at, launches),
             st.builds(launcher.StartFailed, at, launches, st.just("no space")),
@@ -84,12 +88,19 @@ stories = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 2), st.booleans(), st.integers(0, 2), st.one_of(st.just(()), report_rules), stories)
+@given(
+    st.integers(0, 2), st.booleans(), st.booleans(), st.integers(0, 2), st.one_of(st.just(()), report_rules), stories
+)
 def test_promises(
-    relaunches: int, spare: bool, fewest: int, rules: tuple[Rule, ...], story: list[tuple[float, launcher.Event]]
+    relaunches: int,
+    spare: bool,
+    recoverable: bool,
+    fewest: int,
+    rules: tuple[Rule, ...],
+    story: list[tuple[float, launcher.Event]],
 ) -> None:
     allocated = (*NODES, SPARE) if spare else NODES
-    state, now = fresh(allocated, relaunches=relaunches), 0.0
+    state, now = fresh(allocated, relaunches=relaunches, recoverable=recoverable), 0.0
     state = replace(state, policy=replace(state.policy, rules=rules), nodes=replace(state.nodes, fewest=fewest))
     by_reports = sum(rule.budget or 0 for rule in rules) * 2  # each rule's budget, for either thing that is reported
     clean: set[int] = set()  # launches of which nothing is left, by their agents' word
@@ -119,7 +130,9 @@ def test_promises(
                 assert not set(order.nodes) & set(state.nodes.given_up)
                 assert not before.stop or not started
                 if started:
-                    assert order.launch - 1 in clean, "beside what may still live"
+                    lost = tuple(x.rank for x in before.launch.exits)
+                    assert order.launch - 1 in clean or order.lost == lost != (), "beside what may still live"
+                    assert not order.lost or order.nodes == before.nodes.training
                     assert not abandoned & set(order.nodes), "where something may still live"
                     swaps += not set(order.nodes) >= set(before.nodes.training)  # a run that grows loses no node
                     now_at = state.progress
@@ -158,7 +171,8 @@ def test_a_tick_before_the_deadline_changes_nothing(
     spare: bool, preflight: bool, rules: tuple[Rule, ...], story: list[tuple[float, launcher.Event]]
 ) -> None:
     state, now = fresh((*NODES, SPARE) if spare else NODES), 0.0
-    state = replace(state, policy=replace(state.policy, rules=rules, preflight=preflight, deep=True))
+    policy = replace(state.policy, rules=rules, preflight=preflight, deep=True, recoverable=not preflight)
+    state = replace(state, policy=policy)
     for pause, event in story:
         deadline = launcher.next_deadline(state)
         for at in (now, now + pause / 2, now + pause, (now if deadline is None else deadline) - 0.001):

@@ -6,6 +6,7 @@ import pytest
 from core_launcher import NODES, exits, feed, training
 
 from transom_cli.core import launcher
+from transom_cli.core.events import Stall
 from transom_cli.core.launcher import Phase, State, next_deadline
 
 KILLED = exits(None, -9, None)
@@ -133,3 +134,99 @@ def test_other_ends_are_not_met_by_entering_again(found: tuple[launcher.events.R
 def test_reports_of_other_launches_change_nothing() -> None:
     state = reentered()
     assert feed(state, launcher.RanksEntered(12.0, 0, (0, 2)))[0] == state
+
+
+# --- hangs ---
+
+STALL = Stall(4, 9.0, 8.0, (1,), ("n2",), stopped=True)
+
+
+def stalled(
+    state: State, launch: int = 0, at: float = 9.0, stall: Stall = STALL
+) -> tuple[State, list[launcher.Action]]:
+    return feed(state, launcher.Stalled(at, launch, stall))
+
+
+def culprit_killed(state: State, launch: int = 0, at: float = 9.0) -> State:
+    state, _ = stalled(state, launch, at)
+    judged = launcher.HangJudged(at + 1, launch, (1,), ("rank 1 is stopped",), ("n2",))
+    return feed(state, judged, launcher.RanksKilled(at + 2, launch, KILLED))[0]
+
+
+def test_only_the_rank_that_the_others_wait_for_is_killed_after_a_hang() -> None:
+    state, actions = stalled(training(recoverable=True))
+    assert (actions[-1], state.phase) == (launcher.JudgeHang(0, "l1"), Phase.READING)
+    state, actions = feed(state, launcher.HangJudged(10.0, 0, (1,), ("rank 1 is stopped",), ("n2",)))
+    assert actions == [
+        launcher.Journal("l1", "evidence", "rank 1 is stopped"),
+        launcher.Journal("l1", "reentry", "the others wait for rank 1: killed, so that the others can stay"),
+        launcher.KillRanks(0, (1,)),
+    ]
+    assert feed(state, launcher.LogsRead(10.5, 0, "unknown", "", hearing=(0, 1, 2))) == (state, [])
+    state, actions = feed(state, launcher.RanksKilled(11.0, 0, KILLED))
+    assert actions == [launcher.ReadLogs(0, 1, alive=True)]
+    state, actions = feed(state, launcher.LogsRead(11.5, 0, "unknown", "", hearing=(0, 1, 2)))
+    assert actions[-1] == launcher.StartLaunch(1, NODES, lost=(1,))
+    assert (state.launch.kept, state.budget.spent("hang")) == ((0, 2), 1)
+
+
+@pytest.mark.parametrize(
+    "stall",
+    [
+        Stall(4, 9.0, 8.0, (1,), ("n2",), overdue=("n2",)),
+        Stall(4, 9.0, 8.0, (1,), ("n2",), unseen=True),
+    ],
+)
+def test_hang_of_ranks_that_nobody_sees_ends_the_launch(stall: Stall) -> None:
+    assert stalled(training(recoverable=True), stall=stall)[1][-1] == launcher.EndLaunch(0, "l1", evidence=True)
+
+
+def test_without_the_setting_a_hang_ends_the_launch() -> None:
+    assert stalled(training())[1][-1] == launcher.EndLaunch(0, "l1", evidence=True)
+
+
+@pytest.mark.parametrize("ranks", [(), (2,), (0, 1)])
+def test_uncertain_hang_ends_the_launch(ranks: tuple[int, ...]) -> None:
+    """No culprit, another one than the heartbeats show, or too many."""
+    state, _ = stalled(training(recoverable=True))
+    state, actions = feed(state, launcher.HangJudged(10.0, 0, ranks, suspects=("n2",)))
+    assert (actions[-1], state.phase) == (launcher.EndLaunch(0, "l1", evidence=False), Phase.ENDING)
+    assert state.incident is not None and state.incident.suspect_nodes == ("n2",)
+
+
+@pytest.mark.parametrize("found", [(), exits(None, None, -9), exits(None, -9, 0), exits(1, -9, 1)])
+def test_launch_is_ended_unless_the_culprit_alone_has_died(found: tuple[launcher.events.RankExit, ...]) -> None:
+    state, _ = stalled(training(recoverable=True))
+    state, actions = feed(state, launcher.HangJudged(10.0, 0, (1,)), launcher.RanksKilled(11.0, 0, found))
+    assert (actions[-1], state.phase) == (launcher.EndLaunch(0, "l1", evidence=False), Phase.ENDING)
+
+
+def test_unanswered_questions_about_a_hang_end_the_launch() -> None:
+    for answers, evidence in (((), True), ((launcher.HangJudged(9.0, 0, (1,)),), False)):
+        state, _ = stalled(training(recoverable=True))
+        state, _ = feed(state, *answers)
+        due = next_deadline(state)
+        assert due == 9.0 + state.policy.reading
+        state, actions = feed(state, launcher.Tick(due))
+        assert actions[-1] == launcher.EndLaunch(0, "l1", evidence=evidence)
+        assert feed(state, launcher.HangJudged(due, 0, (1,)), launcher.RanksKilled(due, 0, KILLED))[1] == []
+
+
+def test_hang_that_comes_back_without_progress_ends_the_launch() -> None:
+    state = culprit_killed(training(recoverable=True))
+    state, _ = feed(
+        state,
+        launcher.LogsRead(12.0, 0, "unknown", "", hearing=(0, 2)),
+        launcher.RanksEntered(12.5, 1, (0, 1, 2)),
+        launcher.Stepped(13.0, 1, 4),
+    )
+    assert stalled(state, 1, 30.0)[1][-1] == launcher.EndLaunch(1, "l2", evidence=True)
+    state, _ = feed(state, launcher.Stepped(14.0, 1, 9), launcher.CheckpointDurable(14.5, 9))
+    assert stalled(state, 1, 30.0)[1][-1] == launcher.JudgeHang(1, "l2")
+
+
+def test_stop_request_during_a_hang_ends_the_launch() -> None:
+    state, _ = stalled(training(recoverable=True))
+    state, _ = feed(state, launcher.StopRequested(9.5, "TERM"))
+    _, actions = feed(state, launcher.HangJudged(10.0, 0, (1,)))
+    assert actions[-1] == launcher.EndLaunch(0, "l1", evidence=False)

@@ -12,6 +12,7 @@ from e2e.test_agents import wait_for
 from transom_cli.layout import AttemptDir
 from transom_cli.sandbox import faults, processes
 from transom_cli.sandbox.cluster import Sandbox
+from transom_cli.sandbox.fault_processes import find_rank
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -40,4 +41,23 @@ def test_survivors_stay_and_only_the_lost_rank_is_started(
     assert (view["phase"], view["step"], view["starts"]) == ("done", STEPS, 0)
     assert (tmp_path / "final").read_text() == undisturbed
     assert "rank 0 goes on from step" in logs(attempt, 1) and "entry 1" in logs(attempt, 1)
+    wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a process has outlived the run")
+
+
+def test_only_the_hung_rank_is_replaced(person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str) -> None:
+    run = person.start("-N", "2", "--set", "launch.recoverable=true", "--", *remembering(tmp_path / "final"))
+    job = person.wait(run, at_step(10), 180)["job_id"]
+    attempt = run.attempt(job, 0)
+    (survivor, *_), (hung, *_) = (find_rank(sandbox, job, rank) for rank in (0, 1))
+    faults.stop_rank(sandbox, job, 1)
+    wait_for(lambda: "goes on from step" in logs(attempt, 1), "no rank of launch 1")
+    assert find_rank(sandbox, job, 0)[0].ident == survivor.ident, "it was started again"
+    assert hung.ident not in [proc.ident for proc in processes.of_job(sandbox.cluster, job)]
+    view = person.wait(run, over, 240)
+    print(*recoveries(attempt), sep="\n")
+    assert (view["phase"], view["step"], view["starts"]) == ("done", STEPS, 0)
+    assert (tmp_path / "final").read_text() == undisturbed
+    assert "rank 0 goes on from step" in logs(attempt, 1) and "entry 1" in logs(attempt, 1)
+    (recovered,) = [one["words"] for one in recoveries(attempt) if one["what"] == "recovered"]
+    assert "1 rank re-entered in the same process, rank 1 replaced" in str(recovered)
     wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a process has outlived the run")

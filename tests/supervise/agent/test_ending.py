@@ -14,7 +14,7 @@ from agent_ranks import DAEMON, DEAF, NODE, SLEEP, UP, Ranks, wait_for
 
 from transom_cli.supervise.agent import procfs, termination
 from transom_cli.supervise.agent.processes import find
-from transom_cli.supervise.agent.termination import Ended, end_launch
+from transom_cli.supervise.agent.termination import Ended, end_launch, kill_ranks
 
 SOON, AMPLE = 0.3, 60.0  # a grace that is to pass, and one that is not
 
@@ -73,6 +73,16 @@ def test_a_stopped_one_that_is_deaf_dies_with_its_stopped_wrapper(ranks: Ranks) 
     os.kill(wrapper, signal.SIGSTOP)
     assert killed(end(ranks, SOON)) == [(ranks.pids[0], "rank")]
     assert exit_record(ranks)["signal"] == signal.SIGKILL
+
+
+def test_only_the_wanted_ranks_are_killed(ranks: Ranks) -> None:
+    ranks.start(SLEEP, rank=3)
+    os.kill(ranks.pids[0], signal.SIGSTOP)
+    ranks.start(SLEEP, rank=4)
+    assert killed(kill_ranks(ranks.attempt, 2, NODE, [3, 7])) == [(ranks.pids[0], "rank")]
+    assert exit_record(ranks)["signal"] == signal.SIGKILL
+    assert {member.rank for member in find(ranks.attempt, 2, NODE)} == {4}
+    assert kill_ranks(ranks.attempt, 2, NODE, [3, 7]) == Ended((), ())
 
 
 def test_a_daemon_is_asked_once_its_rank_is_gone(ranks: Ranks) -> None:

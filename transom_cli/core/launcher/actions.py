@@ -73,6 +73,22 @@ class EndLaunch:
 
 
 @dataclass(frozen=True)
+class JudgeHang:
+    """Collect evidence of every rank, and find those that the others wait for. The launch lives on."""
+
+    launch: int
+    incident: str
+
+
+@dataclass(frozen=True)
+class KillRanks:
+    """Kill all processes of these ranks, and nothing else of the launch."""
+
+    launch: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class ReadLogs:
     """alive: the launch has not been ended. Also find out which of its ranks wait for orders."""
 
@@ -147,6 +163,8 @@ Action = (
     | RequestCheckpoint
     | PersistMemory
     | EndLaunch
+    | JudgeHang
+    | KillRanks
     | ReadLogs
     | WatchSpares
     | SubmitTopUp

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from transom_cli.core.clocks import first_bad
-from transom_cli.core.launcher import anomalies, checks, departure, failure, growth, reentry
+from transom_cli.core.launcher import anomalies, checks, departure, failure, growth, hangs, reentry
 from transom_cli.core.launcher.actions import Action, Journal
 from transom_cli.core.launcher.events import (
     THIS_LAUNCHER,
@@ -21,6 +21,7 @@ from transom_cli.core.launcher.events import (
     Event,
     FaultsFound,
     GracePeriodOver,
+    HangJudged,
     LaunchEnded,
     LogsRead,
     MemoryPersisted,
@@ -31,6 +32,7 @@ from transom_cli.core.launcher.events import (
     QueueSeen,
     RanksEntered,
     RanksExited,
+    RanksKilled,
     SlurmAway,
     SpareChecked,
     Stalled,
@@ -121,6 +123,9 @@ def _phase_late(state: State, at: float) -> Decision:
     if state.phase is Phase.ENDING:
         stuck = (THIS_LAUNCHER, f"the end of launch {number}, which has taken {waited} so far,")
         return _ended(state, LaunchEnded(at, number, survivors=(stuck,)))
+    if state.phase is Phase.READING and state.launch.ended is None:
+        unjudged = state.incident is not None and state.incident.stalled and not state.launch.culprits
+        return reentry.end_all(state, at, f"no answer for {waited}", evidence=unjudged)
     if state.phase is Phase.READING:
         return failure.logs_read(state, LogsRead(at, number, "unknown", f"no answer for {waited}", "logs"))
     if state.phase is Phase.CHECKING:
@@ -283,6 +288,8 @@ _HANDLERS: dict[type[Event], Callable[[State, Any], Decision]] = {
     RanksExited: _ranks_exited,
     RanksEntered: reentry.entered,
     StandbyTook: reentry.standby_took,
+    HangJudged: hangs.judged,
+    RanksKilled: hangs.killed,
     Stalled: _stalled,
     NodeUnreachable: _unreachable,
     Stepped: _stepped,

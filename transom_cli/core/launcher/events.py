@@ -191,6 +191,26 @@ class LaunchEnded(Event):
 
 
 @dataclass(frozen=True)
+class HangJudged(Event):
+    """Answer to `JudgeHang`: the ranks that the others wait for, () if that is uncertain; the rest is as in
+    `LaunchEnded`."""
+
+    launch: int
+    ranks: tuple[int, ...] = ()
+    evidence: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RanksKilled(Event):
+    """Answer to `KillRanks`: the exits of the launch, with those of the killed ranks. words: what went wrong."""
+
+    launch: int
+    exits: tuple[RankExit, ...] = ()
+    words: str = ""
+
+
+@dataclass(frozen=True)
 class LogsRead(Event):
     """Answer to `ReadLogs`: category and line as in `core.events.Examined`.
 

@@ -16,8 +16,8 @@ from transom_cli.core.clocks import failed_first, on_launchers_clock
 from transom_cli.core.crash_loop import reached
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Diagnosis, Incident, Stage
-from transom_cli.core.launcher import reentry
-from transom_cli.core.launcher.actions import Action, CheckNodes, EndLaunch, Journal, ReadLogs, StartLaunch
+from transom_cli.core.launcher import hangs, reentry
+from transom_cli.core.launcher.actions import Action, CheckNodes, EndLaunch, Journal, JudgeHang, ReadLogs, StartLaunch
 from transom_cli.core.launcher.events import LaunchEnded, LogsRead
 from transom_cli.core.launcher.judgement import Sign, journal_diagnosis, judge
 from transom_cli.core.launcher.outcome import close, count_last_step, finish, saved_words, stop
@@ -27,7 +27,6 @@ from transom_cli.core.policy import REQUEUE, SWAP
 from transom_cli.plural import several, times
 
 _OURS = (9, 15)  # signals by which the launcher ends the other ranks
-EVIDENCE = 64  # ranks whose stack goes into the journal; the files hold all of them
 _PORT_TAKEN = "another program uses the rendezvous port: the next launch has another one, and this one costs no budget"
 _ON_ONE_NODE = ("rank_killed", "rank_failed", "hang")  # causes after which repeated blame of a node is checked
 
@@ -42,23 +41,22 @@ def fail(state: State, at: float, sign: Sign) -> Decision:
     state = close(state, at, "failed again")
     name = state.history.next_name
     launch = replace(state.launch, response=None)
-    stay = reentry.possible(state, sign)
+    stay, hang = reentry.possible(state, sign), hangs.possible(state, sign)
     state = replace(state, incident=sign.incident(state, at, name), launch=launch)
     seen = Journal(name, "seen", sign.words, "hang" if sign.stalled else "", sign.suspects)
     if stay:
         first = failed_first(sign.exits or ())
         read = ReadLogs(launch.number, first[0].rank if len(first) == 1 else None, alive=True)
         return state.enter(Phase.READING, at), (seen, read)
+    if hang:
+        return state.enter(Phase.READING, at), (seen, JudgeHang(launch.number, name))
     return state.enter(Phase.ENDING, at), (seen, EndLaunch(launch.number, name, evidence=sign.stalled))
 
 
 def ended(state: State, e: LaunchEnded) -> Decision:
     incident = state.incident
     assert incident is not None
-    lines = e.evidence[:EVIDENCE]
-    if len(e.evidence) > EVIDENCE:
-        lines += (f"... and {len(e.evidence) - EVIDENCE} more, in the attempt's evidence folder",)
-    entries = tuple(Journal(incident.id, "evidence", line) for line in lines)
+    entries = hangs.evidence(incident.id, e.evidence)
     if incident.outcome is not None:  # a late record may be of the rank that died first, unless we killed it
         known = {x.rank: x for x in e.exits if x.signal not in _OURS} | {x.rank: x for x in incident.outcome.exits}
         exits = on_launchers_clock((known[rank] for rank in sorted(known)), e.clocks)
@@ -75,6 +73,8 @@ def ended(state: State, e: LaunchEnded) -> Decision:
 def logs_read(state: State, e: LogsRead) -> Decision:
     incident, gone = state.incident, state.launch.ended
     if e.launch != state.launch.number or state.phase is not Phase.READING or incident is None:
+        return state, ()
+    if gone is None and not state.launch.exits:  # the logs have not been asked for
         return state, ()
     if gone is None:
         return _keep_survivors(state, e, incident)
@@ -113,8 +113,7 @@ def _keep_survivors(state: State, e: LogsRead, incident: Incident) -> Decision:
             replicas = kept.launch.kept if kept.launch.absent else ()
             start = replace(more[-1], lost=kept.launch.replaced, replicas=replicas)
             return kept, (*actions, *more[:-1], reentry.entry(diagnosed), start)
-    entry = Journal(incident.id, "reentry", f"the survivors are ended too: {why}")
-    return state.enter(Phase.ENDING, e.at), (entry, EndLaunch(e.launch, incident.id, evidence=False))
+    return reentry.end_all(state, e.at, why)
 
 
 def _reached(incident: Incident) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.launcher.actions import Journal
+from transom_cli.core.launcher.actions import EndLaunch, Journal
 from transom_cli.core.launcher.events import RanksEntered, StandbyTook
 from transom_cli.core.launcher.judgement import Sign
 from transom_cli.core.launcher.state import Decision, Phase, Reason, State
@@ -26,10 +26,22 @@ def survivors(state: State) -> tuple[int, ...]:
 
 def possible(state: State, sign: Sign) -> bool:
     """Whether the survivors of a failure may be able to stay, as far as is known before the logs are read."""
-    launch, exits = state.launch, sign.exits or ()
-    stays = state.policy.recoverable and launch.over_since is None and state.departure.reason is Reason.NONE
+    exits = sign.exits or ()
     failed = bool(exits) and all(x.bad for x in exits) and not sign.stalled
-    return stays and failed and state.progress.step >= 0 and bool(survivors(state))
+    return failed and may_stay(state) and bool(survivors(state))
+
+
+def may_stay(state: State) -> bool:
+    """Whether ranks of this launch may enter another one at all."""
+    running = state.launch.over_since is None and state.departure.reason is Reason.NONE
+    return state.policy.recoverable and running and state.progress.step >= 0
+
+
+def end_all(state: State, at: float, why: str, *, evidence: bool = False) -> Decision:
+    """End a launch whose survivors have waited for a decision."""
+    name = state.incident.id if state.incident is not None else ""
+    entry = Journal(name, "reentry", f"the survivors are ended too: {why}")
+    return state.enter(Phase.ENDING, at), (entry, EndLaunch(state.launch.number, name, evidence=evidence))
 
 
 def begin(state: State, *, elastic: bool = False) -> State:
@@ -101,6 +113,9 @@ def entry(state: State) -> Journal:
     return Journal(name, "reentry", said, nodes=nodes)
 
 
-def _ranks(ranks: tuple[int, ...]) -> str:
+def named(ranks: tuple[int, ...]) -> str:
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+_ranks = named

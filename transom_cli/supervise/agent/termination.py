@@ -72,16 +72,31 @@ def end_launch(
     return _kill(scene, clock, sleep)
 
 
-class _Scene:
-    """The launch's processes. Known ones are remembered: a dying process may not be recognisable any more."""
+def kill_ranks(
+    attempt_dir: str | os.PathLike[str],
+    launch: int,
+    node: str,
+    ranks: Iterable[int],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Ended:
+    """Kill all processes of these ranks on this node, and leave the others alone. Safe to repeat."""
+    return _kill(_Scene(attempt_dir, launch, node, frozenset(ranks)), clock, sleep)
 
-    def __init__(self, attempt_dir: str | os.PathLike[str], launch: int, node: str) -> None:
-        self._where = (attempt_dir, launch, node)
+
+class _Scene:
+    """The launch's processes, or those of some ranks. Known ones are remembered: a dying process may not be
+    recognisable any more."""
+
+    def __init__(
+        self, attempt_dir: str | os.PathLike[str], launch: int, node: str, ranks: frozenset[int] | None = None
+    ) -> None:
+        self._where, self._ranks = (attempt_dir, launch, node), ranks
         self._seen: dict[tuple[int, int], Member] = {}
 
     def look(self, *, all_of_it: bool = True) -> list[Member]:
         """Look for processes. all_of_it=False: only at known ones while any of them lives (microseconds)."""
-        found = {} if not all_of_it and self._seen else {_ident(m): m for m in find(*self._where)}
+        found = {} if not all_of_it and self._seen else {_ident(m): m for m in self._find()}
         for ident, member in self._seen.items():
             now = procfs.read(member.pid) if ident not in found else None
             if now is not None and now.start == member.process.start:
@@ -91,6 +106,14 @@ class _Scene:
                 found[ident] = replace(found[ident], kind=RANK)
         self._seen = found
         return list(found.values()) or ([] if all_of_it else self.look())
+
+    def _find(self) -> list[Member]:
+        members, ranks = find(*self._where), self._ranks
+        if ranks is None:
+            return members
+        of_ranks = [m for m in members if m.kind != WRAPPER and m.rank in ranks]
+        parents = {m.process.ppid for m in of_ranks}  # a wrapper's own number is that of its task in a step
+        return [*(m for m in members if m.kind == WRAPPER and m.pid in parents), *of_ranks]
 
 
 def _ask(scene: _Scene, grace: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:

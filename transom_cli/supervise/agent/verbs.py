@@ -26,7 +26,7 @@ from transom_cli.supervise.agent.logs import SECONDS
 from transom_cli.supervise.agent.monitor import Monitor
 from transom_cli.supervise.agent.processes import find
 from transom_cli.supervise.agent.snapshot_daemon import SnapshotDaemon
-from transom_cli.supervise.agent.termination import Left, end_launch
+from transom_cli.supervise.agent.termination import Left, end_launch, kill_ranks
 from transom_cli.supervise.agent.warm import mapped, warm
 
 CONNECTIONS = 8  # at once
@@ -160,6 +160,18 @@ class End(Launch):
             _incident(self.incident)
 
 
+@dataclass(frozen=True)
+class Kill(Launch):
+    """Those of these ranks that are on this node."""
+
+    ranks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for rank in self.ranks:
+            _in_range("rank", rank)
+
+
 class Answers:
     """The service behind `VERBS`."""
 
@@ -246,6 +258,10 @@ class Answers:
             }
         )
 
+    def kill(self, request: Kill) -> Reply:
+        ended = kill_ranks(self._attempt.path, request.launch, self._node, request.ranks)
+        return Reply({"survivors": [_process_line(one) for one in ended.survivors]})
+
     def _ranks_catch_warning(self, launch: int) -> bool:
         """Return whether all ranks here catch USR2, Slurm's warning before the time limit: they may save by then."""
         ranks = choose(find(self._attempt.path, launch, self._node))
@@ -266,6 +282,7 @@ VERBS: dict[str, Verb] = {
     "warm": Verb(Answers.warm, Warm, LIMITS[CLIENT]),
     "port": Verb(Answers.port, Port),
     "end": Verb(Answers.end, End),
+    "kill": Verb(Answers.kill, Kill),
 }
 
 

@@ -217,6 +217,12 @@ class Agents:
             0.0, launch, unheard=tuple(unheard), survivors=tuple(survivors), evidence=tuple(dumps), clocks=tuple(clocks)
         )
 
+    def kill(self, launch: int, nodes: tuple[str, ...], ranks: tuple[int, ...]) -> str:
+        """Kill these ranks, which are on these nodes. Returns what went wrong."""
+        answers = self._ask_all(nodes, "kill", KILLING, {"launch": launch, "ranks": list(ranks)})
+        wrong = {node: answer.get("error") or answer.get("survivors") for node, answer in answers.items()}
+        return "; ".join(f"{node}, where a rank was to be killed: {what}" for node, what in wrong.items() if what)
+
     def flush(self, launch: int, nodes: tuple[str, ...], step: int) -> dict[str, Answer]:
         """Request a save at `step` from the ranks; -1 only asks how far they are."""
         return self._ask_all(nodes, "flush", FLUSH, {"launch": launch, "step": step})

@@ -23,10 +23,14 @@ from transom_cli.core.launcher import (
     CheckpointPlanned,
     EndLaunch,
     Event,
+    HangJudged,
+    JudgeHang,
+    KillRanks,
     LaunchEnded,
     LogsRead,
     MemoryPersisted,
     PersistMemory,
+    RanksKilled,
     ReadLogs,
     RequestCheckpoint,
     RollBack,
@@ -56,6 +60,7 @@ from transom_cli.supervise.root_cause import examine
 SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
 SECONDS = 5.0  # to judge the evidence of a hang: thousands of stacks, a hundred full flight recorders
 SUSPECTS = 0.75  # confidence from which a node is a suspect: if blamed twice, it is excluded for a while
+RECORDED = 3.0  # seconds for the exit of a killed rank to be recorded
 SURE = 0.5  # confidence below which a verdict would only mislead
 
 
@@ -223,6 +228,30 @@ class Executor:
 
         self._thread("end", work, failed)
 
+    def judge(self, action: JudgeHang) -> None:
+        nodes, launch = self._nodes, action.launch
+
+        def work() -> Event:
+            lines = self._evidence(launch, action.incident, nodes)
+            verdict = judge_hang(self._attempt.evidence(action.incident))
+            return HangJudged(0.0, launch, verdict.ranks, (*verdict.words, *lines), verdict.nodes)
+
+        self._thread("hang", work, lambda error: HangJudged(0.0, launch, evidence=(repr(error),)))
+
+    def kill(self, action: KillRanks) -> None:
+        step, launch, each = self.step, action.launch, self._options.tasks_on_node
+        nodes = tuple(dict.fromkeys(self._nodes[rank // each] for rank in action.ranks))
+
+        def work() -> Event:
+            words = self._agents.kill(launch, nodes, action.ranks)
+            until, exits = time.monotonic() + RECORDED, step.exits() if step is not None else ()
+            while step is not None and not {x.rank for x in exits} >= set(action.ranks) and time.monotonic() < until:
+                time.sleep(0.05)
+                exits = step.exits()
+            return RanksKilled(0.0, launch, exits, words)
+
+        self._thread("kill ranks", work, lambda error: RanksKilled(0.0, launch, words=repr(error)))
+
     def observe(self, action: EndLaunch, unheard: tuple[str, ...]) -> None:
         """Answer as after the end of the launch, with the evidence, but leave its processes alone."""
         step, nodes, launch = self.step, self._nodes, action.launch
@@ -278,10 +307,12 @@ class HangVerdict:
     """What the evidence of a hang shows.
 
     words: for a person. nodes: the node that the others wait for; () if that is uncertain or not a single node.
+    ranks: those that the others wait for; () if that is uncertain.
     """
 
     words: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
 
 
 def judge_hang(folder: Path, seconds: float = SECONDS) -> HangVerdict:
@@ -301,13 +332,14 @@ def judge_hang(folder: Path, seconds: float = SECONDS) -> HangVerdict:
     if not thread.is_alive():
         return found[-1]
     late = f"evidence not judged within {seconds:.0f} s: see {folder}"
-    return HangVerdict((*found[-1].words, late), found[-1].nodes) if found else HangVerdict((late,))
+    return replace(found[-1], words=(*found[-1].words, late)) if found else HangVerdict((late,))
 
 
 def verdict_of(clues: tuple[Clue, ...]) -> HangVerdict:
-    nodes = {culprit.node for culprit in clues[0].culprits} if clues else set()
-    sure = len(nodes) == 1 and "" not in nodes and clues[0].confidence >= SUSPECTS
-    return HangVerdict(hang_words(clues), tuple(nodes) if sure else ())
+    culprits = clues[0].culprits if clues and clues[0].confidence >= SUSPECTS else ()
+    nodes, ranks = {culprit.node for culprit in culprits}, {c.rank for c in culprits if c.rank is not None}
+    sure = len(nodes) == 1 and "" not in nodes
+    return HangVerdict(hang_words(clues), tuple(nodes) if sure else (), tuple(sorted(ranks)))
 
 
 def hang_words(clues: tuple[Clue, ...]) -> tuple[str, ...]:

@@ -383,6 +383,10 @@ class Launcher:
             self._executor.end(action)
         elif isinstance(action, launcher.ReadLogs):
             self._executor.read_logs(action)
+        elif isinstance(action, launcher.JudgeHang):
+            self._executor.judge(action)
+        elif isinstance(action, launcher.KillRanks):
+            self._executor.kill(action)
         elif isinstance(action, launcher.WatchSpares):
             self._nodes.watch(action.nodes)
         elif isinstance(action, launcher.SubmitTopUp):
