@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from e2e.blind import blind
 from e2e.support import COMMAND, Person
+from processes import wait_for
 
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox
@@ -40,6 +41,32 @@ def test_detached_run_that_slurm_refuses_fails_at_once(person: Person) -> None:
         and "invalid partition" in done.stderr
         and "the partitions are: " in done.stderr
     )
+
+
+def test_watched_run_that_slurm_refuses_names_the_partitions(person: Person, sandbox: Sandbox) -> None:
+    done = person.run("-p", "nowhere", "--", *COMMAND)
+    names = ", ".join(dict.fromkeys(sandbox.slurm("sinfo", "--noheader", "--format=%R").split()))
+    assert done.returncode == 1, done
+    assert "invalid partition" in done.stderr and f"the partitions are: {names}" in done.stderr
+
+
+def test_gpus_that_no_node_has_are_refused_before_the_queue(person: Person, sandbox: Sandbox) -> None:
+    done = person.run("-N", "2", "--gpus-per-node", "9", "--", *COMMAND)
+    assert done.returncode == 2 and "`--gpus-per-node 2` fits" in done.stderr
+    assert "0 of 4 nodes have 9 GPUs or more; the job asks for 2" in done.stderr
+    assert not person.root.exists() and sandbox.slurm("squeue", "--noheader") == ""
+
+
+def test_fault_needs_a_job_only_if_several_run(person: Person, sandbox: Sandbox) -> None:
+    words = ("sandbox", "fault", "kill-launcher", "--dir", str(sandbox.dir))
+    done = person.transom(*words)
+    assert done.returncode == 2 and "No job runs in the sandbox" in done.stderr
+    for _ in range(2):
+        sandbox.slurm("sbatch", "--output=/dev/null", "--wrap=sleep 60")
+    wait_for(lambda: sandbox.slurm("squeue", "--noheader", "-t", "RUNNING").count("\n") >= 1)
+    done = person.transom(*words)
+    assert done.returncode == 2 and "2 jobs run in the sandbox" in done.stderr, done
+    assert "choose one with `--job`" in done.stderr
 
 
 def test_all_bad_keys_at_once(person: Person, tmp_path: Path) -> None:

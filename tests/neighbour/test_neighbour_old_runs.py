@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from transom_cli.cli.show import show_list
 from transom_cli.core import events as ev
 from transom_cli.core.operator.state import Policy, State
 from transom_cli.errors import UsageError
+from transom_cli.heartbeat.table import NodeTable, RankBeat
+from transom_cli.heartbeat.table import encode as encode_table
 from transom_cli.layout import RunDir
 from transom_cli.supervise.journal import Journal, fold, step_and_remember, write_header
 from transom_cli.supervise.lease import Lease
@@ -84,6 +88,38 @@ def test_run_that_is_over_is_listed_from_its_summary_alone(tmp_path: Path, monke
     monkeypatch.setattr(list_reader, "fold", lambda _path: pytest.fail("the journal was read"))
     found = read_list(tmp_path, Wanted(), pytest.fail)
     assert [list_row(view) for view in found.views] == [whole] and whole["phase"] == "done" and whole["step"] == 12
+
+
+def test_last_step_of_the_heartbeat_tables_is_listed(tmp_path: Path) -> None:
+    """The journal's step is up to a minute old when the run ends."""
+    run = make(tmp_path, 1, write=False)
+    nodes = run.attempt(7, 0).nodes
+    nodes.mkdir(parents=True)
+    beats = tuple(RankBeat(rank, 0, step, step, 0.1, None, "done", 9, "X") for rank, step in ((0, 20), (1, 19)))
+    (nodes / "n1.beats").write_bytes(encode_table(NodeTable("n1", "7.0", 5, beats, closed=True)))
+    (nodes / "n2.beats").write_bytes(b"damaged")
+    listed = read_list(tmp_path, Wanted(), pytest.fail).views
+    assert [view.step for view in listed] == [read_view(run).step] == [19]
+
+
+def test_list_shows_the_preflight(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "r1-20261122-000001-c382")
+    attempt = run.attempt(7, 0)
+    attempt.health.mkdir(parents=True)
+    attempt.preflight.write_text('{"checked": 3, "of": 8}')
+    run.settings.write_text("")
+    write_header(run.journal, Policy(), 1)
+    journal, state, now = Journal(run.journal, 1), State(), time.time()
+    for event in (
+        ev.Started(now - 9, 1),
+        ev.Submitted(now - 8, "submit", 7),
+        ev.JobSeen(now, 7, 0, "RUNNING", nodes=("n1",)),
+    ):
+        state, _ = step_and_remember(state, event, journal)
+    journal.close()
+    (view,) = read_list(tmp_path, Wanted(), pytest.fail).views
+    view = replace(view, operator=True)
+    assert (view.status, view.condition) == ("preflight", "3 of 8 nodes checked")
 
 
 def test_first_listing_writes_a_missing_summary_of_our_own_runs(tmp_path: Path, other_user: OrdinaryUser) -> None:

@@ -129,16 +129,15 @@ def import_(
     if form is None:
         form = Source.dcp if file.is_dir() else Source(_format(file, None).value)
     folder = Path(run)
-    if "/" in run and not folder.is_dir():
-        raise UsageError(f"{folder} is not a directory", hint=f"to import into a new one: mkdir -p {folder}")
-    directory = checkpoints_of_words(run, root, make=True)
     with _needs(Format.safetensors if form is Source.safetensors else Format.torch):
         from transom_cli.ckpt.convert.importer import import_file
-    with _told(directory), waiting(f"importing {file.name}", of_bytes=True) as shown:
-        done = import_file(
-            file, form.value, directory, step, under=under, only=only or (), afresh=tuple(afresh or ()),
-            expect=shown.expect, on_bytes=shown.add,
-        )  # fmt: skip
+    with _made(folder if "/" in run else None):
+        directory = checkpoints_of_words(run, root, make=True)
+        with _told(directory), waiting(f"importing {file.name}", of_bytes=True) as shown:
+            done = import_file(
+                file, form.value, directory, step, under=under, only=only or (), afresh=tuple(afresh or ()),
+                expect=shown.expect, on_bytes=shown.add,
+            )  # fmt: skip
     newer = [candidate.step for candidate in candidates_in(directory) if candidate.step > step]
     if as_json:
         document = {
@@ -194,6 +193,22 @@ def _verified(directory: Path, candidate: Candidate) -> None:
         "\n".join(verdict.reasons),
         f"transom ckpt verify {directory}" + (f"\nthe newest before it: --step {other}" if other is not None else ""),
     )
+
+
+@contextlib.contextmanager
+def _made(folder: Path | None) -> Iterator[None]:
+    """Make the folder if it is missing; remove what was made if the import fails."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()] if folder else []
+    if folder and missing:
+        with _told(folder):
+            folder.mkdir(parents=True)
+    try:
+        yield
+    except BaseException:
+        for one in missing:
+            with contextlib.suppress(OSError):
+                one.rmdir()
+        raise
 
 
 @contextlib.contextmanager

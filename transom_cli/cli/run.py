@@ -16,6 +16,7 @@ from transom_cli.plural import several
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
+    from transom_cli.core.operator.state import State
     from transom_cli.health.history.records import Isolation
     from transom_cli.layout import RunDir
     from transom_cli.slurm.port import Job, Slurm
@@ -224,14 +225,25 @@ def _operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool
         code = _await_submission(made) if new else 0
         print(made.run_id)
         return code
-    return watch_run(made, query_slurm, lambda: _next_operator_started(made), as_lines=as_lines)
+    code = watch_run(made, query_slurm, lambda: _next_operator_started(made), as_lines=as_lines)
+    if code and new and (known := _known_partitions(fold(made.journal).state)):
+        print(f"      {known}", file=sys.stderr)  # below the hint of the failure
+    return code
+
+
+def _known_partitions(state: State) -> str:
+    """Return the partitions that exist, if Slurm refused the job because of its partition; else ""."""
+    from transom_cli.bootstrap.slurm import partitions
+
+    refused = state.phase.over and not state.job.id and "partition" in state.verdict.lower()
+    known = ", ".join(partitions()) if refused else ""
+    return f"the partitions are: {known}" if known else ""
 
 
 def _await_submission(made: RunDir) -> int:
     """Wait until Slurm has accepted or refused the job. Returns 0, or the exit code of the refused run."""
     import time
 
-    from transom_cli.bootstrap.slurm import partitions
     from transom_cli.supervise.journal import fold
 
     if not _submits_here(made):
@@ -240,8 +252,7 @@ def _await_submission(made: RunDir) -> int:
     while time.monotonic() < deadline:
         state = fold(made.journal).state
         if state.phase.over and not state.job.id:
-            known = ", ".join(partitions()) if "partition" in state.verdict.lower() else ""
-            hint = f"the partitions are: {known}" if known else f"transom explain {made.run_id}"
+            hint = _known_partitions(state) or f"transom explain {made.run_id}"
             print(
                 f"error: {TransomError(f'Run `{made.run_id}` was not submitted', state.verdict, hint)}", file=sys.stderr
             )

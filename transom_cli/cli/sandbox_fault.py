@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from transom_cli.cli.sandbox import Dir, running
+from transom_cli.errors import UsageError
+from transom_cli.plural import several
+
+if TYPE_CHECKING:
+    from transom_cli.sandbox.cluster import Sandbox
 
 fault_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Inject a fault, or undo one.")
 
 Node = Annotated[str, typer.Argument(help="Name of a node, such as node2.")]
-Job = Annotated[int, typer.Option("--job", help="Job ID.")]
+Job = Annotated[int | None, typer.Option("--job", help="Job ID [default: the only running job].")]
 Rank = Annotated[int, typer.Argument(help="The global rank.")]
 Folder = Annotated[Path, typer.Argument(help="A folder, such as the root of run directories; shared first if needed.")]
 Shared = Annotated[Path, typer.Argument(help="The folder that was shared.")]
@@ -25,6 +30,24 @@ def _inject(name: str, dir: Dir, *target: object) -> object:
     return getattr(faults, name.replace("-", "_"))(running(dir), *target)
 
 
+def _job(sandbox: Sandbox, job: int | None) -> int:
+    """Return `job`, or the only running job. Raises UsageError if none runs, or several do."""
+    if job is not None:
+        return job
+    jobs = sandbox.slurm("squeue", "-h", "-a", "-t", "RUNNING", "-o", "%A %j").splitlines()
+    if len(jobs) == 1:
+        return int(jobs[0].split()[0])
+    if not jobs:
+        raise UsageError("No job runs in the sandbox", hint="`transom status` shows when one does")
+    raise UsageError(f"{several(len(jobs), 'job')} run in the sandbox", ", ".join(jobs), "choose one with `--job`")
+
+
+def _inject_job(name: str, dir: Dir, job: int | None, *target: object) -> tuple[int, object]:
+    """Call the function of `sandbox.faults` with a job. Returns the job's ID and the result."""
+    found = _job(running(dir), job)
+    return found, _inject(name, dir, found, *target)
+
+
 def _on_node(name: str, done: str, help: str) -> None:
     """Add a command. done: the line that it prints, from its target and the function's result."""
 
@@ -35,20 +58,21 @@ def _on_node(name: str, done: str, help: str) -> None:
 
 def _on_rank(name: str, done: str, help: str) -> None:
     @fault_app.command(name, help=help)
-    def command(rank: Rank, job: Job, dir: Dir = None) -> None:
-        print(done.format(rank, job, _inject(name, dir, job, rank)))
+    def command(rank: Rank, job: Job = None, dir: Dir = None) -> None:
+        print(done.format(rank, *_inject_job(name, dir, job, rank)))
 
 
 def _on_agent(name: str, done: str, help: str) -> None:
     @fault_app.command(name, help=help)
-    def command(node: Node, job: Job, dir: Dir = None) -> None:
-        print(done.format(job, node, _inject(name, dir, job, node)))
+    def command(node: Node, job: Job = None, dir: Dir = None) -> None:
+        found, result = _inject_job(name, dir, job, node)
+        print(done.format(found, node, result))
 
 
 def _on_launcher(name: str, done: str, help: str) -> None:
     @fault_app.command(name, help=help)
-    def command(job: Job, dir: Dir = None) -> None:
-        print(done.format(job, _inject(name, dir, job)))
+    def command(job: Job = None, dir: Dir = None) -> None:
+        print(done.format(*_inject_job(name, dir, job)))
 
 
 def _on_controller(name: str, done: str, help: str) -> None:
@@ -100,23 +124,27 @@ _on_rank("cont-rank", "continued rank {} of job {}: pid {}", "Undo stop-rank.")
 @fault_app.command()
 def slow_rank(
     rank: Rank,
-    job: Job,
+    job: Job = None,
     duty: Annotated[float, typer.Option(help="The share of the time that it runs.", min=0.0, max=1.0)] = 0.5,
     dir: Dir = None,
 ) -> None:
     """Slow one rank down to a share of the time. Undo: unslow-rank."""
     from transom_cli.sandbox import faults
 
-    print(f"slowed rank {rank} of job {job}: pid {faults.slow_rank(running(dir), job, rank, duty)}")
+    sandbox = running(dir)
+    found = _job(sandbox, job)
+    print(f"slowed rank {rank} of job {found}: pid {faults.slow_rank(sandbox, found, rank, duty)}")
 
 
 @fault_app.command()
-def unslow_rank(rank: Rank, job: Job, dir: Dir = None) -> None:
+def unslow_rank(rank: Rank, job: Job = None, dir: Dir = None) -> None:
     """Undo slow-rank."""
     from transom_cli.sandbox import faults
 
-    was = faults.unslow_rank(running(dir), job, rank)
-    print(f"rank {rank} of job {job} {'runs freely again' if was else 'was not slowed'}")
+    sandbox = running(dir)
+    found = _job(sandbox, job)
+    was = faults.unslow_rank(sandbox, found, rank)
+    print(f"rank {rank} of job {found} {'runs freely again' if was else 'was not slowed'}")
 
 
 _on_controller(

@@ -16,7 +16,9 @@ from transom_cli.core.codec import BadRecord, build, plain
 from transom_cli.core.events import Event
 from transom_cli.core.journal_times import JournalTimes
 from transom_cli.core.operator.state import Phase, SavesFail, State
+from transom_cli.core.progress import newest_step
 from transom_cli.files import replace_text
+from transom_cli.heartbeat.table import BadTable, RankBeat, decode, reached
 from transom_cli.layout import RunDir
 from transom_cli.supervise.attempt_files import saves_fail
 
@@ -46,6 +48,7 @@ class RunSummary:
 def write_summary(run: RunDir, state: State, submitted: float | None, *, keep: bool = True) -> RunSummary:
     """Return the summary of a run whose state is final. With `keep`, write it; a failure to write is ignored."""
     job, progress = state.job, state.progress
+    step, since_start = _last_step(run, state)
     summary = RunSummary(
         phase=state.phase,
         since=state.since,
@@ -53,8 +56,8 @@ def write_summary(run: RunDir, state: State, submitted: float | None, *, keep: b
         job_id=job.id,
         restarts=job.restarts,
         starts=job.starts,
-        step=progress.step,
-        steps_since_start=progress.since_start and progress.step >= 0,
+        step=step,
+        steps_since_start=since_start and step >= 0,
         durable=progress.durable,
         verdict=" ".join(state.verdict.split())[:4096],
         exit_code=state.exit_code,
@@ -65,6 +68,19 @@ def write_summary(run: RunDir, state: State, submitted: float | None, *, keep: b
         with contextlib.suppress(OSError):
             replace_text(run.summary, json.dumps(plain(summary)) + "\n")
     return summary
+
+
+def _last_step(run: RunDir, state: State) -> tuple[int, bool]:
+    """Return the newest step, from the journal and the last heartbeat tables, and whether it counts from the start."""
+    progress, ranks = state.progress, list[RankBeat]()
+    nodes = run.attempt(state.job.id, state.job.restarts).nodes
+    for path in nodes.glob("*.beats") if state.job.id else ():
+        with contextlib.suppress(OSError, BadTable):
+            ranks += decode(path.read_bytes()).ranks
+    launch = max((r.launch for r in ranks), default=0)
+    seen = reached(r for r in ranks if r.launch == launch)
+    step, since_start = newest_step((progress.step, progress.since_start), seen)
+    return (step, since_start) if since_start else (max(step, progress.max_step), False)
 
 
 def read_summary(folder: Path) -> tuple[RunSummary, int] | None:

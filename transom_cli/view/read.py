@@ -156,6 +156,7 @@ def read_brief(run: RunDir, folded: Folded) -> RunView:
     state, alive = folded.state, _operator_lives(run, 0.0)
     attempt = run.attempt(state.job.id, state.job.restarts)
     reports = read_reports(attempt).get("standing") if state.job.id else None
+    checks = state.job.state == "RUNNING" and not state.launch.started
     view = replace(
         build_view(run.run_id, state, {}, time.time(), operator=alive),
         path=str(run.path),
@@ -165,6 +166,7 @@ def read_brief(run: RunDir, folded: Folded) -> RunView:
         submitted=folded.times.submitted,
         operator_job=0 if alive else operator_job(run),
         owner=other_owner(run),
+        preflight=_read_preflight(attempt, state, probe=True) if checks else None,
     )
     held = None if alive else _launcher_hold(run, state)
     return held_view(view, held) if held is not None else view
@@ -204,18 +206,25 @@ def _newest_table(attempt: AttemptDir) -> float | None:
 
 
 def with_goodput(run: RunDir, view: RunView) -> RunView:
-    """Add goodput, unless nothing is known yet or the journals are too long to read for a status screen."""
+    """Add goodput, unless nothing is known yet or the journals are too long to read for a status screen.
+
+    Of a run that is over, also the last step that the report shows: the last tables may be of an attempt without any.
+    """
     from transom_cli.supervise.record_reader import read_run_record  # `transom list` does without it
+    from transom_cli.view.explain import newest_step
     from transom_cli.view.goodput import summary
 
     try:
         journals = [run.journal, *run.attempts.glob("*/*.jsonl")]
         if sum(path.stat().st_size for path in journals if path.exists()) > MAX_JOURNALS:
             return view
-        account = read_run_record(run, view.now).account
+        book = read_run_record(run, view.now)
     except OSError:
         return view
+    account = book.account
     share = account.whole.goodput if account.steps_seen else None
+    if view.over and not view.steps_since_start:
+        view = replace(view, step=max(view.step, newest_step(book)))
     return replace(view, goodput=share, goodput_summary=summary(account))
 
 

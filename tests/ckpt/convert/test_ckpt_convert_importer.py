@@ -76,6 +76,17 @@ def test_with_all_of_it_the_training_goes_on_bit_for_bit(trained, there: Path, t
     assert again.digest() == training.digest()
 
 
+def test_import_makes_its_folder_and_removes_it_if_it_fails(trained, tmp_path: Path):
+    directory, _ = trained
+    _done("export", directory, "-o", tmp_path / "all.pt", "--all")
+    (tmp_path / "broken.pt").write_bytes(b"nonsense")
+    for wrong in ("broken.pt", "missing.pt"):
+        _refused("import", tmp_path / wrong, tmp_path / "new" / "folder", "--step", 7)
+        assert not (tmp_path / "new").exists()
+    _done("import", tmp_path / "all.pt", tmp_path / "new" / "folder", "--step", 7)
+    assert [verify(c).good for c in candidates(tmp_path / "new" / "folder")] == [True]
+
+
 def test_without_per_rank_state_the_rest_is_restored_and_it_is_said(trained, there: Path, tmp_path: Path, capsys):
     directory, training = trained
     _done("export", directory, "-o", tmp_path / "m.pt")
@@ -258,7 +269,6 @@ def test_a_run_without_checkpoints_yet_gets_its_first(tmp_path: Path):
     state = {"x": 0}
     assert Checkpointer(state, run.checkpoints, every=1).restore() == 12 and state == {"x": 1}
     assert _refused("import", tmp_path / "x.pt", "b", "--root", tmp_path / "runs", "--step", 1).exit_code == 10
-    assert "mkdir -p" in _refused("import", tmp_path / "x.pt", tmp_path / "no", "--step", 1).hint
     assert _run("import", tmp_path / "x.pt", "a", "--root", tmp_path / "runs", "--step", -1).exit_code == 2
 
 
