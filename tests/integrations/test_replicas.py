@@ -109,7 +109,7 @@ class Ranks:
 def undisturbed(steps: int) -> list[torch.Tensor]:
     """The parameters after that many steps in one process."""
     sys.argv[1:] = ["", str(steps), "kept", "1"]
-    import replicas_worker as worker
+    from integrations import replicas_worker as worker
 
     model, optimizer = worker.build()
     inputs, targets = worker.data()

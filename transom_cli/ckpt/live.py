@@ -98,7 +98,8 @@ class LiveState:
         self._state = state
         self._passing: Paths = {}  # values that may change at any time
         self._small = b""  # those that are no tensors, or this rank's own
-        self._buffers: dict[str, tuple[int, torch.Tensor]] = {}
+        self._buffers: Flat = {}  # copies; torch's own layers change them without a new version
+        self._stored: frozenset[str] = frozenset()
         self._versions: list[tuple[torch.Tensor, int]] = []  # of parameters
         self._step = -1
         self._unfit = ""
@@ -111,15 +112,15 @@ class LiveState:
         try:
             if self._step < 0:
                 with undisturbed():
-                    self._unfit = _not_replicated(self._state.read()[0])
+                    flat, _ = self._state.read()
+                self._unfit, self._stored = _not_replicated(flat), frozenset(flat)
                 if self._unfit:
                     return
             flat, where = self._state.passing()
             held = {key: one for key, one in flat.items() if isinstance(one, torch.Tensor) and where[key][0] != RANKS}
             small = _packed({key: (where[key], one) for key, one in flat.items() if key not in held})
-            for key, one in self._state.buffer_values().items():
-                if key not in self._buffers or self._buffers[key][0] != one._version:
-                    self._buffers[key] = one._version, one.detach().clone()
+            buffers = self._state.buffer_values()
+            self._buffers = {key: one.detach().clone() for key, one in buffers.items() if key in self._stored}
             self._versions = [(one, one._version) for one in (*self._state.optimized(), *held.values())]
             self._passing = where
             self._small, self._step = small, step
@@ -142,7 +143,7 @@ class LiveState:
                 flat, where = self._state.read()
             if unknown := self._passing.keys() - flat.keys():
                 return Left(launch=launch, why=f"{min(unknown)} is not in it any more")
-            flat |= {key: one for key, (_, one) in self._buffers.items() if key in flat}
+            flat |= self._buffers
             flat |= {key: one for key, (_, one) in small.items()}
             held = {key: one.detach().to("cpu", copy=True) if isinstance(one, torch.Tensor) else one
                     for key, one in flat.items()}  # fmt: skip
