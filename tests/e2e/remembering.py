@@ -22,6 +22,7 @@ from transom_cli.integrations.recoverable import Context
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--delay", type=float, default=0.1)
+parser.add_argument("--every", type=int, default=1, help="steps between snapshots")
 parser.add_argument("--persist", type=int, default=1000, help="every so many snapshots one becomes durable")
 parser.add_argument("--hang", type=int, default=-1, help="after this step, in the run's first start")
 parser.add_argument("--final", type=Path, required=True, help="rank 0 writes a hash of the final model there")
@@ -40,7 +41,7 @@ def train(ctx: Context) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(100 + rank)
 
-    checkpointer = Checkpointer({"model": model, "optimizer": optimizer}, every=1, persist=args.persist)
+    checkpointer = Checkpointer({"model": model, "optimizer": optimizer}, every=args.every, persist=args.persist)
     done = checkpointer.restore() or 0
     print(f"rank {rank} goes on from step {done}, entry {ctx.entry}", flush=True)
     for step in range(done + 1, args.steps + 1):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch")
+
 from e2e.support import STEPS, Person, at_step, over, remembering
 from e2e.test_agents import wait_for
+from integrations.test_replicas import assert_exact
 
 from transom_cli.layout import AttemptDir
 from transom_cli.sandbox import faults, processes
@@ -60,4 +66,48 @@ def test_only_the_hung_rank_is_replaced(person: Person, sandbox: Sandbox, tmp_pa
     assert "rank 0 goes on from step" in logs(attempt, 1) and "entry 1" in logs(attempt, 1)
     (recovered,) = [one["words"] for one in recoveries(attempt) if one["what"] == "recovered"]
     assert "1 rank re-entered in the same process, rank 1 replaced" in str(recovered)
+    wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a process has outlived the run")
+
+
+def test_survivors_go_on_from_their_own_state_without_a_snapshot(
+    person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
+) -> None:
+    command = remembering(tmp_path / "final", "--every", "1000")
+    run = person.start("-N", "2", "--set", "launch.recoverable=true", "--", *command)
+    job = person.wait(run, at_step(10), 180)["job_id"]
+    attempt = run.attempt(job, 0)
+    faults.kill_rank(sandbox, job, 1)
+    view = person.wait(run, over, 240)
+    print(logs(attempt, 0)[-3000:], logs(attempt, 1)[-3000:], *recoveries(attempt), sep="\n")
+    assert (view["phase"], view["step"], view["starts"]) == ("done", STEPS, 0)
+    assert "from the live state of 1 of 2 ranks" in logs(attempt, 1)
+    assert (tmp_path / "final").read_text() == undisturbed
+
+
+def test_replica_is_lost_and_the_others_train_on_until_its_replacement_joins(
+    person: Person, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    import torch
+
+    folder = tmp_path / "out"
+    folder.mkdir()
+    person.env["PAUSE"] = "0.2"
+    worker = Path(__file__).parents[1] / "integrations" / "replicas_worker.py"
+    command = (sys.executable, str(worker), str(folder), "200", "kept", "1000000")
+    run = person.start("-N", "3", "--set", "launch.recoverable=true", "--", *command)
+    job = person.wait(run, at_step(10), 180)["job_id"]
+    attempt = run.attempt(job, 0)
+    faults.kill_rank(sandbox, job, 1)
+    wait_for(lambda: any(one["what"] == "joined" for one in recoveries(attempt)), "rank 1 did not join")
+    (folder / "hurry").touch()
+    view = person.wait(run, over, 240)
+    print(logs(attempt, 1)[-3000:], *recoveries(attempt), sep="\n")
+    assert (view["phase"], view["step"], view["starts"]) == ("done", 200, 0)
+    said = [one["words"] for one in recoveries(attempt) if one["what"] == "recovered"]
+    assert len(said) == 1 and "a new process took rank 1, 2 survivors re-entered" in said[0]
+    for rank in (0, 2):
+        found = [json.loads(line) for line in (folder / f"report-{rank}").read_text().splitlines()]
+        assert [one["step"] for one in found] == list(range(1, 201)), "a step of a survivor was lost or repeated"
+        print(f"rank {rank}: longest step", max(b["at"] - a["at"] for a, b in itertools.pairwise(found)))
+    assert_exact(torch.load(folder / "final-0"), 200)
     wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a process has outlived the run")

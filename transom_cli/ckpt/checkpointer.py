@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from transom_cli.ckpt import live as live_state
 from transom_cli.ckpt.directory import prepare_copies, prepare_directory
 from transom_cli.ckpt.failures import SaveFailed
 from transom_cli.ckpt.names import Here
@@ -138,6 +139,8 @@ class Checkpointer:
         self._closed = False
         self._samples = SampleLog(state, first=ranks.first)
         self._requests = final_checkpoint.listen()
+        self._live = live_state.LiveState(live) if reentry.watched() else None
+        self._state = live
         reentry.at_reentry(weakref.WeakMethod(self._abandon))
 
     @property
@@ -200,6 +203,8 @@ class Checkpointer:
         with phase("restore"), garbage_collection_paused():
             self.wait()
             self._passed_over = ""
+            if self._live is not None and path is None and (done := self._continue()) is not None:
+                return done
             found = self._restorer.restore(allow_lost)
             if found is None and path is not None:
                 found = self._restorer.start_from(Path(path).absolute(), step)
@@ -211,7 +216,30 @@ class Checkpointer:
                     self._requests.at(step)
             # a training that resumes has lost enough time already: its memory is allocated while it runs
             self._saver.prepare(step, begins=found is None)
+            if found is not None:
+                self._live_at(step)
             return None if found is None else step
+
+    def _continue(self) -> int | None:
+        """Go on from the live state of the launch before. None: there is none."""
+        done = live_state.restore(self.directory, self._state, self._ranks, self._say)
+        if done is None:
+            return None
+        self._restorer.continues()
+        self._snapshots.rewind(done)
+        resumed(done)
+        self._saver.continues(done)
+        if self._requests is not None:
+            self._requests.at(done)
+        self._saver.prepare(done)
+        self._live_at(done)
+        if done and done % self.every == 0:  # the save of that step may have been interrupted
+            self._saver.start(done, requested=False)
+        return done
+
+    def _live_at(self, step: int) -> None:
+        if self._live is not None:
+            self._live.mark(step)
 
     def step(self, step: int, loss: float | None = None, metrics: Mapping[str, float] | None = None) -> bool:
         """Report that `step` is done and save if due: `beat(step, loss)` and `save(step, metrics)` in one.
@@ -250,6 +278,7 @@ class Checkpointer:
                 Parameters that were equal at the restore are first repeated on other nodes, if a launcher watches.
             RanksMissing: other ranks have not called save() within `patience`; names them. No save can follow.
         """
+        self._live_at(step)
         if not self._prepared:
             self._prepared = True
             self._saver.prepare(step - 1)
@@ -270,6 +299,7 @@ class Checkpointer:
         finally:
             if self._requests is not None and requested:
                 self._requests.follow(save.over if save is not None else None)
+        reentry.at_boundary()
         return save is not None
 
     def wait(self, strict: bool = False) -> None:
@@ -312,6 +342,8 @@ class Checkpointer:
         """
         if not self._closed:
             self._closed = True
+            if self._live is not None:
+                live_state.keep(self.directory, self._live.leave())
             self._snapshots.daemon.close()
             self._saver.close()
             self._snapshots.close(durable=False)

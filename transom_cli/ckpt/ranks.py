@@ -127,7 +127,8 @@ class Ranks:
             Attendance(self.rank, self.size, dist.PrefixStore(f"transom-ckpt-{next(_made)}", store)) if store else None
         )
         world = os.environ.get("WORLD_SIZE", "1")
-        if not together and world.isdecimal() and int(world) > 1:
+        alone = not together and not (dist.is_available() and dist.is_initialized())
+        if alone and world.isdecimal() and int(world) > 1:
             raise UsageError(
                 f"The Checkpointer was made before the {world} ranks found each other",
                 "WORLD_SIZE is " + world + ", and torch.distributed is not initialized: each would write alone",

@@ -138,6 +138,34 @@ class State:
         self._spread.spread(flat, paths, lambda path: self.loads_in_place(within(path)), self._own)
         return (flat, paths) if not self._per_rank.patterns else self._with_declared(flat, paths)
 
+    def passing(self) -> tuple[Flat, Paths]:
+        """The part of `read` that may change outside the steps of optimizers: random numbers, objects, settings.
+
+        Without modules, and optimizers whose state has a layout of its own.
+        """
+        tree: dict[str, Any] = {}
+        mine: dict[str, Any] = {RNG: read_rng()}
+        for name, value in self._live():
+            if isinstance(value, torch.optim.Optimizer):
+                groups = [{key: one for key, one in group.items() if key != "params"} for group in value.param_groups]
+                tree |= {name: {"param_groups": groups}} if name not in self._as_it_is else {}
+            elif not isinstance(value, torch.nn.Module):
+                held = self._held(name, value, {})
+                (mine if self._differs_by_rank(name, value) else tree)[name] = held
+        tree[RANKS] = {self._rank: mine}
+        flat, paths = flatten(tree)
+        return (flat, paths) if not self._per_rank.patterns else self._with_declared(flat, paths)
+
+    def optimized(self) -> list[torch.Tensor]:
+        """The parameters of optimizers."""
+        found = (value for value in self._entries.values() if isinstance(value, torch.optim.Optimizer))
+        return [p for optimizer in found for group in optimizer.param_groups for p in group["params"]]
+
+    def buffer_values(self) -> Flat:
+        """The modules' buffers, which a forward pass may change."""
+        modules = [(name, unwrap(value)) for name, value in self._entries.items() if isinstance(value, torch.nn.Module)]
+        return {f"{name}.{key}": one for name, module in modules for key, one in self._buffers(name, module)}
+
     def to_save(self) -> tuple[Flat, Paths]:
         """Like `read`, without what another rank saves for all: buffers that DDP broadcasts are rank 0's."""
         if not self._looked:

@@ -75,12 +75,19 @@ class GlobalBatches:
         for name, size in given.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise UsageError(f"{name}={size!r} must be a number of samples, at least 1")
-        distributed = dist.is_available() and dist.is_initialized()
         self.size, self.global_batch, self.micro_batch = dataset_size, global_batch, micro_batch
         self.seed, self.shuffle = seed, shuffle
-        self.rank = rank if rank is not None else dist.get_rank() if distributed else 0
-        self.world = world if world is not None else dist.get_world_size() if distributed else 1
+        self._rank, self._world = rank, world
         self.position = 0
+
+    @property
+    def rank(self) -> int:
+        """As of now: elastic replicas change it."""
+        return self._rank if self._rank is not None else dist.get_rank() if _distributed() else 0
+
+    @property
+    def world(self) -> int:
+        return self._world if self._world is not None else dist.get_world_size() if _distributed() else 1
 
     @property
     def epoch(self) -> int:
@@ -193,6 +200,10 @@ class GlobalBatches:
 
     def _border(self, part: int, parts: int) -> int:
         return self.global_batch * part // parts
+
+
+def _distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 class Sampler(torch.utils.data.Sampler[list[int]]):

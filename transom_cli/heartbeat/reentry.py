@@ -89,6 +89,57 @@ def close_all() -> None:
         if (close := _closers.pop()()) is not None:
             with contextlib.suppress(Exception):
                 close()
+    _Watched.marks = _Watched.stepping = False
+
+
+class _Watched:
+    """The training function that this process may enter again.
+
+    boundary: called after each step. marks: something keeps the state of complete steps (`ckpt.live`). stepping: an
+    optimizer has begun a step, and the training has not finished it.
+    """
+
+    active = False
+    marks = False
+    stepping = False
+    boundary: Callable[[], None] | None = None
+
+
+def watch(boundary: Callable[[], None] | None) -> None:
+    """A training begins that this process may enter again. boundary: called after each of its steps."""
+    _Watched.active, _Watched.marks, _Watched.stepping, _Watched.boundary = True, False, False, boundary
+
+
+def watch_no_more() -> None:
+    _Watched.active, _Watched.boundary = False, None
+
+
+def watched() -> bool:
+    return _Watched.active
+
+
+def elastic_replicas() -> bool:
+    """Whether this process's training may go on with fewer ranks in the same launch."""
+    return _Watched.boundary is not None
+
+
+def stepping() -> bool:
+    return _Watched.stepping
+
+
+def begin_step() -> None:
+    _Watched.stepping = _Watched.marks
+
+
+def step_done() -> None:
+    """The training has finished its step: no value changes until the next one."""
+    _Watched.marks, _Watched.stepping = True, False
+
+
+def at_boundary() -> None:
+    """Called at the end of a step by all ranks. May raise a BaseException by which the training is entered again."""
+    if _Watched.boundary is not None:
+        _Watched.boundary()
 
 
 def redirect(launch: int, rank: int) -> None:

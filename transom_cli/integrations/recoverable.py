@@ -12,7 +12,7 @@ the training: it shuts the sockets of the process groups, so that collectives en
 main thread by a signal. Then the groups are destroyed, Checkpointers let go of their snapshots, heartbeats begin the
 next launch, and the function is called again with the variables of the new rendezvous.
 
-gloo's own abort() does not end a collective while its peers live (torch 2.13). NCCL's groups are aborted by torch.
+With `@recoverable(replicas="elastic")` the survivors train on without the lost rank (`replicas`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ import functools
 import gc
 import os
 import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
 
+import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from transom_cli.errors import UsageError
 from transom_cli.heartbeat import client, paths, reentry
+from transom_cli.integrations.replicas import Finished, Joins, Replicas
+from transom_cli.integrations.sockets import abort, sockets
 
 POLL = 0.05  # seconds between two looks for an order
 AGAIN = 0.1  # seconds between two interrupts, until the main thread answers
+MERCY = 1.0  # seconds for which a step of the optimizer is not interrupted, so that the state stays whole
 STUCK = 5.0  # seconds after which a process whose main thread does not answer starts from scratch
 PATIENCE = 15.0  # seconds that a rank whose collective has failed waits for an order
 _SIGNAL = signal.SIGURG  # ignored by default; ends sleeps and waits for locks
@@ -55,9 +59,20 @@ class Context:
     entry: how often this process has entered it before; 0 in a fresh process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: Replicas | None = None) -> None:
         self.entry = 0
         self._kept: dict[str, Any] = {}
+        self._replicas = replicas
+
+    def join(self, backend: str | None = None, **options: Any) -> None:
+        """Call it in place of `torch.distributed.init_process_group`, with the same arguments.
+
+        With elastic replicas, the others wait for this rank from here on: build what is kept before.
+        """
+        if self._replicas is None:
+            dist.init_process_group(backend, **options)
+        else:
+            self._replicas.join(backend, **options)
 
     def keep(self, name: str, make: Callable[[], T]) -> T:
         """Return what `make` returned in an earlier entry of this process; otherwise call it.
@@ -71,20 +86,36 @@ class Context:
         return found
 
 
-def recoverable(function: Callable[..., T]) -> Callable[..., T]:
+@overload
+def recoverable(function: Callable[..., T]) -> Callable[..., T]: ...
+@overload
+def recoverable(*, replicas: str) -> Callable[[Callable[..., T]], Callable[..., T]]: ...
+def recoverable(function: Callable[..., Any] | None = None, *, replicas: str = "") -> Callable[..., Any]:
     """Let this process enter `function` again after a fault of another rank. Its first argument is a `Context`.
 
     Without `launch.recoverable`, or outside the main thread, it is called once.
-    """
 
+    Args:
+        replicas: "elastic": all ranks have the same state (DistributedDataParallel), and train on without a lost one,
+            with the same global batch (`transom_cli.elastic.GlobalBatches`), until its replacement joins.
+    """
+    if replicas not in ("", "elastic"):
+        raise UsageError(f"replicas={replicas!r} is not known", hint='pass replicas="elastic"')
+    if function is None:
+        return lambda chosen: _entered(chosen, elastic=bool(replicas))
+    return _entered(function, elastic=False)
+
+
+def _entered(function: Callable[..., T], *, elastic: bool) -> Callable[..., T]:
     @functools.wraps(function)
     def enter(*args: Any, **kwargs: Any) -> T:
         folder = os.environ.get(paths.BEAT_DIR, "") if os.environ.get(paths.RECOVERABLE) else ""
         main = threading.current_thread() is threading.main_thread()
         if not folder or not main or signal.getsignal(_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN):
             return function(Context(), *args, **kwargs)
-        context = Context()
-        found: T = _Recovery(folder, context, lambda: function(context, *args, **kwargs)).run()
+        replicas = Replicas(paths.own_rank()) if elastic else None
+        context = Context(replicas)
+        found: T = _Recovery(folder, context, lambda: function(context, *args, **kwargs), replicas).run()
         return found
 
     return enter
@@ -93,8 +124,10 @@ def recoverable(function: Callable[..., T]) -> Callable[..., T]:
 class _Recovery:
     """Runs the training in the main thread, and watches for orders in another."""
 
-    def __init__(self, folder: str, context: Context, train: Callable[[], Any]) -> None:
-        self._folder, self._context, self._train = folder, context, train
+    def __init__(
+        self, folder: str, context: Context, train: Callable[[], Any], replicas: Replicas | None = None
+    ) -> None:
+        self._folder, self._context, self._train, self._replicas = folder, context, train, replicas
         self._rank = paths.own_rank()
         self._interrupting = False
         self._order: dict[str, str] | None = None
@@ -103,14 +136,21 @@ class _Recovery:
     def run(self) -> Any:
         former = signal.signal(_SIGNAL, self._interrupt)
         self._hook = sys.excepthook
+        stepping = register_optimizer_step_pre_hook(self._before_step)
+        reentry.watch(self._replicas.boundary if self._replicas is not None else None)
         try:
-            with _sockets.noted():
+            with sockets.noted():
                 while True:
                     done, value = self._once()
                     if done:
                         return value
                     self._again()
+        except Finished:
+            print("transom: the training has ended before this rank joined it", file=sys.stderr, flush=True)
+            raise SystemExit(0) from None
         finally:
+            reentry.watch_no_more()
+            stepping.remove()
             signal.signal(_SIGNAL, former)
 
     def _once(self) -> tuple[bool, Any]:
@@ -122,8 +162,8 @@ class _Recovery:
         watcher = threading.Thread(target=self._watch, args=(launch,), name="transom-reentry", daemon=True)
         watcher.start()
         with contextlib.suppress(OSError):
-            reentry.hear(self._folder, launch, self._rank)
-        done, value = False, None
+            reentry.hear(self._folder, launch, self._rank, elastic=self._replicas is not None)
+        done, value, joins = False, None, False
         try:
             try:
                 try:
@@ -132,6 +172,8 @@ class _Recovery:
                     self._interrupting = False
             except Reentered:
                 pass
+            except Joins:
+                joins = True
             except Exception as error:
                 if not self._ordered.is_set() and not (_is_of_a_peer(error) and self._ordered.wait(PATIENCE)):
                     raise
@@ -141,27 +183,32 @@ class _Recovery:
             self._interrupting = False
         finally:
             self._interrupting = False
-            reentry.hear_no_more(self._folder, launch, self._rank)
+            if not joins:
+                reentry.hear_no_more(self._folder, launch, self._rank)
             ordered = reentry.read_order(self._folder, launch)  # no later one counts on this rank
             self._over.set()
             watcher.join()
             self._order = ordered or self._order
-        return self._order is None and done, value
+        return self._order is None and done and not joins, value
 
     def _again(self) -> None:
-        """Leave the launch, and become a rank of the next one."""
-        guard = threading.Timer(STUCK, self._start_from_scratch)  # a group that ends joins its threads
+        """Leave the groups; and after an order the launch, to become a rank of the next one."""
+        stuck = self._start_from_scratch if self._order is not None else _end
+        guard = threading.Timer(STUCK, stuck)  # a group that ends joins its threads
         guard.daemon = True
         guard.start()
         reentry.close_all()
         with contextlib.suppress(Exception):
             if dist.is_initialized():
                 dist.destroy_process_group()
-        _sockets.forget()
+        if self._replicas is not None:
+            self._replicas.left()
         sys.excepthook = self._hook  # torch wraps it for each group
         gc.collect()  # frames of the training, and with them groups and workers of data loaders
         guard.cancel()
-        self._adopt()
+        if self._order is not None:
+            sockets.forget()
+            self._adopt()
         self._context.entry += 1
 
     def _adopt(self) -> None:
@@ -176,11 +223,12 @@ class _Recovery:
             order = reentry.read_order(self._folder, launch)
             if order is None:
                 continue
+            self._mercy = time.monotonic() + MERCY
             self._order, self._interrupting = order, True
             self._ordered.set()
             until = time.monotonic() + STUCK
             while not self._over.is_set():
-                _abort()
+                abort()
                 if self._interrupting:
                     signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
                 if time.monotonic() > until:
@@ -203,100 +251,24 @@ class _Recovery:
         os.execvp(sys.orig_argv[0], sys.orig_argv)
 
     def _interrupt(self, _number: int, _frame: object) -> None:
+        if self._interrupting and not (reentry.stepping() and time.monotonic() < self._mercy):
+            raise Reentered
+
+    def _before_step(self, *_: Any) -> None:
+        """An optimizer is about to change the parameters."""
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()  # or an abort could let it use half-reduced gradients
         if self._interrupting:
             raise Reentered
+        reentry.begin_step()
+
+
+def _end() -> None:
+    """End this process, which is stuck in a call: the launcher replaces it."""
+    os._exit(1)
 
 
 def _is_of_a_peer(error: Exception) -> bool:
     """Whether the error may be another rank's: then an order may come."""
     words = str(error).lower()
     return isinstance(error, (RuntimeError, OSError)) and any(word in words for word in _OF_A_PEER)
-
-
-def _abort() -> None:
-    """End the collectives of this process."""
-    if not dist.is_initialized() or "nccl" not in dist.get_backend():
-        _sockets.shut()
-        return
-    with contextlib.suppress(Exception):
-        c10d._abort_process_group()
-
-
-class _Sockets:
-    """The TCP sockets of torch's process groups and stores: those that appear while torch makes one."""
-
-    def __init__(self) -> None:
-        self._known: set[str] = set()
-        self._before: set[str] | None = None  # while one is being made
-
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Note sockets in this block."""
-        made, met = c10d._new_process_group_helper, c10d.rendezvous
-
-        def make(*args: Any, **kwargs: Any) -> Any:
-            with self._new():
-                return made(*args, **kwargs)
-
-        def meet(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            found = met(*args, **kwargs)
-            while True:
-                with self._new():
-                    try:
-                        one = next(found)
-                    except StopIteration:
-                        return
-                yield one
-
-        c10d._new_process_group_helper, c10d.rendezvous = make, meet
-        try:
-            yield
-        finally:
-            c10d._new_process_group_helper, c10d.rendezvous = made, met
-
-    @contextlib.contextmanager
-    def _new(self) -> Iterator[None]:
-        self._before = set(_open_sockets())
-        try:
-            yield
-        finally:
-            self._known |= set(_open_sockets()) - self._before
-            self._before = None
-
-    def shut(self) -> None:
-        """Shut them, and what was accepted at one of them: gloo accepts connections after it has made a group."""
-        before, accepted = self._before, list[socket.socket]()
-        with contextlib.ExitStack() as stack:
-            ports = set()
-            for name, fd in _open_sockets().items():
-                with contextlib.suppress(OSError):
-                    found = stack.enter_context(socket.socket(fileno=os.dup(fd)))
-                    if found.family not in (socket.AF_INET, socket.AF_INET6):
-                        continue
-                    ours = name in self._known or (before is not None and name not in before)
-                    if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        ports |= {found.getsockname()[1]} if ours else set()
-                    elif ours:
-                        found.shutdown(socket.SHUT_RD)
-                    else:
-                        accepted.append(found)
-            for found in accepted:
-                with contextlib.suppress(OSError):
-                    if found.getsockname()[1] in ports:
-                        found.shutdown(socket.SHUT_RD)
-
-    def forget(self) -> None:
-        self._known.clear()
-
-
-_sockets = _Sockets()
-
-
-def _open_sockets() -> dict[str, int]:
-    found = {}
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
-            if target.startswith("socket:"):
-                found[target] = int(name)
-    return found

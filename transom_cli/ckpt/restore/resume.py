@@ -122,6 +122,11 @@ class Restorer:
         self._snapshots.rewind(None)
         return None
 
+    def continues(self) -> None:
+        """The live state is used instead of a candidate. A collective."""
+        self._state.exchange_groups(self._ranks)
+        self.batches = Batches(self._ranks.by_first(lambda: rollback.read(self._places[0])))
+
     def newest(self) -> int:
         """The newest step that there is, whether it restores or not; -1: none. Called by rank 0."""
         return max((one.step for one in self._read_candidates().found), default=-1)

@@ -96,6 +96,12 @@ class Saver:
         if not durable:
             self._options.rule.hurry()
 
+    def continues(self, step: int) -> None:
+        """Training continues from a live state that the ranks have compared, whether `step` is saved or not."""
+        self._replicas.forget()
+        self._replicas.clean = step
+        self._options.rule.hurry()
+
     def prepare(self, done: int, *, begins: bool = False) -> None:
         """Plan and allocate memory for the next save, after `done` steps: after restore(), and at the first save().
 
