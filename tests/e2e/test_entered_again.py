@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from e2e.support import STEPS, Person, at_step, over, remembering
 from e2e.test_agents import wait_for
+from e2e.test_spares import launches, ready
 
 from transom_cli.layout import AttemptDir
 from transom_cli.sandbox import faults, processes
@@ -60,4 +61,25 @@ def test_only_the_hung_rank_is_replaced(person: Person, sandbox: Sandbox, tmp_pa
     assert "rank 0 goes on from step" in logs(attempt, 1) and "entry 1" in logs(attempt, 1)
     (recovered,) = [one["words"] for one in recoveries(attempt) if one["what"] == "recovered"]
     assert "1 rank re-entered in the same process, rank 1 replaced" in str(recovered)
+    wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a process has outlived the run")
+
+
+def test_spare_takes_the_rank_of_a_dead_node_and_the_other_rank_stays(
+    person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
+) -> None:
+    command = remembering(tmp_path / "final", "--persist", "5", "--delay", "0.3")
+    run = person.start("-N", "2", "--spares", "1", "--set", "launch.recoverable=true", "--", *command)
+    job = person.wait(run, at_step(10), 180)["job_id"]
+    attempt = run.attempt(job, 0)
+    person.wait(run, lambda _: ready(run, job), 180)
+    faults.kill_node(sandbox, "node2")
+    wait_for(lambda: "rank 1 goes on from step" in logs(attempt, 1), "no rank 1 of launch 1")
+    sandbox.slurm("scontrol", "update", "nodename=node2", "state=down", "reason=test")  # Slurm itself takes minutes
+    view = person.wait(run, over, 240)
+    print(*recoveries(attempt), sep="\n")
+    print(logs(attempt, 1)[-2000:])
+    assert (view["phase"], view["step"], view["starts"]) == ("done", STEPS, 0)
+    assert (tmp_path / "final").read_text() == undisturbed
+    assert launches(run, job) == [["node1", "node2"], ["node1", "node3"]]
+    assert "rank 0 goes on from step" in logs(attempt, 1) and "entry 1" in logs(attempt, 1)
     wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a process has outlived the run")
