@@ -85,8 +85,8 @@ SITE ?=
 FIRST ?= 1
 LOG ?=
 
-chaos: setup ## N runs with random faults from SEED: do all invariants hold? (SITE=a,b FIRST=n LOG=file; a minute per run)
-	$(PY) bench/chaos.py --seed $(SEED) --first $(FIRST) --runs $(N) --parallel $(PARALLEL) --site "$(SITE)" $(if $(LOG),--log $(LOG))
+chaos: setup ## N runs with random faults from SEED: do all invariants hold? (SITE=a,b FIRST=n LOG=file RECOVERY=1: around in-process restarts; a minute per run)
+	$(PY) bench/chaos.py $(if $(RECOVERY),--recovery) --seed $(SEED) --first $(FIRST) --runs $(N) --parallel $(PARALLEL) --site "$(SITE)" $(if $(LOG),--log $(LOG))
 
 SITES ?= all
 

@@ -1,12 +1,16 @@
 """Inject several random faults per run at random moments, also during recovery, and check all invariants.
 
-    python bench/chaos.py [--seed 1] [--runs 20] [--only N] [--site a,b] [--log FILE] [--parallel 1] [--json]
+    python bench/chaos.py [--recovery] [--seed 1] [--runs 20] [--only N] [--site a,b] [--log FILE] [--json]
 
 Each run trains the example GPT on 3 of a sandbox's 6 nodes, with its files on its own shared disk. It suffers two to
 four faults: on ranks, agents, the launcher, the operator, nodes, slurmctld, the disk (full, read-only, stalled) and the
 clock. Faults that a person would repair (the disk, the controller, a dead operator) are repaired after a while, as
 planned. Run n of seed s always has the same plan `s/n`: `--only n` repeats it. With `--log FILE`, a campaign can be
 split (`--first`, `--runs`) and resumed.
+
+With `--recovery`, runs have `launch.recoverable` and `launch.standby`, and the faults come around an in-process
+restart: a rank dies, once more during the re-entry, or with its standby; a standby dies before; a rank is stopped or
+holds the GIL, alone or while another one dies. A launch that starts ranks from scratch must say why.
 
 Each run must end with the final state of the uninterrupted run, bit for bit, or stop for a reason that its faults
 explain. chaos_judge.py lists all invariants. Exit code 1 if one is violated; the evidence is kept.
@@ -18,20 +22,21 @@ import argparse
 import json
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from chaos_faults import possible
 from chaos_judge import INVARIANTS
-from chaos_plan import KINDS, SANDBOX_NODES, make_plan
+from chaos_plan import KINDS, SANDBOX_NODES, Plan, make_plan, make_recovery_plan
 from chaos_run import INTERRUPTED, one_run
 from harness import Bench, BenchError, Result, Training, progress, reference, run_bench, surroundings
 
 from transom_cli.errors import TransomError
 
 TRAINING = Training(steps=40, every=4, delay=0.15)
+RECOVERY_TRAINING = Training(steps=90, every=4, delay=0.15)  # long enough for standbys to be ready
 
 
 class ChaosBench(Bench):
@@ -61,6 +66,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", type=int, metavar="N", help="only run number N, to do one again")
     parser.add_argument("--parallel", type=int, default=1, metavar="K", help="sandboxes side by side [1]")
     parser.add_argument("--plan", action="store_true", help="show the plans, and run nothing")
+    parser.add_argument(
+        "--recovery", action="store_true", help="faults around an in-process restart, with its settings on"
+    )
     parser.add_argument("--site", default="", help="site profiles of the sandbox, joined with commas [none]")
     parser.add_argument(
         "--log", type=Path, metavar="FILE", help="append each finished run to this file, and skip those that are in it"
@@ -97,11 +105,11 @@ def work(args: argparse.Namespace, numbers: queue.SimpleQueue[int], rows: list[d
     while wanted is None or not numbers.empty():
         with ChaosBench(args.keep, tuple(filter(None, args.site.split(",")))) as bench:
             if wanted is None:
-                wanted = reference(bench, TRAINING)
+                wanted = reference(bench, training_of(args))
                 progress(f"--wanted '{json.dumps(vars(wanted))}'")
             bench.runs = bench.dir / "disk"  # a new one for every run
             while (number := _next(numbers)) is not None:
-                row, lost = chaos(bench, f"{args.seed}/{number}", wanted)
+                row, lost = chaos(bench, f"{args.seed}/{number}", wanted, args)
                 rows.append(row)
                 if args.log is not None:
                     with args.log.open("a") as file:  # one short line at once: parts may run side by side
@@ -120,14 +128,23 @@ def _next(numbers: queue.SimpleQueue[int]) -> int | None:
         return None
 
 
-def chaos(bench: ChaosBench, seed: str, wanted: Result) -> tuple[dict[str, Any], bool]:
+def training_of(args: argparse.Namespace) -> Training:
+    return RECOVERY_TRAINING if args.recovery else TRAINING
+
+
+def plan_of(args: argparse.Namespace, seed: str, kinds: Collection[str]) -> Plan:
+    steps = training_of(args).steps
+    return make_recovery_plan(seed, steps) if args.recovery else make_plan(seed, steps, kinds)
+
+
+def chaos(bench: ChaosBench, seed: str, wanted: Result, args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     """A run that the harness itself cannot bring to its end is no good one either; the next ones go on.
 
     And whether the sandbox is lost for them.
     """
     row: dict[str, Any] = {"seed": seed, "violations": []}
     try:
-        row = one_run(bench, make_plan(seed, TRAINING.steps, bench.kinds), bench.kinds, TRAINING, wanted)
+        row = one_run(bench, plan_of(args, seed, bench.kinds), bench.kinds, training_of(args), wanted)
     except TransomError as error:
         row["error"] = f"{error.what}: {error.why}"
     try:
@@ -143,7 +160,7 @@ def main() -> int:
     wanted_numbers = [args.only] if args.only is not None else range(args.first, args.first + args.runs)
     if args.plan:
         for number in wanted_numbers:
-            plan = make_plan(f"{args.seed}/{number}", TRAINING.steps, KINDS)
+            plan = plan_of(args, f"{args.seed}/{number}", KINDS)
             print("\n    ".join([f"run {plan.seed}:", *(x.words for x in plan.injections)]))
         return 0
     numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -167,7 +184,7 @@ def main() -> int:
     done = sum(row.get("seen", {}).get("exit_code") == 0 for row in rows)
     if args.json:
         print(json.dumps({
-            "schema": 1, "bench": "chaos", "seed": args.seed, "site": args.site, "training": vars(TRAINING),
+            "schema": 1, "bench": "chaos", "seed": args.seed, "site": args.site, "training": vars(training_of(args)),
             "where": surroundings(),
             "took": round(time.time() - began), "invariants": INVARIANTS, "done": done, "of": len(rows),
             "violated": len(bad), "runs": rows,

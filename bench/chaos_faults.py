@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos_plan import CLOCK, DISK, KINDS, LOSES_NODE, Injection
+from chaos_trainer import STUCK
 from harness import Bench, LiveRun
 
 from transom_cli.errors import NotPermitted, TransomError, UsageError
 from transom_cli.layout import RunDir
-from transom_cli.sandbox import faults
+from transom_cli.sandbox import faults, processes
 from transom_cli.sandbox.cluster import Sandbox
+from transom_cli.sandbox.fault_processes import find_rank
 from transom_cli.supervise.lease import read_holder
 
 SMALL_MB = 96  # of the disk that a run's directory is on
@@ -97,7 +100,7 @@ class Hand:
             return "slurmctld", lambda: faults.cont_controller(sb)
         if not job or not self._run.state.job.nodes:
             raise NotNow("no job runs")
-        if group == "rank":
+        if group in ("rank", "standby", "both"):
             return self._rank(fault, job)
         if group == "launcher":
             stop = fault.kind != "launcher-kill"
@@ -117,6 +120,13 @@ class Hand:
         sb, rank = self._sb, fault.target
         if fault.kind == "rank-kill":
             faults.kill_rank(sb, job, rank)
+        elif fault.kind in ("standby-kill", "both-kill"):
+            family = find_rank(sb, job, rank, standby=True)
+            family += find_rank(sb, job, rank) if fault.kind == "both-kill" else []
+            processes.freeze_then_kill(lambda: [proc for proc in family if processes.alive(proc.ident)])
+            return f"{'standby of ' if fault.kind == 'standby-kill' else ''}rank {rank}", lambda: None
+        elif fault.kind == "rank-stuck":
+            os.kill(find_rank(sb, job, rank)[0].pid, STUCK)
         elif fault.kind == "rank-slow":
             faults.slow_rank(sb, job, rank, fault.amount)
             return f"rank {rank}", lambda: faults.unslow_rank(sb, job, rank)

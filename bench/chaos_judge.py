@@ -54,6 +54,7 @@ class Readings:
     unended: tuple[str, ...] = ()  # jobs that Slurm still has as pending or running at the end
     operators: tuple[str, ...] = ()  # alive after the end
     operator_lost: str = ""  # its last words, when it ended and nobody had killed it
+    unexplained: tuple[str, ...] = ()  # launches that started ranks from scratch, and nothing says why
     together: tuple[str, ...] = ()  # jobs that were seen to run at the same moment
 
 
@@ -97,6 +98,10 @@ def _truthful(seen: Readings) -> list[str]:
     if any(re.search(pattern, seen.verdict) and explains(seen) for pattern, explains in _REASONS.items()):
         return []
     return [f"{why}; nothing that was done to it explains that"]
+
+
+def _explained(seen: Readings) -> list[str]:
+    return [f"nothing says why ranks started from scratch in launch {launch}" for launch in seen.unexplained]
 
 
 def lost_nodes(seen: Readings) -> set[str]:
@@ -157,5 +162,6 @@ _INVARIANTS: dict[str, Callable[[Readings], list[str]]] = {
     "healthy nodes": _drained,
     "nothing left": _left,
     "one job at once": _alone,
+    "fallback with a reason": _explained,
 }
 INVARIANTS = tuple(_INVARIANTS)

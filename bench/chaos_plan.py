@@ -88,6 +88,7 @@ class Plan:
     seed: str
     injections: tuple[Injection, ...]
     spares: int = 0  # of the run
+    options: tuple[str, ...] = ()  # of `transom run`
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -113,6 +114,35 @@ def make_plan(seed: str, steps: int, available: Collection[str] = KINDS) -> Plan
         target = rng.randrange(NODES + 2 if kind == "clock-jump" else NODES)  # a clock: of a node, login, or all
         injections.append(Injection(kind, target, _moment(rng, steps, bool(injections)), lasting, amount))
     return Plan(seed, tuple(injections), rng.choice((0, 0, 1)))
+
+
+RECOVERY_OPTIONS = ("--set", "launch.recoverable=true", "--set", "launch.standby=true")
+
+
+def make_recovery_plan(seed: str, steps: int) -> Plan:
+    """Faults around an in-process restart, in a run with `RECOVERY_OPTIONS`. Standbys need some steps to be ready."""
+    rng = random.Random(seed)
+    one, other = rng.sample(range(NODES), 2)
+    start = Moment("step", round(rng.uniform(0.0, 0.5), 2), rng.randrange(steps // 2, steps * 3 // 4))
+    meanwhile = Moment("recovery", round(rng.uniform(0.0, 4.0), 2))
+    after = Moment("fault", round(rng.uniform(0.2, 2.0), 2))
+    stories = (
+        (Injection("rank-kill", one, start),),
+        (Injection("rank-kill", one, start), Injection("rank-kill", other, meanwhile)),
+        (Injection("rank-kill", one, start), Injection("rank-kill", one, meanwhile)),
+        (Injection("standby-kill", one, start), Injection("rank-kill", one, after)),
+        (Injection("both-kill", one, start),),
+        (Injection("rank-stuck", other, start), Injection("rank-kill", one, after)),
+        (Injection("rank-stuck", one, start),),
+        (Injection("rank-stop", one, start),),
+        (Injection("rank-stop", one, start), Injection("rank-kill", other, meanwhile)),
+    )
+    story = stories[int(seed.rpartition("/")[2]) % len(stories)]
+    if rng.random() < 0.25:
+        moment = Moment("recovery", round(rng.uniform(0.0, 4.0), 2))
+        more = (Injection("agent-kill", other, moment), Injection("operator-kill", other, moment, 5.0))
+        story = (*story, rng.choice(more))
+    return Plan(seed, story, options=RECOVERY_OPTIONS)
 
 
 def _fits(kind: str, drawn: list[str]) -> bool:

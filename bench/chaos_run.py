@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import chaos_trainer
 from chaos_faults import SMALL_MB, Hand, NotNow, Place
 from chaos_judge import Made, Readings, Violation, judge, lost_nodes
 from chaos_plan import DISK, Injection, Plan
 from chaos_watch import Watch
-from harness import Bench, BenchError, LiveRun, Result, Training
+from harness import GPT, Bench, BenchError, LiveRun, Result, Training
 
 from transom_cli.errors import TransomError
 from transom_cli.sandbox import faults
@@ -110,6 +111,7 @@ class ChaosRun:
             unended=unended,
             operators=self.watch.operators() if over else (),
             operator_lost=self._operator_lost,
+            unexplained=self.watch.unexplained() if self._plan.options else (),
             together=tuple(sorted(self.watch.together)),
         )
 
@@ -227,7 +229,8 @@ def one_run(bench: Bench, plan: Plan, kinds: Collection[str], training: Training
         "violations": [],
     }
     with disk_of_its_own(bench, kinds) as place:
-        made = bench.train(name, training, plan.spares)
+        trainer = Path(chaos_trainer.__file__) if plan.options else GPT / "train.py"
+        made = bench.train(name, training, plan.spares, plan.options, trainer)
         run = dataclasses.replace(made, dir=place.run_below(made.name))
         story = Story()
         chaos = ChaosRun(bench, run, place, plan, story)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Collection
@@ -64,6 +65,20 @@ class Watch:
         return listed.split()
 
     # --- afterwards ---
+
+    def unexplained(self) -> tuple[str, ...]:
+        """Launches after the first of an attempt for which the launcher's journal does not say who stayed or why not,
+        or whether standbys were used."""
+        found = []
+        for path in sorted(self._dir.attempts.glob("*/launcher.jsonl")):
+            said: set[str] = set()
+            for record in map(json.loads, path.read_text().splitlines()):
+                said.add(record["what"] if record["type"] == "recovery" else record["type"])
+                if record["type"] == "launch":
+                    lacking = {"reentry", "standby"} - said if record["launch"] else set()
+                    found += [f"{path.parent.name}.{record['launch']} ({what})" for what in sorted(lacking)]
+                    said = set()
+        return tuple(found)
 
     def resumed(self) -> tuple[Resumed, ...]:
         resumed = []

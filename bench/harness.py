@@ -191,9 +191,12 @@ class Bench:
         self._made.append(run)
         return run
 
-    def train(self, name: str, training: Training, spares: int = 0, options: tuple[str, ...] = ()) -> LiveRun:
+    def train(
+        self, name: str, training: Training, spares: int = 0, options: tuple[str, ...] = (),
+        trainer: Path = GPT / "train.py",
+    ) -> LiveRun:  # fmt: skip
         hashed = ["--final-hash", str(self._result(name))]
-        return self.submit(name, [str(GPT / "train.py"), *training.words(), *hashed], spares, options)
+        return self.submit(name, [str(trainer), *training.words(), *hashed], spares, options)
 
     def _result(self, name: str) -> Path:
         return self.results / f"{name}.json"

@@ -52,6 +52,7 @@ def test_healthy_run_violates_nothing() -> None:
         ({"operators": ("pid 9",)}, "nothing left", "an operator still runs: pid 9"),
         ({"unended": ("7_RUNNING",)}, "nothing left", "a job still exists: 7_RUNNING"),
         ({"together": ("7_RUNNING, 8_RUNNING",)}, "one job at once", "7_RUNNING, 8_RUNNING"),
+        ({"unexplained": ("7.0.1 (standby)",)}, "fallback with a reason", "7.0.1 (standby)"),
     ],
 )
 def test_every_invariant_can_fail(change: dict[str, object], invariant: str, words: str) -> None:

@@ -9,7 +9,19 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from chaos_plan import CAP, CLOCK, CONTROLLER, DISK, KINDS, LOSES_NODE, NODES, Injection, Moment, make_plan
+from chaos_plan import (
+    CAP,
+    CLOCK,
+    CONTROLLER,
+    DISK,
+    KINDS,
+    LOSES_NODE,
+    NODES,
+    Injection,
+    Moment,
+    make_plan,
+    make_recovery_plan,
+)
 
 STEPS = 60
 PLANS = [make_plan(f"1/{n}", STEPS) for n in range(2000)]
@@ -79,3 +91,11 @@ def test_plan_is_described() -> None:
         "controller-stop, 0.1 s after step 37, undone after 4.8 s",
         "launcher-stop, 0.6 s after the fault before, undone after 3.7 s",
     ]
+
+
+def test_recovery_plans_are_repeatable_and_meet_every_story() -> None:
+    plans = [make_recovery_plan(f"1/{number}", 90) for number in range(1, 40)]
+    assert plans == [make_recovery_plan(f"1/{number}", 90) for number in range(1, 40)]
+    kinds = {fault.kind for plan in plans for fault in plan.injections}
+    assert kinds == {"rank-kill", "rank-stop", "rank-stuck", "standby-kill", "both-kill", "agent-kill", "operator-kill"}
+    assert all(plan.injections[0].moment.after == "step" and plan.options for plan in plans)

@@ -62,7 +62,7 @@ stories = st.lists(
                 hearing=st.sampled_from([(), (0, 1, 2), (0, 2)]),
             ),
             st.builds(launcher.HangJudged, at, launches, st.sampled_from([(), (1,), (1,), (0, 1)])),
-            st.builds(launcher.RanksKilled, at, launches, some_exits),
+            st.builds(launcher.RanksKilled, at, launches, some_exits, some_nodes),
             st.builds(launcher.RanksEntered, at, launches, st.just((0, 1, 2))),
             st.builds(launcher.StopRequested, at, st.just("TERM")),
             st.builds(launcher.TasksSeen, at, launches),
@@ -130,9 +130,13 @@ def test_promises(
                 assert not set(order.nodes) & set(state.nodes.given_up)
                 assert not before.stop or not started
                 if started:
-                    lost = tuple(x.rank for x in before.launch.exits)
+                    trained = before.nodes.training
+                    gone = {x.node for x in before.launch.exits} | set(before.launch.unheard)
+                    lost = tuple(rank for rank, node in enumerate(trained) if node in gone)
                     assert order.launch - 1 in clean or order.lost == lost != (), "beside what may still live"
-                    assert not order.lost or order.nodes == before.nodes.training
+                    kept = [r for r in range(len(trained)) if r not in order.lost] if order.lost else []
+                    assert all(order.nodes[rank] == trained[rank] for rank in kept)
+                    abandoned = set(before.launch.unheard) if order.lost else abandoned
                     assert not abandoned & set(order.nodes), "where something may still live"
                     swaps += not set(order.nodes) >= set(before.nodes.training)  # a run that grows loses no node
                     now_at = state.progress

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from core_launcher import NODES, exits, feed, training
+from core_launcher import NODES, exits, feed, training, with_spare
 
 from transom_cli.core import launcher
-from transom_cli.core.events import Stall
+from transom_cli.core.events import NodeFault, RankExit, Stall
 from transom_cli.core.launcher import Phase, State, next_deadline
 
 KILLED = exits(None, -9, None)
@@ -170,15 +172,13 @@ def test_only_the_rank_that_the_others_wait_for_is_killed_after_a_hang() -> None
     assert (state.launch.kept, state.budget.spent("hang")) == ((0, 2), 1)
 
 
-@pytest.mark.parametrize(
-    "stall",
-    [
-        Stall(4, 9.0, 8.0, (1,), ("n2",), overdue=("n2",)),
-        Stall(4, 9.0, 8.0, (1,), ("n2",), unseen=True),
-    ],
-)
-def test_hang_of_ranks_that_nobody_sees_ends_the_launch(stall: Stall) -> None:
-    assert stalled(training(recoverable=True), stall=stall)[1][-1] == launcher.EndLaunch(0, "l1", evidence=True)
+def test_hang_of_ranks_that_nobody_sees_ends_the_launch() -> None:
+    """A rank stands out that is on another node than the silent one, or no spare is ready for that."""
+    for nodes in (("n2",), ("n3",)):
+        stall = Stall(4, 9.0, 8.0, (1,), nodes, overdue=("n3",))
+        _, actions = stalled(training(recoverable=True), stall=stall)
+        assert actions[-1] == launcher.EndLaunch(0, "l1", evidence=True)
+        assert isinstance(actions[-2], launcher.Journal) and actions[-2].what == "reentry"
 
 
 def test_without_the_setting_a_hang_ends_the_launch() -> None:
@@ -223,6 +223,56 @@ def test_hang_that_comes_back_without_progress_ends_the_launch() -> None:
     assert stalled(state, 1, 30.0)[1][-1] == launcher.EndLaunch(1, "l2", evidence=True)
     state, _ = feed(state, launcher.Stepped(14.0, 1, 9), launcher.CheckpointDurable(14.5, 9))
     assert stalled(state, 1, 30.0)[1][-1] == launcher.JudgeHang(1, "l2")
+
+
+# --- lost nodes ---
+
+LOST = Stall(4, 9.0, 8.0, (1,), ("n2",), overdue=("n2",))
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        launcher.Stalled(30.0, 0, LOST),
+        launcher.NodeUnreachable(30.0, "n2", 20.0),
+        launcher.FaultsFound(30.0, (NodeFault("n2", "gpu", "FAIL", "gone"),)),
+    ],
+)
+def test_spare_takes_the_ranks_of_a_lost_node_and_the_others_stay(sign: launcher.Event) -> None:
+    state, actions = feed(with_spare(recoverable=True), sign)
+    assert actions[-1] == launcher.KillRanks(0, (1,))
+    state, actions = feed(state, launcher.RanksKilled(31.0, 0, (), ("n2",)))
+    assert actions == [launcher.ReadLogs(0, None, alive=True, without=("n2",))]
+    state, actions = feed(state, launcher.LogsRead(32.0, 0, "unknown", "", hearing=(0, 2)))
+    assert actions[-1] == launcher.StartLaunch(1, ("n1", "n4", "n3"), lost=(1,))
+    assert [one.what for one in actions if isinstance(one, launcher.Journal)][-2:] == ["swapped", "reentry"]
+    assert (state.launch.kept, state.launch.replaced) == ((0, 2), (1,))
+    assert state.nodes.given_up == ("n2",)
+
+
+def test_node_that_answers_keeps_its_ranks_after_a_silence() -> None:
+    state, _ = feed(
+        with_spare(recoverable=True), launcher.Stalled(30.0, 0, LOST), launcher.RanksKilled(31.0, 0, KILLED)
+    )
+    _, actions = feed(state, launcher.LogsRead(32.0, 0, "unknown", "", hearing=(0, 2)))
+    assert actions[-1] == launcher.StartLaunch(1, NODES, lost=(1,))
+
+
+def test_without_a_spare_the_loss_of_a_node_ends_the_launch() -> None:
+    _, actions = feed(training(recoverable=True), launcher.NodeUnreachable(90.0, "n2", 80.0))
+    assert actions[-1] == launcher.EndLaunch(0, "l1", evidence=True)
+
+
+def test_survivor_on_a_replaced_node_is_not_kept() -> None:
+    """A node with two ranks is blamed twice for the death of one of them."""
+    state = replace(with_spare(recoverable=True), tasks_on_node=2)
+    for launch, at in ((0, 9.0), (1, 29.0)):
+        state, _ = feed(state, launcher.RanksExited(at, launch, (RankExit(2, "n2", None, 9),)), launcher.Tick(at + 1))
+        state, actions = feed(state, launcher.LogsRead(at + 2, launch, "unknown", "", hearing=(0, 1, 3, 4, 5)))
+        ended = [one for one in actions if isinstance(one, launcher.EndLaunch)]
+        assert bool(ended) == (launch == 1)
+        state, _ = feed(state, launcher.RanksEntered(at + 3, launch + 1, tuple(range(6))))
+        state, _ = feed(state, launcher.Stepped(at + 4, launch + 1, 9 + launch))
 
 
 def test_stop_request_during_a_hang_ends_the_launch() -> None:

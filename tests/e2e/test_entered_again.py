@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 from e2e.support import STEPS, Person, at_step, over, remembering
 from e2e.test_agents import wait_for
+from e2e.test_spares import launches, ready
 from integrations.test_replicas import assert_exact
 
 from transom_cli.layout import AttemptDir
@@ -110,4 +111,25 @@ def test_replica_is_lost_and_the_others_train_on_until_its_replacement_joins(
         assert [one["step"] for one in found] == list(range(1, 201)), "a step of a survivor was lost or repeated"
         print(f"rank {rank}: longest step", max(b["at"] - a["at"] for a, b in itertools.pairwise(found)))
     assert_exact(torch.load(folder / "final-0"), 200)
+    wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a process has outlived the run")
+
+
+def test_spare_takes_the_rank_of_a_dead_node_and_the_other_rank_stays(
+    person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
+) -> None:
+    command = remembering(tmp_path / "final", "--persist", "5", "--delay", "0.3")
+    run = person.start("-N", "2", "--spares", "1", "--set", "launch.recoverable=true", "--", *command)
+    job = person.wait(run, at_step(10), 180)["job_id"]
+    attempt = run.attempt(job, 0)
+    person.wait(run, lambda _: ready(run, job), 180)
+    faults.kill_node(sandbox, "node2")
+    wait_for(lambda: "rank 1 goes on from step" in logs(attempt, 1), "no rank 1 of launch 1")
+    sandbox.slurm("scontrol", "update", "nodename=node2", "state=down", "reason=test")  # Slurm itself takes minutes
+    view = person.wait(run, over, 240)
+    print(*recoveries(attempt), sep="\n")
+    print(logs(attempt, 1)[-2000:])
+    assert (view["phase"], view["step"], view["starts"]) == ("done", STEPS, 0)
+    assert (tmp_path / "final").read_text() == undisturbed
+    assert launches(run, job) == [["node1", "node2"], ["node1", "node3"]]
+    assert "rank 0 goes on from step" in logs(attempt, 1) and "entry 1" in logs(attempt, 1)
     wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a process has outlived the run")

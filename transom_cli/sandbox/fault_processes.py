@@ -231,9 +231,9 @@ def slowed(sb: Sandbox) -> list[tuple[int, int]]:
     return sorted((int(job), int(rank)) for job, rank in pairs)
 
 
-def find_rank(sb: Sandbox, job_id: int, rank: int) -> list[Proc]:
-    """Return the process of a global rank and its descendants, itself first."""
-    running = [proc for proc in processes.of_job(sb.cluster, job_id) if not _is_standby(proc)]
+def find_rank(sb: Sandbox, job_id: int, rank: int, *, standby: bool = False) -> list[Proc]:
+    """Return the process of a global rank and its descendants, itself first. standby: those that wait in its place."""
+    running = [proc for proc in processes.of_job(sb.cluster, job_id) if _is_standby(proc) is standby]
     tops = rank_tops(running)
     if rank not in tops:
         there = ", ".join(map(str, sorted(tops))) or "none"

@@ -82,7 +82,7 @@ class JudgeHang:
 
 @dataclass(frozen=True)
 class KillRanks:
-    """Kill all processes of these ranks, and nothing else of the launch."""
+    """Kill all processes of these ranks, and nothing else of the launch. Their nodes may not answer."""
 
     launch: int
     ranks: tuple[int, ...]
@@ -90,11 +90,15 @@ class KillRanks:
 
 @dataclass(frozen=True)
 class ReadLogs:
-    """alive: the launch has not been ended. Also find out which of its ranks wait for orders."""
+    """alive: the launch has not been ended. Also find out which of its ranks wait for orders.
+
+    without: nodes that do not answer.
+    """
 
     launch: int
     rank: int | None  # whose logs are read first
     alive: bool = False
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -203,10 +203,14 @@ class HangJudged(Event):
 
 @dataclass(frozen=True)
 class RanksKilled(Event):
-    """Answer to `KillRanks`: the exits of the launch, with those of the killed ranks. words: what went wrong."""
+    """Answer to `KillRanks`: the exits of the launch, with those of the killed ranks.
+
+    unheard: nodes of these ranks that did not answer. words: what went wrong.
+    """
 
     launch: int
     exits: tuple[RankExit, ...] = ()
+    unheard: tuple[str, ...] = ()
     words: str = ""
 
 

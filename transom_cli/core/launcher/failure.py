@@ -17,7 +17,7 @@ from transom_cli.core.crash_loop import reached
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Diagnosis, Incident, Stage
 from transom_cli.core.launcher import hangs, reentry
-from transom_cli.core.launcher.actions import Action, CheckNodes, EndLaunch, Journal, JudgeHang, ReadLogs, StartLaunch
+from transom_cli.core.launcher.actions import Action, CheckNodes, EndLaunch, Journal, ReadLogs, StartLaunch
 from transom_cli.core.launcher.events import LaunchEnded, LogsRead
 from transom_cli.core.launcher.judgement import Sign, journal_diagnosis, judge
 from transom_cli.core.launcher.outcome import close, count_last_step, finish, saved_words, stop
@@ -41,16 +41,18 @@ def fail(state: State, at: float, sign: Sign) -> Decision:
     state = close(state, at, "failed again")
     name = state.history.next_name
     launch = replace(state.launch, response=None)
-    stay, hang = reentry.possible(state, sign), hangs.possible(state, sign)
+    why = hangs.obstacle(state, sign) if sign.exits is None else reentry.obstacle(state, sign.exits)
     state = replace(state, incident=sign.incident(state, at, name), launch=launch)
     seen = Journal(name, "seen", sign.words, "hang" if sign.stalled else "", sign.suspects)
-    if stay:
+    if state.policy.recoverable and not why and sign.exits is None:
+        return after((seen,), hangs.begin(state, at, sign))
+    if state.policy.recoverable and not why:
         first = failed_first(sign.exits or ())
         read = ReadLogs(launch.number, first[0].rank if len(first) == 1 else None, alive=True)
         return state.enter(Phase.READING, at), (seen, read)
-    if hang:
-        return state.enter(Phase.READING, at), (seen, JudgeHang(launch.number, name))
-    return state.enter(Phase.ENDING, at), (seen, EndLaunch(launch.number, name, evidence=sign.stalled))
+    end = EndLaunch(launch.number, name, evidence=sign.stalled)
+    entries = (Journal(name, "reentry", f"all ranks are ended: {why}"),) if state.policy.recoverable else ()
+    return state.enter(Phase.ENDING, at), (seen, *entries, end)
 
 
 def ended(state: State, e: LaunchEnded) -> Decision:
@@ -74,7 +76,7 @@ def logs_read(state: State, e: LogsRead) -> Decision:
     incident, gone = state.incident, state.launch.ended
     if e.launch != state.launch.number or state.phase is not Phase.READING or incident is None:
         return state, ()
-    if gone is None and not state.launch.exits:  # the logs have not been asked for
+    if gone is None and not reentry.lost(state):  # the logs have not been asked for
         return state, ()
     if gone is None:
         return _keep_survivors(state, e, incident)
@@ -102,13 +104,14 @@ def _diagnose(
 
 def _keep_survivors(state: State, e: LogsRead, incident: Incident) -> Decision:
     """Keep the survivors if this would be a relaunch on the same nodes in any case; otherwise end the launch."""
-    gone = LaunchEnded(e.at, e.launch)
+    gone = LaunchEnded(e.at, e.launch, unheard=state.launch.unheard)
     diagnosed, actions, diagnosis = _diagnose(state, e, incident, gone)
     deaf = tuple(rank for rank in reentry.survivors(state) if rank not in e.hearing)
-    why = reentry.deaf(deaf) if deaf else "the same ranks on the same nodes would not do"
+    why = reentry.deaf(deaf) if deaf else "the ranks cannot stay where they are"
     if not deaf and not state.stop and not _to_be_checked(diagnosed, diagnosis):
-        decided, more = recover(diagnosed, e.at, diagnosis, gone)
-        if more and isinstance(more[-1], StartLaunch) and more[-1].nodes == state.nodes.training:
+        left = replace(diagnosed, launch=replace(diagnosed.launch, ended=gone))
+        decided, more = recover(left, e.at, diagnosis, gone)
+        if more and isinstance(more[-1], StartLaunch) and reentry.fits(state, more[-1].nodes):
             kept = replace(decided, launch=reentry.begin(diagnosed, elastic=e.elastic).launch)
             replicas = kept.launch.kept if kept.launch.absent else ()
             start = replace(more[-1], lost=kept.launch.replaced, replicas=replicas)

@@ -1,8 +1,9 @@
 """In-process restart: ranks that survive a fault enter their training again, and only lost ones are started. Pure.
 
 Survivors keep their processes while the lost ranks' logs are read. If the diagnosis allows a relaunch on the same
-nodes, that relaunch keeps the survivors. In all other cases the launch is ended, and recovers as any other does. A
-launch whose ranks have not stepped since they entered it is never entered again: so each fault is met in this way once.
+nodes, or with spares in place of nodes without survivors, that relaunch keeps the survivors. In all other cases the
+launch is ended, and recovers as any other does. A launch whose ranks have not stepped since they entered it is never
+entered again: so each fault is met in this way once.
 
 Elastic replicas train on without the lost ranks, which join them later.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from transom_cli.core.events import RankExit
 from transom_cli.core.launcher.actions import EndLaunch, Journal
 from transom_cli.core.launcher.events import RanksEntered, StandbyTook
 from transom_cli.core.launcher.judgement import Sign
@@ -18,23 +20,36 @@ from transom_cli.core.launcher.state import Decision, Phase, Reason, State
 from transom_cli.plural import several
 
 
+def lost(state: State) -> tuple[int, ...]:
+    """The ranks that have ended, and those on nodes that did not answer when their ranks were to be killed."""
+    ended, each = {x.rank for x in state.launch.exits}, state.tasks_on_node
+    away = state.launch.unheard
+    return tuple(rank for rank in range(state.tasks) if rank in ended or state.nodes.training[rank // each] in away)
+
+
 def survivors(state: State) -> tuple[int, ...]:
     """The ranks that train. Those that have not joined elastic replicas yet stay too, but nobody waits for them."""
-    out = {x.rank for x in state.launch.exits} | set(state.launch.absent)
+    out = {*lost(state), *state.launch.absent}
     return tuple(rank for rank in range(state.tasks) if rank not in out)
 
 
-def possible(state: State, sign: Sign) -> bool:
-    """Whether the survivors of a failure may be able to stay, as far as is known before the logs are read."""
-    exits = sign.exits or ()
-    failed = bool(exits) and all(x.bad for x in exits) and not sign.stalled
-    return failed and may_stay(state) and bool(survivors(state))
+def obstacle(state: State, exits: tuple[RankExit, ...]) -> str:
+    """Why the survivors of these exits cannot stay, as far as is known before the logs are read; "" if they may."""
+    if why := never(state):
+        return why
+    if not exits or not survivors(state):
+        return "no rank survives" if exits else "no rank has ended"
+    return "" if all(x.bad for x in exits) else "a rank has ended with exit code 0"
 
 
-def may_stay(state: State) -> bool:
-    """Whether ranks of this launch may enter another one at all."""
-    running = state.launch.over_since is None and state.departure.reason is Reason.NONE
-    return state.policy.recoverable and running and state.progress.step >= 0
+def never(state: State) -> str:
+    """Why ranks of this launch cannot enter another one, whatever has happened; "" if they may."""
+    launch = state.launch
+    if launch.over_since is not None:
+        return "the training step has ended"
+    if state.departure.reason is not Reason.NONE:
+        return "the launch was to end anyway"
+    return "" if state.progress.step >= 0 else f"no rank has stepped in launch {launch.number}"
 
 
 def end_all(state: State, at: float, why: str, *, evidence: bool = False) -> Decision:
@@ -44,12 +59,17 @@ def end_all(state: State, at: float, why: str, *, evidence: bool = False) -> Dec
     return state.enter(Phase.ENDING, at), (entry, EndLaunch(state.launch.number, name, evidence=evidence))
 
 
+def fits(state: State, nodes: tuple[str, ...]) -> bool:
+    """Whether all survivors could stay on their node if the next launch were on `nodes`."""
+    before, each = state.nodes.training, state.tasks_on_node
+    return len(nodes) == len(before) and all(nodes[r // each] == before[r // each] for r in survivors(state))
+
+
 def begin(state: State, *, elastic: bool = False) -> State:
     """Note what the new launch waits for. Called for a launch that keeps the survivors of the one before."""
-    lost = tuple(sorted(x.rank for x in state.launch.exits))
-    kept, absent = survivors(state), tuple(sorted({*lost, *state.launch.absent})) if elastic else ()
-    launch = replace(state.launch.next(), kept=kept, awaited=kept, replaced=lost, absent=absent)
-    return replace(state, launch=launch)
+    gone, kept = lost(state), survivors(state)
+    absent = tuple(sorted({*gone, *state.launch.absent})) if elastic else ()
+    return replace(state, launch=replace(state.launch.next(), kept=kept, awaited=kept, replaced=gone, absent=absent))
 
 
 def entered(state: State, e: RanksEntered) -> Decision:
@@ -105,11 +125,9 @@ def deaf(ranks: tuple[int, ...]) -> str:
 
 def entry(state: State) -> Journal:
     name = state.incident.id if state.incident is not None else ""
-    nodes = tuple(dict.fromkeys(x.node for x in state.launch.exits if x.node))
-    lost = _ranks(tuple(sorted(x.rank for x in state.launch.exits)))
-    said = (
-        f"{several(len(survivors(state)), 'rank')} to enter the training again in the same process; {lost} to replace"
-    )
+    nodes = tuple(dict.fromkeys((*(x.node for x in state.launch.exits if x.node), *state.launch.unheard)))
+    stay = several(len(survivors(state)), "rank")
+    said = f"{stay} to enter the training again in the same process; {_ranks(lost(state))} to replace"
     return Journal(name, "reentry", said, nodes=nodes)
 
 

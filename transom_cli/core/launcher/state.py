@@ -195,7 +195,8 @@ class Launch:
     anomalies: tuple[AnomalyReported, ...] = ()  # present ones
     response: Response | None = None  # what is being done about one of them
     ended: LaunchEnded | None = None  # how its processes were removed
-    culprits: tuple[int, ...] = ()  # ranks for which the others waited in a hang, and which were to be killed
+    culprits: tuple[int, ...] = ()  # ranks that were to be killed, so that the others can stay
+    unheard: tuple[str, ...] = ()  # nodes that did not answer then
     port_taken: bool = False  # it failed since another program used its rendezvous port
     kept: tuple[int, ...] = ()  # ranks whose processes were those of the launch before (`reentry`)
     awaited: tuple[int, ...] = ()  # those of them that have not entered it yet

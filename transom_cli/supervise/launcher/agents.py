@@ -217,11 +217,13 @@ class Agents:
             0.0, launch, unheard=tuple(unheard), survivors=tuple(survivors), evidence=tuple(dumps), clocks=tuple(clocks)
         )
 
-    def kill(self, launch: int, nodes: tuple[str, ...], ranks: tuple[int, ...]) -> str:
-        """Kill these ranks, which are on these nodes. Returns what went wrong."""
+    def kill(self, launch: int, nodes: tuple[str, ...], ranks: tuple[int, ...]) -> LaunchEnded:
+        """Kill these ranks, which are on these nodes. The answer names nodes where that failed or is unknown."""
         answers = self._ask_all(nodes, "kill", KILLING, {"launch": launch, "ranks": list(ranks)})
-        wrong = {node: answer.get("error") or answer.get("survivors") for node, answer in answers.items()}
-        return "; ".join(f"{node}, where a rank was to be killed: {what}" for node, what in wrong.items() if what)
+        unheard = tuple(node for node, answer in answers.items() if not answer.get("ok"))
+        left = {node: found for node, answer in answers.items() if isinstance(found := answer.get("survivors"), list)}
+        survivors = tuple((node, str(what)) for node, found in left.items() for what in found)
+        return LaunchEnded(0.0, launch, unheard=unheard, survivors=survivors)
 
     def flush(self, launch: int, nodes: tuple[str, ...], step: int) -> dict[str, Answer]:
         """Request a save at `step` from the ranks; -1 only asks how far they are."""

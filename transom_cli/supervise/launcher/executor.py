@@ -240,15 +240,19 @@ class Executor:
 
     def kill(self, action: KillRanks) -> None:
         step, launch, each = self.step, action.launch, self._options.tasks_on_node
-        nodes = tuple(dict.fromkeys(self._nodes[rank // each] for rank in action.ranks))
+        all_nodes = self._nodes
+        nodes = tuple(dict.fromkeys(all_nodes[rank // each] for rank in action.ranks))
 
         def work() -> Event:
-            words = self._agents.kill(launch, nodes, action.ranks)
+            ended = self._agents.kill(launch, nodes, action.ranks)
+            self.orphans.watch(launch, ended, ended.unheard)
+            expected = {rank for rank in action.ranks if all_nodes[rank // each] not in ended.unheard}
             until, exits = time.monotonic() + RECORDED, step.exits() if step is not None else ()
-            while step is not None and not {x.rank for x in exits} >= set(action.ranks) and time.monotonic() < until:
+            while step is not None and not {x.rank for x in exits} >= expected and time.monotonic() < until:
                 time.sleep(0.05)
                 exits = step.exits()
-            return RanksKilled(0.0, launch, exits, words)
+            left = "; ".join(f"{what} on {node} cannot be killed" for node, what in ended.survivors)
+            return RanksKilled(0.0, launch, exits, ended.unheard, left)
 
         self._thread("kill ranks", work, lambda error: RanksKilled(0.0, launch, words=repr(error)))
 
@@ -272,7 +276,7 @@ class Executor:
             return (f"no evidence: {error!r}",)
 
     def read_logs(self, action: ReadLogs) -> None:
-        nodes, port = self._nodes, self._port
+        nodes, port = tuple(n for n in self._nodes if n not in action.without), self._port
 
         def work() -> Event:
             until = time.monotonic() + LOGS

@@ -111,7 +111,8 @@ class Monitor:
             yield from self._durable(now, at_once=found is not self._found)
             self._found = found
             self._progress.settle()
-            yield launcher.Stalled(now, launch, found)
+            overdue = tuple(node for node in watch.overdue(now) if node in self._state().nodes.training)
+            yield launcher.Stalled(now, launch, replace(found, overdue=overdue))
         yield from self._durable(now, at_once=self._state().departure.reason is not Reason.NONE)
 
     def _write_progress(self, launch: int) -> None:

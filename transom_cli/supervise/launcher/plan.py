@@ -239,6 +239,7 @@ def training_argv(
         "srun",
         EXPORT_ALL,
         *([] if options.observe else [f"--kill-on-bad-exit={int(not options.recovers)}"]),
+        *(["--no-kill"] if options.recovers else []),  # else Slurm ends the survivors of a node that it finds dead
         "--wait=0",  # a site's WaitTime would kill ranks that still save when the first one has ended
         f"--nodes={count}",
         f"--ntasks={count * tasks}",

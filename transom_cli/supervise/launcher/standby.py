@@ -61,6 +61,9 @@ class Standby:
         """Let the standbys of this launch go, or those of its lost ranks. None if there are none for these nodes."""
         step, fits = self._step, self._launch == group.launch and self._nodes == group.nodes
         if step is None or not fits:
+            if group.former is not None and self._options.keeps_standby:
+                why = "no standby is ready" if step is None else "the standbys are on other nodes"
+                self._journal("standby", what="not used", nodes=group.nodes, words=f"in launch {group.launch}: {why}")
             self.drop()
             return None
         self._step = None
