@@ -111,13 +111,10 @@ test-drains: setup ## is no healthy node drained, and each faulty one isolated? 
 bench-recovery: setup .nvrx ## faults: seconds to the first new step, beside torchrun, ft_launcher, Slurm alone (over an hour)
 	$(PY) bench/recovery.py --nvrx .nvrx
 
-STARTS ?= 0 20
-
 # Results are kept in .test-results/, so that it can be interrupted, continued and split (PEER_RUNS=20 WAYS=torchrun,torchft).
 PEER_RUNS ?= 5
-bench-recovery-peers: setup .nvrx .torchft ## a rank killed, under transom, NVRx, torchft, torchrun (PEER_RUNS=5 STARTS="0 20" WAYS=a,b; 2 hours)
-	for start in $(STARTS); do $(PY) bench/recovery_peers.py --out .test-results/recovery-peers.jsonl --runs $(PEER_RUNS) --start $$start \
-		$(if $(WAYS),--ways $(WAYS)) || exit 1; done
+bench-recovery-peers: setup .nvrx .torchft ## a rank killed, under transom, NVRx, torchft, torchrun (PEER_RUNS=5 WAYS=a,b; 2 hours)
+	$(PY) bench/recovery_peers.py --out .test-results/recovery-peers.jsonl --runs $(PEER_RUNS) $(if $(WAYS),--ways $(WAYS))
 
 bench-limits: setup ## a training over ten time limits, as one run (about 20 minutes)
 	$(PY) bench/limits.py

@@ -1,12 +1,12 @@
 """A rank is killed, and the training goes on: transom, NVRx in-process and ft_launcher, torchft, torchrun.
 
-    python bench/recovery_peers.py --out FILE [--runs 5] [--start 20] [--ways torchrun,torchft] [--table]
+    python bench/recovery_peers.py --out FILE [--runs 5] [--start 0 20] [--ways torchrun,torchft] [--table]
 
 One model (examples/gpt), three ranks over gloo on this machine, the same pauses and the same faults: SIGKILL to rank 1
 or 2 in a random step between two checkpoints. Each tool runs at its documented settings and at its best (see `CASES`).
-transom runs in a Slurm sandbox with a rank per node, the others as processes. They take turns. --start: importing
-transformers, and a model whose building takes so many seconds. FILE gets a line of JSON per attempt; what it has is not
-measured again, nor a case that never came back.
+transom runs in a Slurm sandbox with a rank per node, the others as processes. They take turns. --start, if not 0:
+importing transformers, and a model whose building takes so many seconds. FILE gets a line of JSON per attempt; what it
+has is not measured again, nor a case that never came back.
 
     first step   from the kill to the end of the first step of the training that goes on, a repeated one or not
     new step     to the first step that nobody had finished before
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -151,10 +152,12 @@ def extra(folder: Path, ranks: set[int]) -> dict[str, float]:
 class Attempt:
     """One training of a case, which is watched and then ended."""
 
-    def __init__(self, case: Case, folder: Path, args: argparse.Namespace, sandbox: Callable[[], Bench]) -> None:
-        self.case, self.folder, self._args, self._sandbox = case, folder, args, sandbox
+    def __init__(
+        self, case: Case, folder: Path, start: float, args: argparse.Namespace, sandbox: Callable[[], Bench]
+    ) -> None:
+        self.case, self.folder, self._start, self._sandbox = case, folder, start, sandbox
         self._children: list[subprocess.Popen[bytes]] = []
-        words = [case.way, str(folder), "--every", str(case.every), "--building", str(args.start)]
+        words = [case.way, str(folder), "--every", str(case.every), "--building", str(start)]
         self.train = [str(TRAINER), *words, "--active", str(RANKS), *(["--best"] if case.best else [])]
         paths = [args.nvrx.resolve(), args.torchft.resolve()] if case.tool != "transom" else []
         if case.tool != "torchft":
@@ -220,8 +223,8 @@ class Attempt:
             whole = [line for line in lines if line.world == RANKS]
             return bool(whole) and whole[-1].step >= step and time.time() > whole[0].at + settle
 
-        settled = (READY if _STANDBY[1] in self.case.options else 10.0) + self._args.start
-        wait_for(lambda: there(1, settled), PATIENCE + 3 * self._args.start, "the training", 0.3)
+        settled = (READY if _STANDBY[1] in self.case.options else 10.0) + self._start
+        wait_for(lambda: there(1, settled), PATIENCE + 3 * self._start, "the training", 0.3)
         ranks = {line.rank: line.pid for line in lines}  # the newest of each
         spent = extra(self.folder, set(ranks.values()))
         step = lines[-1].step // EVERY * EVERY + EVERY + rng.randrange(1, EVERY)
@@ -229,8 +232,8 @@ class Attempt:
         victim = rng.randrange(1, RANKS)
         at = time.time()
         os.kill(ranks[victim], signal.SIGKILL)
-        row = {"case": self.case.name, "start": self._args.start, "victim": victim, "step": step, "extra": spent}
-        deadline, grace = at + PATIENCE + 3 * self._args.start, self._args.start * 2 + 15
+        row = {"victim": victim, "step": step, "extra": spent}
+        deadline, grace = at + PATIENCE + 3 * self._start, self._start * 2 + 15
         while time.time() < deadline:
             found = judged(trace(self.folder), at)
             back = found["new"] is not None
@@ -297,26 +300,25 @@ def attempts(args: argparse.Namespace, made: contextlib.ExitStack) -> None:
     done = {(row["case"], row["start"], row["run"]) for row in found if "error" not in row}
     never = {(row["case"], row["start"]) for row in found if row.get("new", 0) is None}
     wanted = [case for case in CASES if not args.ways or case.name in args.ways]
-    for number in range(args.first, args.first + args.runs):
-        for case in wanted:
-            if (case.name, args.start, number) in done or (case.name, args.start) in never:
-                continue
-            folder = Path(made.enter_context(tempfile.TemporaryDirectory(prefix=f"{case.name}-")))
-            attempt = Attempt(case, folder, args, sandbox)
-            try:
-                row = attempt.measure(random.Random(f"{args.seed}/{number}"))
-            except BenchError as error:
-                said = "".join(path.read_text(errors="replace")[-1500:] for path in sorted(folder.glob("*.log")))
-                progress(said)
-                row = {"case": case.name, "start": args.start, "error": f"{error.what}: {error.why}"}
-            finally:
-                attempt.end()
-            row["run"] = number
-            if row.get("new", 0) is None:
-                never.add((case.name, args.start))
-            with args.out.open("a") as file:
-                print(json.dumps(row), file=file, flush=True)
-            progress(json.dumps(row))
+    numbers = range(args.first, args.first + args.runs)
+    for number, start, case in itertools.product(numbers, args.start, wanted):
+        if (case.name, start, number) in done or (case.name, start) in never:
+            continue
+        folder = Path(made.enter_context(tempfile.TemporaryDirectory(prefix=f"{case.name}-")))
+        attempt = Attempt(case, folder, start, args, sandbox)
+        row: dict[str, Any] = {"case": case.name, "start": start, "run": number}
+        try:
+            row |= attempt.measure(random.Random(f"{args.seed}/{number}"))
+        except BenchError as error:
+            progress("".join(path.read_text(errors="replace")[-1500:] for path in sorted(folder.glob("*.log"))))
+            row["error"] = f"{error.what}: {error.why}"
+        finally:
+            attempt.end()
+        if row.get("new", 0) is None:
+            never.add((case.name, start))
+        with args.out.open("a") as file:
+            print(json.dumps(row), file=file, flush=True)
+        progress(json.dumps(row))
 
 
 def main() -> int:
@@ -324,7 +326,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="results: a line of JSON for each attempt")
     parser.add_argument("--runs", type=int, default=5, help="of each case [5]")
     parser.add_argument("--first", type=int, default=0, help="number of the first one [0]")
-    parser.add_argument("--start", type=float, default=0.0, help="seconds that building the model takes [0]")
+    parser.add_argument("--start", type=float, nargs="+", default=[0.0, 20.0], help="seconds to build the model [0 20]")
     parser.add_argument("--ways", type=lambda text: text.split(","), help="some of the cases [all]")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--nvrx", type=Path, default=Path(".nvrx"), metavar="DIR")
