@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock frameworks test test-drains test-frameworks test-long test-neighbour test-slurm test-sites bench-callbacks bench-own-way bench-contended bench-slurm check lint types docs docs-reference demo clean
-.PHONY: bench-published bench-replay bench-elastic bench-elastic-campaign bench-elastic-peers .nvrx .torchft .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images bench-silent bench-placement
+.PHONY: bench-published bench-replay bench-elastic bench-elastic-campaign bench-elastic-peers bench-recovery-peers .nvrx .torchft .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images bench-silent bench-placement
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -110,6 +110,11 @@ test-drains: setup ## is no healthy node drained, and each faulty one isolated? 
 
 bench-recovery: setup .nvrx ## faults: seconds to the first new step, beside torchrun, ft_launcher, Slurm alone (over an hour)
 	$(PY) bench/recovery.py --nvrx .nvrx
+
+# Results are kept in .test-results/, so that it can be interrupted, continued and split (PEER_RUNS=20 WAYS=torchrun,torchft).
+PEER_RUNS ?= 5
+bench-recovery-peers: setup .nvrx .torchft ## a rank killed, under transom, NVRx, torchft, torchrun (PEER_RUNS=5 WAYS=a,b; 2 hours)
+	$(PY) bench/recovery_peers.py --out .test-results/recovery-peers.jsonl --runs $(PEER_RUNS) $(if $(WAYS),--ways $(WAYS))
 
 bench-limits: setup ## a training over ten time limits, as one run (about 20 minutes)
 	$(PY) bench/limits.py
