@@ -98,9 +98,9 @@ def bulk(folder: Path, megabytes: float) -> dict[str, Any]:
 STORM = (
     "[rank{r}]:[E1103 08:11:{s:02d}.{n:09d} ProcessGroupNCCL.cpp:616] [Rank {r}] Watchdog caught collective operation "
     "timeout: WorkNCCL(SeqNum={n}, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600{s:03d} milliseconds.",
-    "gpu{r}:{n}:4799 [{s}] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error",
+    "gpu{node}:47{r}:4799 [{device}] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error",
     "[rank{r}]: RuntimeError: CUDA error: an illegal memory access was encountered",
-    "srun: error: gpu{s}: task {r}: Exited with exit code 1",
+    "srun: error: gpu{node}: task {r}: Exited with exit code 1",
 )
 
 
@@ -109,7 +109,8 @@ def dense(folder: Path, megabytes: float, words: bool) -> dict[str, Any]:
     rng, lines, size, n = random.Random(3), [], 0, 0
     while size < megabytes * 1e6:
         n += 1
-        line = STORM[n % len(STORM)].format(r=rng.randrange(64), s=rng.randrange(60), n=n)
+        rank = rng.randrange(64)
+        line = STORM[n % len(STORM)].format(r=rank, s=rng.randrange(60), n=n, node=rank // 8, device=rank % 8)
         if words:
             line += " " + "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=12))
         lines.append(line)
