@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import resource
@@ -98,9 +99,9 @@ def bulk(folder: Path, megabytes: float) -> dict[str, Any]:
 STORM = (
     "[rank{r}]:[E1103 08:11:{s:02d}.{n:09d} ProcessGroupNCCL.cpp:616] [Rank {r}] Watchdog caught collective operation "
     "timeout: WorkNCCL(SeqNum={n}, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600{s:03d} milliseconds.",
-    "gpu{r}:{n}:4799 [{s}] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error",
+    "gpu{node}:47{r}:4799 [{device}] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error",
     "[rank{r}]: RuntimeError: CUDA error: an illegal memory access was encountered",
-    "srun: error: gpu{s}: task {r}: Exited with exit code 1",
+    "srun: error: gpu{node}: task {r}: Exited with exit code 1",
 )
 
 
@@ -109,7 +110,8 @@ def dense(folder: Path, megabytes: float, words: bool) -> dict[str, Any]:
     rng, lines, size, n = random.Random(3), [], 0, 0
     while size < megabytes * 1e6:
         n += 1
-        line = STORM[n % len(STORM)].format(r=rng.randrange(64), s=rng.randrange(60), n=n)
+        rank = rng.randrange(64)
+        line = STORM[n % len(STORM)].format(r=rank, s=rng.randrange(60), n=n, node=rank // 8, device=rank % 8)
         if words:
             line += " " + "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=12))
         lines.append(line)
@@ -123,14 +125,17 @@ def dense(folder: Path, megabytes: float, words: bool) -> dict[str, Any]:
 
 
 def start_up(folder: Path, times: int = 7) -> dict[str, Any]:
-    """CPU seconds of `transom diagnose` on an empty log, above those of an empty interpreter: the median."""
+    """CPU seconds of `transom diagnose` on an empty log, above those of an empty interpreter: the median. The first
+    call compiles the modules, as installing them does."""
     (folder / "empty.log").write_text("")
     commands = {"diagnose": ["-m", "transom_cli", "diagnose", str(folder / "empty.log")], "empty": ["-c", "pass"]}
     spent: dict[str, list[float]] = {name: [] for name in commands}
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run([sys.executable, *commands["diagnose"]], capture_output=True, check=True, env=environ)
     for _ in range(times):
         for name, words in commands.items():
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            subprocess.run([sys.executable, *words], capture_output=True, check=True)
+            subprocess.run([sys.executable, *words], capture_output=True, check=True, env=environ)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             spent[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     both = {name: sorted(found)[times // 2] for name, found in spent.items()}

@@ -6,9 +6,9 @@ names are masked. A number that names the fault itself (an Xid, an error code, a
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection
+from functools import lru_cache
 
 NUMBER, PATH, NODE = "#", "<path>", "<node>"
 _LINE_LIMIT = 1000  # characters of a line that count
@@ -16,8 +16,7 @@ _DIGITS = 10  # of the hash
 
 # One pass, the first match. Every part begins at a word boundary and takes each character once, so that the time grows
 # linearly with the length of a line.
-_MASK = re.compile(
-    r"""
+_MASK = r"""
     (?P<xid>\bXid\s\(PCI[^)]{0,40}\):\s\d+)
   | (?P<keep>\b(?:errno|error(?:\scode)?|code|signal|status|xid)\b(?:\s?[=:\#(]\s?|\s)\d+\b(?![.:]\d))
   | (?P<path>(?<![\w.~/])(?:[a-z][a-z0-9]{1,9}:/)?(?:~|\.{1,2})?(?:/[\w.@%+=~,\#-]+)+/?)
@@ -30,9 +29,7 @@ _MASK = re.compile(
   | (?P<uuid>(?<!\w)[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}(?!\w))
   | (?P<hex>(?<!\w)(?:(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}|[a-f]{12,})(?!\w))
   | (?P<number>(?:(?<![\w)\]])[+-])?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?:\s?(?:[kmgt]i?b|bytes)\b)?)
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
+    """
 _WORD = re.compile(r"[A-Za-z0-9][\w.-]*")
 _ROW = re.compile(r"#(?:[.,:](?: ?)#)+")
 
@@ -45,13 +42,21 @@ def mask(line: str, nodes: Collection[str] = ()) -> str:
     text = " ".join(line[:_LINE_LIMIT].split())
     if nodes:
         text = _WORD.sub(lambda word: _node(word[0], nodes), text)
-    return _ROW.sub(NUMBER, _MASK.sub(_masked, text))
+    return _ROW.sub(NUMBER, _mask().sub(_masked, text))
 
 
 def fingerprint(category: str, line: str, nodes: Collection[str] = ()) -> str:
     """A short name, equal for the same failure on another rank, step or host: `cuda_oom/3f2a91bc04`."""
+    import hashlib
+
     digest = hashlib.sha256(mask(line, nodes).encode("utf-8", "surrogatepass")).hexdigest()
     return f"{category or 'none'}/{digest[:_DIGITS]}"
+
+
+@lru_cache(maxsize=1)
+def _mask() -> re.Pattern[str]:
+    """Compile it when a line is masked, which short commands do not."""
+    return re.compile(_MASK, re.VERBOSE | re.IGNORECASE)
 
 
 def _node(word: str, nodes: Collection[str]) -> str:

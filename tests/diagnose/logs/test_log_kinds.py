@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs.cause import Incident
 from transom_cli.diagnose.logs.diagnosis import diagnose_logs
+from transom_cli.diagnose.logs.matches import collect
+from transom_cli.diagnose.logs.reader import hits_in, hits_in_file
 from transom_cli.diagnose.logs.rule_files import load
 from transom_cli.diagnose.logs.rulebook import Rulebook
 
@@ -120,3 +123,38 @@ def test_an_exception_that_a_launcher_passes_on_at_its_own_level(tmp_path: Path,
     )
     found = of(tmp_path, "".join(f"[2026-01-05 11:17:04] [{level}] {line}\n" for line in lines))
     assert [one.category for one in found] == [Category.USER_CODE] * result
+
+
+STORM = (
+    "[rank{r}]:[E105 03:17:{s:02d}.1 ProcessGroupNCCL.cpp:616] [Rank {r}] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum={n}, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600{s:03d} milliseconds.",
+    "gpu{r}:47{r}:4799 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error",
+    "[rank{r}]: RuntimeError: CUDA error: an illegal memory access was encountered",
+    "srun: error: gpu{r}: task {r}: Exited with exit code {c}",
+    "step {n} | loss 2.{n}",
+)
+EVENTS = (
+    "[rank{r}]: Traceback (most recent call last):",
+    '[rank{r}]:   File "train.py", line {n}, in main',
+    "[rank{r}]: ValueError: bad value {n}",
+    "[default] Worker group FAILED. 2/3 attempts left; will restart worker group",
+    "srun: error: Timed out waiting for job step to complete",
+    "srun: Force Terminated StepId=7.0",
+    "slurmstepd: error: *** STEP 7.0 ON gpu1 CANCELLED AT 2026-01-05T03:20:11 DUE TO TIME LIMIT ***",
+)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lines_that_are_only_counted_change_nothing(tmp_path: Path, seed: int) -> None:
+    rng, lines = random.Random(seed), list[str]()
+    while len(lines) < 4000:
+        forms = rng.sample(STORM, rng.randint(1, len(STORM)))
+        for n in range(rng.choice((3, 40, 400))):
+            lines.append(rng.choice(forms).format(r=rng.randrange(3), s=n % 60, n=n, c=rng.choice((1, 1, 2))))
+        lines.append(rng.choice(EVENTS).format(r=rng.randrange(3), n=len(lines)))
+    path = tmp_path / "job.out"
+    path.write_text(rng.choice("\r\n") + "\n".join(lines))
+    with path.open("rb") as file:
+        each_line = collect(hits_in(file, BOOK), str(path))
+    assert list(hits_in_file(path, BOOK)) == each_line
+    assert sum(hit.more for hit in each_line) > 500

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from transom_cli.diagnose.clue import Action, Category
+from transom_cli.diagnose.logs import rule_files
 from transom_cli.diagnose.logs.rule_files import check, load, parse
 from transom_cli.diagnose.logs.rulebook import Level, Rule, compile_expression
 from transom_cli.errors import UsageError
@@ -105,3 +108,22 @@ def test_file_without_toml_or_rules_is_refused(text: str) -> None:
 def test_missing_rules_folder_is_refused() -> None:
     with pytest.raises(UsageError, match="does not exist"):
         load([Path("/nowhere/rules")])
+
+
+def test_built_in_rules_are_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(rule_files.OURS, tmp_path / "rules", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(rule_files, "OURS", tmp_path / "rules")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    parsed = rule_files.load()
+    assert not (tmp_path / "rules" / "__pycache__").exists()
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert rule_files.load() == parsed
+    (kept,) = (tmp_path / "rules" / "__pycache__").iterdir()
+    with monkeypatch.context() as without_parser:
+        without_parser.setattr(rule_files, "parse", None)
+        assert rule_files.load() == parsed
+    kept.write_bytes(kept.read_bytes()[:1000])
+    assert rule_files.load() == parsed
+    with (tmp_path / "rules" / "network.toml").open("a") as file:
+        file.write('[[rule]]\nname = "of-the-site"\ncategory = "network_fabric"\nany = ["fan failure"]\n')
+    assert {rule.name for rule in rule_files.load()} - {rule.name for rule in parsed} == {"of-the-site"}

@@ -5,7 +5,6 @@ A file is read in blocks. What a block shows is remembered, since many lines of 
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -48,6 +47,8 @@ Places = tuple[tuple[int, bytes], ...]  # offset in the file and, of a progress 
 def open_log(path: Path) -> BinaryIO:
     """Open a log, also one compressed by log rotation. Raises OSError like `open`."""
     if path.suffix == ".gz":
+        import gzip
+
         return cast(BinaryIO, gzip.open(path, "rb"))
     return path.open("rb")
 

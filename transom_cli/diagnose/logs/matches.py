@@ -30,13 +30,14 @@ _WARNS = re.compile(r"\.py:\d+: \w+Warning: ")  # Python's warnings module
 class Found:
     """raw: the line, or its part between carriage returns. lineno: from 1. offset: of the line in the file, bytes.
 
-    words: the line without its numbers, if they are known.
+    words: the line without its numbers, if they are known. more: how many lines of its kind are left out before it.
     """
 
     raw: bytes
     lineno: int
     offset: int
     words: bytes = b""
+    more: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ LATER = 300.0  # seconds: long enough for Slurm to kill a job's processes
 LEFT = "force-terminated"  # the rule for srun's last line, through which all output of its tasks comes
 DESTRUCTOR = "destructor"  # the rule for exceptions in destructors, which Python ignores
 ALONE = (LAUNCH, TRACEBACK, CHAINED, BOX_HOST, DESTRUCTOR)  # rules whose lines only say something about others
+_ALWAYS = (*ALONE, LEFT)  # rules whose lines are never only counted
 INTERRUPT = "interrupted"  # the rule for KeyboardInterrupt: exceptions that it passed on its way up are no failures
 CODE = 4  # blanks before a line of code in a traceback
 BELOW = 400  # lines below a head, or a wrapper's text, that are searched for the exception
@@ -138,6 +140,7 @@ class Collector:
         # by place: the last line that was only counted, how many were, and the lines before it if it has no place yet
         self._last: dict[int, tuple[Hit, int, int | None]] = {}
         self._placed_last: tuple[Record | None, Record] = None, Record("", "")
+        self._at = 0  # the line of the last hit
         self._wrapper: Hit | None = None
         self._chain: Hit | None = None
         self._host: Hit | None = None
@@ -155,28 +158,43 @@ class Collector:
         """Add the next hits. Their line numbers begin after `lines`, and their offsets at `start`."""
         self._start = self._start if start is None else start
         for hit in hits:
-            if hit.reread is not None and self._only_counts(hit, lines):
+            if hit.reread is not None and self.counts(hit):
+                self._count(hit, lines)
+                self._at = lines + hit.lineno
                 continue
+            self._at = lines + hit.lineno
             placed = self._beside(self._placed(hit, lines))
             if placed is not None and not self._replaces(placed):
                 self._keep(placed)
 
-    def _only_counts(self, hit: Hit, lines: int) -> bool:
-        """Count a line like many before it, if no line above can change what it means."""
-        rank = self._rank if hit.record.rank is None else hit.record.rank
-        known = self._counts.get((hit.rule.name, rank, self._launch))
+    def counts(self, hit: Hit) -> bool:
+        """Whether such a hit is only counted, now and until another one comes: there are many, and no line above
+        changes what it means."""
+        rule, record, at = hit.rule, hit.record, self._at
+        rank = self._rank if record.rank is None else record.rank
+        known = self._counts.get((rule.name, rank, self._launch))
         if known is None or len(known) < FIRST:
             return False
-        rule = hit.rule
-        if self._traced or self._left or self._ended is not None or self._wrapper or self._chain or self._host:
+        if rule.frame or rule.name in _ALWAYS or (rule.name in OVER and not self._over):
             return False
-        if self._ignored or rule.frame or rule.framed or rule.traced or rule.name in (*OVER, *ALONE):
+        if rule.level >= Level.ENDING and (self._left or rule.category in ENDINGS):
             return False
-        if rule.level >= Level.ENDING and rule.category in ENDINGS:
+        if self._ended is not None or (self._over and self._pids.get((record.node, record.device)) != record.pid != ""):
             return False
-        place = known[-1]
-        self._last[place] = hit, (self._last[place][1] if place in self._last else self._kept[place].more) + 1, lines
-        return True
+        if rank in self._heads or rank in self._inside or at - self._traced.get(rank, -BELOW) < BELOW:
+            return False
+        if (self._ignored is not None and self._ignored.record.rank == rank) or (
+            self._host and at <= self._host.lineno
+        ):
+            return False
+        return all(above is None or at - above.lineno > BELOW for above in (self._wrapper, self._chain))
+
+    def _count(self, hit: Hit, lines: int) -> None:
+        rank = self._rank if hit.record.rank is None else hit.record.rank
+        place = self._counts[hit.rule.name, rank, self._launch][-1]
+        more = self._last[place][1] if place in self._last else self._kept[place].more
+        hit = replace(hit, printed=True) if hit.rule.traced else hit
+        self._last[place] = hit, more + 1 + hit.more, lines
 
     def drain(self) -> list[Hit]:
         """Return what was added since the last call."""
@@ -320,7 +338,8 @@ class Collector:
             self._chain = hit if hit.rule.name == RAY else self._chain
         elif known:
             place = known[-1]
-            self._last[place] = hit, (self._last[place][1] if place in self._last else self._kept[place].more) + 1, None
+            more = self._last[place][1] if place in self._last else self._kept[place].more
+            self._last[place] = hit, more + 1 + hit.more, None
 
     def _newest(self) -> Hit | None:
         """Return the hit in the last place."""

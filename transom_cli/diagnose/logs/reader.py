@@ -12,7 +12,6 @@ root.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +19,23 @@ from typing import BinaryIO
 
 from transom_cli.diagnose.logs import rulebook
 from transom_cli.diagnose.logs.aftermath import open_log
-from transom_cli.diagnose.logs.kinds import Kinds
-from transom_cli.diagnose.logs.matches import Found, Hit, collect
+from transom_cli.diagnose.logs.kinds import Kinds, Line
+from transom_cli.diagnose.logs.matches import Collector, Found, Hit
 from transom_cli.diagnose.logs.rulebook import Rulebook
 
 BLOCK = 4 << 20
 AROUND = 4096  # bytes kept of a very long line, before and after a match
 _DENSE, _SPARSE = 8, 32  # lines in a row with a text, and without one
-_SEGMENT = re.compile(rb"[^\r\n]+")
+_PART = 1 << 20  # bytes of dense text that are split into lines at once
 _OVERLAP = 1 << 20  # bytes without a line end that are kept for the next block
 
 
-def find(file: BinaryIO, book: Rulebook) -> Iterator[Found]:
-    """Yield each line that contains one of the rulebook's texts, in order, except those it has learned to ignore."""
+def find(file: BinaryIO, book: Rulebook, kinds: Kinds | None = None) -> Iterator[Found]:
+    """Yield each line that contains one of the rulebook's texts, in order, except those it has learned to ignore.
+
+    Of the lines that a collector only counts, as `kinds` knows, only the last ones are yielded.
+    """
+    kinds = kinds or Kinds(book)
     lineno, offset, rest = 1, 0, b""
     while True:
         data = file.read(BLOCK)
@@ -42,7 +45,7 @@ def find(file: BinaryIO, book: Rulebook) -> Iterator[Found]:
         end = len(block) if not data else block.rfind(b"\n") + 1
         if end == 0:
             end = 0 if len(block) < _OVERLAP else len(block)
-        yield from _in_block(block, end, lineno, offset, book)
+        yield from _in_block(block, end, lineno, offset, book, kinds)
         lineno += block.count(b"\n", 0, end)
         offset += end
         rest = block[end:]
@@ -50,33 +53,35 @@ def find(file: BinaryIO, book: Rulebook) -> Iterator[Found]:
             return
 
 
-def _in_block(block: bytes, end: int, lineno: int, offset: int, book: Rulebook) -> Iterator[Found]:
+def _in_block(block: bytes, end: int, lineno: int, offset: int, book: Rulebook, kinds: Kinds) -> Iterator[Found]:
     """Without RE2, and where line after line contains a text, a search costs more than to look up a line's words."""
-    at = 0
+    at = silent = 0
     while at < end:
-        if rulebook.FAST:
-            counted = at
+        if rulebook.FAST and (at == 0 or silent > _SPARSE):
+            counted, silent = at, 0
             at = yield from _searched(block, at, end, lineno, offset, book, stop_where_dense=True)
             lineno += block.count(b"\n", counted, at)
-        counted, silent = at, 0
-        for line in _SEGMENT.finditer(block, at, end):
-            start, at = line.span()
-            raw = line[0]
-            if at - start > AROUND:
-                lineno, counted = lineno + block.count(b"\n", counted, start), start
-                yield from _searched(block, start, at, lineno, offset, book)
-                continue
-            words = rulebook.words_of(raw)
-            if not book.silent(raw, words):
-                silent = 0
-                if not book.dull(raw):
-                    lineno, counted = lineno + block.count(b"\n", counted, start), start
-                    yield Found(raw, lineno, offset + start, words)
-            elif rulebook.FAST and (silent := silent + 1) > _SPARSE:
-                break
-        else:
-            return
+        stop = block.find(b"\n", min(at + _PART, end), end) + 1 or end
+        lines = kinds.lines(block[at:stop].replace(b"\r", b"\n"), at, silent, _SPARSE if rulebook.FAST else stop)
+        counted, at, silent = at, *(yield from _looked_up(block, lines, lineno, at, offset, book))
         lineno += block.count(b"\n", counted, at)
+
+
+def _looked_up(
+    block: bytes, lines: Generator[Line, None, tuple[int, int]], lineno: int, at: int, offset: int, book: Rulebook
+) -> Generator[Found, None, tuple[int, int]]:
+    while True:
+        try:
+            start, raw, words, more = next(lines)
+        except StopIteration as stopped:
+            end: tuple[int, int] = stopped.value
+            return end
+        if len(raw) > AROUND:
+            lineno, at = lineno + block.count(b"\n", at, start), start
+            yield from _searched(block, start, start + len(raw), lineno, offset, book)
+        elif not book.dull(raw):
+            lineno, at = lineno + block.count(b"\n", at, start), start
+            yield Found(raw, lineno, offset + start, words, more)
 
 
 def _searched(
@@ -114,13 +119,15 @@ def _bounds(block: bytes, first: int, last: int, end: int) -> tuple[int, int]:
 def hits_in_file(path: Path, book: Rulebook, name: str = "") -> tuple[Hit, ...]:
     """Match the lines of one file, reported under `name`. Raises OSError if it cannot be read."""
     with open_log(path) as file:
-        return tuple(collect(hits_in(file, book), name or str(path)))
+        collector = Collector(name or str(path))
+        collector.take(hits_in(file, book, Kinds(book, collector.counts)))
+        return (*collector.drain(), *collector.unfinished())
 
 
 def hits_in(file: BinaryIO, book: Rulebook, kinds: Kinds | None = None) -> Iterator[Hit]:
     """Match the lines of a file. kinds: those of its earlier parts. Hits with `reread` are for a `Collector`."""
     kinds = kinds or Kinds(book)
-    for found in find(file, book):
+    for found in find(file, book, kinds):
         hit = kinds.hit_of(found)
         if hit is not None:
             yield hit

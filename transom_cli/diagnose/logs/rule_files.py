@@ -15,6 +15,8 @@ Each example must match its own rule best, and no look-alike may: `check` tests 
 
 from __future__ import annotations
 
+import contextlib
+import marshal
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -26,14 +28,11 @@ from transom_cli.diagnose.clue import Action, Category
 from transom_cli.diagnose.logs import grammar, rulebook
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Rule, Rulebook, Scope
 from transom_cli.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from transom_cli.files import publish_bytes
 
 OURS = Path(__file__).resolve().parent.parent / "rules"
 SHORTEST = 3  # characters of a text; shorter ones match almost every line
+_PARSERS = Path(__file__), Path(rulebook.__file__)
 _KNOWN = {field.name for field in fields(Rule)} - {"source", "built_in"}
 _LISTS = {"any", "match", "unless", "over", "explains", "examples", "look_alikes"}
 _NUMBERS: dict[str, type[int] | type[float]] = {"weight": int, "times": int, "confidence": float}
@@ -43,19 +42,56 @@ _CHOICES: dict[str, type[Enum]] = {"scope": Scope, "action": Action, "blames": B
 
 def load(folders: Iterable[Path] = (), *, ours: bool = True) -> tuple[Rule, ...]:
     """Load the built-in rules and those of further folders or files. Raises UsageError that names every mistake."""
-    rules: dict[str, Rule] = {}
+    rules: dict[str, Rule] = {rule.name: rule for rule in _built_in()} if ours else {}
     wrong: list[str] = []
-    for path in [path for place in (*((OURS,) if ours else ()), *folders) for path in files_of(place)]:
+    for path in [path for place in folders for path in files_of(place)]:
         built_in = path.parent == OURS
         text = path.read_text(encoding="utf-8")
         found, mistakes = parse(text, path.name if built_in else str(path), built_in=built_in)
         wrong += mistakes
-        names = [rule.name for rule in found]
-        wrong += [f"{path}: two rules are named {name}" for name in sorted({n for n in names if names.count(n) > 1})]
         rules.update({rule.name: rule for rule in found})
     if wrong:
         raise UsageError("A rule file cannot be used", "\n".join(wrong), "Fix it; `transom rules check FILE` tests it.")
     return tuple(rules.values())
+
+
+def _built_in() -> list[Rule]:
+    """Return the built-in rules. Parsing them takes a third of a short diagnosis, so the result is kept in
+    `__pycache__`, as Python keeps the code of the modules: until a file changes, and not if Python keeps none."""
+    files = files_of(OURS)
+    of = [(path.name, (at := path.stat()).st_mtime_ns, at.st_size) for path in (*files, *_PARSERS)]
+    kept = OURS / "__pycache__" / f"rules.{sys.implementation.cache_tag}.bin"
+    with contextlib.suppress(OSError, ValueError, EOFError, TypeError, KeyError):
+        known, tables = marshal.loads(kept.read_bytes())
+        if known == of:
+            return [_as_rule(table) for table in tables]
+    parsed = [parse(path.read_text(encoding="utf-8"), path.name, built_in=True) for path in files]
+    if wrong := [mistake for _, mistakes in parsed for mistake in mistakes]:
+        raise UsageError("A built-in rule file cannot be used", "\n".join(wrong))
+    rules = [rule for found, _ in parsed for rule in found]
+    if not sys.dont_write_bytecode:
+        with contextlib.suppress(OSError):
+            kept.parent.mkdir(exist_ok=True)
+            publish_bytes(kept, marshal.dumps((of, [_as_table(rule) for rule in rules])), mode=0o644)
+    return rules
+
+
+def _as_table(rule: Rule) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in vars(rule).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return value.value if isinstance(value, Enum) else value
+
+
+def _as_rule(table: dict[str, Any]) -> Rule:
+    table |= {name: choice(table[name]) for name, choice in _CHOICES.items()}
+    category, explains = table["category"], table["explains"]
+    table |= {"category": Category(category) if category else None, "explains": tuple(map(Category, explains))}
+    table["level"] = Level(table["level"])
+    return Rule(**table)
 
 
 def files_of(place: Path) -> list[Path]:
@@ -69,6 +105,10 @@ def files_of(place: Path) -> list[Path]:
 def parse(text: str, source: str, *, built_in: bool = False) -> tuple[list[Rule], list[str]]:
     """Parse one file. Returns its rules and its mistakes. Expressions of built-in rules, which tests compile, are not
     compiled: that takes longer than all else."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -89,6 +129,8 @@ def parse(text: str, source: str, *, built_in: bool = False) -> tuple[list[Rule]
         rule, mistakes = _rule(values, where, source, built_in)
         wrong += mistakes
         rules += [rule] if rule is not None else []
+    names = [rule.name for rule in rules]
+    wrong += [f"{source}: two rules are named {name}" for name in sorted({n for n in names if names.count(n) > 1})]
     return rules, wrong
 
 

@@ -220,14 +220,14 @@ def _pattern(text: str) -> str:
 _DIGIT = re.compile(r"(?<!\{)(?<!\{\d)(?<!,)(?:\d|\\d)(?![\d,]*\})")  # in an expression, except in quantifiers
 _LOOSE = re.compile(r"\\d[+*]|\\d\{1,\d+\}|0-9")  # in an expression: any number
 _GROUP = re.compile(r"\(\?P<\w+>")
-_NUMBERS = b"0123456789.+-"
+NUMBERS = b"0123456789.+-"
 _ADDRESS = re.compile(rb"0[xX][0-9a-fA-F]+|[0-9a-fA-F]*:(?:[0-9a-fA-F]*:)+[0-9a-fA-F]*")
 _DULL = 4096  # kinds of lines
 
 
 def words_of(raw: bytes) -> bytes:
     """Return a line without its numbers and addresses."""
-    return (_ADDRESS.sub(b"", raw) if b"0x" in raw or b"::" in raw else raw).translate(None, _NUMBERS)
+    return (_ADDRESS.sub(b"", raw) if b"0x" in raw or b"::" in raw else raw).translate(None, NUMBERS)
 
 
 @lru_cache(maxsize=4096)
@@ -266,7 +266,7 @@ class Rulebook:
         self._of = [tuple(by_text[text]) for text in texts]
         numbered = [text for text in texts if any(map(str.isdigit, text))]
         self._numbered = numbered
-        without = [text.lower().encode().translate(None, _NUMBERS).decode() for text in numbered]
+        without = [text.lower().encode().translate(None, NUMBERS).decode() for text in numbered]
         self._without_numbers = compile_texts(without).which
         self._dull: set[bytes] = set()
         self._silent: dict[bytes, bool] = {}
@@ -292,13 +292,13 @@ class Rulebook:
 
         A training may print one of the texts in every line, as a column name.
         """
-        return raw.translate(None, _NUMBERS) in self._dull
+        return raw.translate(None, NUMBERS) in self._dull
 
     def remember_dull(self, raw: bytes, record: Record) -> None:
         """Remember that no rule matched the line, unless a candidate rule looks at numbers (an Xid, an exit code)."""
         hits = self._which(record.line.encode("utf-8", "replace"))
         if len(self._dull) < _DULL and all(self._is_blind(n) for hit in hits for n in self._of[hit]):
-            self._dull.add(raw.translate(None, _NUMBERS))
+            self._dull.add(raw.translate(None, NUMBERS))
 
     def numbers(self, raw: bytes) -> Expression | None:
         """Return an expression that finds what rules say about numbers in lines with these words; None for nothing."""

@@ -86,7 +86,8 @@ def read_log(path: Path, seconds: float) -> LogRead:
     A log that cannot be read counts as empty. Lines behind a gap are numbered as if it had `_GAP` lines.
     """
     until = time.monotonic() + seconds
-    collector, kinds = Collector(path.name), Kinds(rulebook())
+    collector = Collector(path.name)
+    kinds = Kinds(rulebook(), collector.counts)
     lines = left_out = at = 0
     rest = last = b""
     with contextlib.suppress(OSError), path.open("rb") as file:
