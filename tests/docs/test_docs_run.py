@@ -216,4 +216,4 @@ def test_other_pages_run_as_written(reader: Reader, of_a_trainer: bool) -> None:
     for command in READER["others"]:
         code, said = reader.shell(command)
         assert code == 0, f"{command}\n{said}"
-    _check(reader, *(page for page in pages if os.environ.get("PAGE", "") in page))
+    _check(reader, *(page for page in pages if re.search(os.environ.get("PAGE", ""), page)))
