@@ -6,7 +6,7 @@ PY := .venv/bin/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock frameworks test test-drains test-frameworks test-long test-neighbour test-slurm test-sites bench-callbacks bench-own-way bench-contended bench-slurm check lint types docs docs-reference demo clean
+.PHONY: help setup lock frameworks test test-docs test-drains test-frameworks test-long test-neighbour test-slurm test-sites bench-callbacks bench-own-way bench-contended bench-slurm check lint types docs docs-reference demo clean
 .PHONY: bench-published bench-replay bench-elastic bench-elastic-campaign bench-elastic-peers bench-recovery-peers .nvrx .torchft .ckpt-peers chaos endurance bench-recovery bench-limits bench-identity bench-operator bench-outage bench-neighbour bench-healthy bench-agent bench-files fuzz-ckpt bench-ckpt bench-incremental bench-kills bench-protect health-matrix diagnosis-matrix bench-hangs bench-slowness diagnosis-report bench-status bench-scale bench-many bench-watch bench-report images bench-silent bench-placement
 
 help: ## list the targets
@@ -26,6 +26,9 @@ test: setup ## all tests except the long ones
 
 test-long: setup ## the tests that take minutes each
 	$(PY) -m pytest -m long
+
+test-docs: setup ## every command and snippet of README and docs, run as a reader would in a sandbox (15 min)
+	$(PY) -m pytest -m long tests/docs/test_docs_run.py
 
 frameworks: setup ## .frameworks/ with Hugging Face, Lightning, DeepSpeed, ... for tests (2 GB, 12 minutes; quick if complete)
 	@scripts/frameworks.sh

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transom_cli.core import events as ev
 from transom_cli.core.codec import BadRecord, build, event_from_json, event_to_json, plain
 from transom_cli.core.events import Taken
+from transom_cli.core.node_hazard import Hazard
 from transom_cli.core.operator.state import Policy
 
 EVENTS = sorted(
@@ -22,6 +23,9 @@ numbers = st.floats(allow_nan=False, width=64)
 exits = st.builds(ev.RankExit, wall=numbers)
 taken = st.builds(Taken, at=numbers)
 others = st.builds(ev.OtherExclusion, seconds=numbers)
+several = st.lists(numbers, max_size=3).map(tuple)
+pairs = st.lists(st.tuples(numbers, numbers), max_size=3).map(tuple)
+hazards = st.builds(Hazard, failures=several, seconds=several, base=numbers, repeats=pairs)
 stalls = st.builds(ev.Stall, seconds=numbers, limit=numbers)
 
 
@@ -30,6 +34,7 @@ def any_of(cls: type[ev.Event]) -> st.SearchStrategy[ev.Event]:
     given_as |= {f.name: st.lists(exits, max_size=3).map(tuple) for f in fields(cls) if "RankExit" in str(f.type)}
     given_as |= {f.name: st.lists(taken, max_size=3).map(tuple) for f in fields(cls) if "Taken" in str(f.type)}
     given_as |= {f.name: st.lists(others, max_size=3).map(tuple) for f in fields(cls) if "OtherExcl" in str(f.type)}
+    given_as |= {f.name: st.none() | hazards for f in fields(cls) if "Hazard" in str(f.type)}
     given_as |= {f.name: stalls for f in fields(cls) if f.type == "Stall"}
     return st.builds(cls, **{f.name: given_as.get(f.name, ...) for f in fields(cls)})
 
