@@ -111,8 +111,8 @@ def test_without_a_step_there_is_nothing_to_take_along() -> None:
     assert Training().live.leave() == Left(launch=4)
 
 
-def offer(step: int, launch: int = 4, digest: str = "a", owns: tuple[int, ...] | None = None, why: str = "") -> Offer:
-    return Offer(step, launch, why, digest, tuple((launch, n) for n in ((step,) if owns is None else owns)))
+def offer(step: int, launch: int = 4, digest: str = "a", why: str = "", firsts: tuple[str, ...] = ()) -> Offer:
+    return Offer(step, launch, why, digest, ((launch, step),), firsts)
 
 
 FRESH = Offer(-1, -1, "", "", ())
@@ -133,6 +133,9 @@ REPLACED = Offer(-1, -1, "", "", ((4, 6), (4, 7)))
         ([offer(-1, why="torn"), FRESH], True, Choice(why="torn")),
         ([offer(-1, why="torn"), offer(6)], False, Choice(why="what rank 0 alone had after step 6 is not known")),
         ([offer(-1, why="torn"), offer(6), FRESH], True, Choice(6, (1,))),
+        ([offer(7, firsts=("mean",)), REPLACED], False, Choice(7, (0,))),
+        ([REPLACED, offer(7, firsts=("mean",))], False, Choice(why="rank 0's mean counts for all ranks, and is lost")),
+        ([REPLACED, offer(7, firsts=("mean",))], True, Choice(7, (1,))),
     ],
 )  # fmt: skip
 def test_newest_whole_state_is_chosen_if_it_is_complete(offers: list[Offer], elastic: bool, found: Choice) -> None:

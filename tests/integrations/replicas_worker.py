@@ -18,7 +18,10 @@ from transom_cli.ckpt import Checkpointer
 from transom_cli.elastic import GlobalBatches
 from transom_cli.integrations.recoverable import Context
 
-FOLDER, STEPS, KEPT, EVERY = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "kept", int(sys.argv[4])
+FOLDER, KEPT, EVERY = Path(sys.argv[1]), sys.argv[2] == "kept", int(sys.argv[3])
+LAST = FOLDER / "last"  # the number of the last step, once it is known
+ELASTIC = os.environ.get("ELASTIC") != "no"
+NOISE = 0.0 if ELASTIC else 0.1  # random numbers of each rank
 PAUSE = float(os.environ.get("PAUSE", "0"))
 SIZE, BATCH = 96, 24
 
@@ -41,22 +44,23 @@ def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 def train(ctx: Context) -> None:
     model, optimizer = ctx.keep("model", build) if KEPT else build()
     ctx.join("gloo")
+    torch.manual_seed(dist.get_rank())
     batches = GlobalBatches(SIZE, BATCH, micro_batch=4, seed=3)
     checkpointer = Checkpointer({"model": model, "optimizer": optimizer, "data": batches}, FOLDER / "ck", every=EVERY)
     done = checkpointer.restore() or 0
     called = DistributedDataParallel(model)
-    torch.manual_seed(1)
     inputs, targets = data()
-    while done < STEPS:
+    while done < (int(LAST.read_text()) if LAST.exists() else 10**9):
+        time.sleep(0 if LAST.exists() else PAUSE)
         optimizer.zero_grad()
         taken = []
         for micro in batches.step():
             chosen = list(micro.samples)
+            noisy = inputs[chosen] + NOISE * torch.randn(len(chosen), 1)
             with contextlib.nullcontext() if micro.last else called.no_sync():
-                (torch.nn.functional.mse_loss(called(inputs[chosen]), targets[chosen]) * micro.weight).backward()
+                (torch.nn.functional.mse_loss(called(noisy), targets[chosen]) * micro.weight).backward()
             taken += chosen if micro.weight else []
         optimizer.step()
-        time.sleep(0 if (FOLDER / "hurry").exists() else PAUSE)
         done += 1
         about = {"step": done, "world": dist.get_world_size(), "entry": ctx.entry, "at": time.monotonic(),
                  "pid": os.getpid(), "launch": int(os.environ.get("TRANSOM_LAUNCH", "0"))}  # fmt: skip
@@ -71,4 +75,4 @@ def train(ctx: Context) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     sys.orig_argv = [sys.executable, *sys.argv]  # the test's ranks are forks of another program
-    recoverable(replicas="elastic")(train)()
+    (recoverable(replicas="elastic") if ELASTIC else recoverable)(train)()

@@ -119,6 +119,8 @@ class Checkpointer:
         self.directory = options.directory
         self._ranks = ranks = Ranks()
         live = self._checked(state, per_rank, from_rank_0, allow_code)
+        if reentry.elastic_replicas():
+            _refuse_own_values(live, fresh, per_rank)
         self.every = options.every
         self._check_every()
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -217,7 +219,7 @@ class Checkpointer:
             # a training that resumes has lost enough time already: its memory is allocated while it runs
             self._saver.prepare(step, begins=found is None)
             if found is not None:
-                self._live_at(step)
+                self._live_at(step, restored=True)
             return None if found is None else step
 
     def _continue(self) -> int | None:
@@ -232,14 +234,14 @@ class Checkpointer:
         if self._requests is not None:
             self._requests.at(done)
         self._saver.prepare(done)
-        self._live_at(done)
+        self._live_at(done, restored=True)
         if done and done % self.every == 0:  # the save of that step may have been interrupted
             self._saver.start(done, requested=False)
         return done
 
-    def _live_at(self, step: int) -> None:
+    def _live_at(self, step: int, *, restored: bool = False) -> None:
         if self._live is not None:
-            self._live.mark(step)
+            self._live.mark(step, restored=restored)
 
     def step(self, step: int, loss: float | None = None, metrics: Mapping[str, float] | None = None) -> bool:
         """Report that `step` is done and save if due: `beat(step, loss)` and `save(step, metrics)` in one.
@@ -393,6 +395,17 @@ class Checkpointer:
         if self._ranks.first:
             sys.stderr.write(f"transom: {line}\n")
             sys.stderr.flush()
+
+
+def _refuse_own_values(live: State, fresh: Declared, per_rank: Sequence[str]) -> None:
+    """Raise UsageError if a rank that joins elastic replicas would lack what only the lost rank had."""
+    own = [*per_rank, *(name for name in live.kept_per_rank() if not fresh.matches(name))]
+    if own:
+        raise UsageError(
+            f"Elastic replicas cannot carry over {', '.join(own)}",
+            "each rank has its own, and that of a lost rank is gone",
+            f"use transom_cli.elastic.GlobalBatches for the data, or let it start afresh: reshard={own!r}",
+        )
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,18 +53,20 @@ class Left:
     shared: Flat = field(default_factory=dict)
     own: Flat = field(default_factory=dict)
     paths: Paths = field(default_factory=dict)  # of both
-    digest: str = ""  # of the shared values
+    digest: str = ""  # of the shared values without those of `firsts`
+    firsts: frozenset[str] = frozenset()  # values that may differ, and of which rank 0's counts
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a rank has. owns: the newest steps for which it has its own values, as (launch, step)."""
+    """What a rank has, as in `Left`. owns: the newest steps for which it has its own values, as (launch, step)."""
 
     step: int
     launch: int
     why: str
     digest: str
     owns: tuple[tuple[int, int], ...]
+    firsts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class Choice:
         lacking = [rank for rank, offer in enumerate(offers) if (first.launch, step) not in offer.owns]
         if lacking and not elastic:
             return cls(why=f"what rank {lacking[0]} alone had after step {step} is not known")
+        if first.firsts and holders[0] and not elastic:
+            return cls(why=f"rank 0's {first.firsts[0]} counts for all ranks, and is lost")
         return cls(step, holders)
 
 
@@ -103,10 +107,15 @@ class LiveState:
         self._versions: list[tuple[torch.Tensor, int]] = []  # of parameters
         self._step = -1
         self._unfit = ""
+        self._firsts: frozenset[str] | None = None
         self._own = None if reentry.elastic_replicas() else OwnValues.here()
 
-    def mark(self, step: int) -> None:
-        """Note that `step` is complete: nothing changes until the next one begins."""
+    def mark(self, step: int, *, restored: bool = False) -> None:
+        """Note that `step` is complete: nothing changes until the next one begins.
+
+        Args:
+            restored: it was restored, so that the model may not be wrapped yet.
+        """
         if self._unfit:
             return
         try:
@@ -116,6 +125,8 @@ class LiveState:
                 self._unfit, self._stored = _not_replicated(flat), frozenset(flat)
                 if self._unfit:
                     return
+            if self._firsts is None and not restored:
+                self._firsts = self._state.from_first(self._stored)
             flat, where = self._state.passing()
             held = {key: one for key, one in flat.items() if isinstance(one, torch.Tensor) and where[key][0] != RANKS}
             small = _packed({key: (where[key], one) for key, one in flat.items() if key not in held})
@@ -149,7 +160,8 @@ class LiveState:
                     for key, one in flat.items()}  # fmt: skip
             shared = {key: one for key, one in held.items() if where[key][0] != RANKS}
             own = {key: one for key, one in held.items() if key not in shared}
-            return Left(self._step, launch, "", shared, own, where, _digest(shared))
+            firsts = self._firsts or frozenset()
+            return Left(self._step, launch, "", shared, own, where, _digest(shared, firsts), firsts)
         except (Exception, TransomError) as error:
             return Left(launch=launch, why=f"it cannot be kept: {describe(error)}")
 
@@ -216,7 +228,8 @@ def restore(directory: Path, state: State, ranks: Ranks, say: Callable[[str], No
     own = OwnValues.here() if not elastic else None
     there = own.read() if own is not None and left.step < 0 else {}
     mine = ((left.launch, left.step),) if left.step >= 0 else tuple(there)
-    offers = ranks.gather(Offer(left.step, left.launch, left.why, left.digest, mine))
+    offer = Offer(left.step, left.launch, left.why, left.digest, mine, tuple(sorted(left.firsts)))
+    offers = ranks.gather(offer)
     choice = Choice.of(offers, elastic=elastic)
     if choice.step < 0:
         if choice.why:
@@ -233,7 +246,8 @@ def restore(directory: Path, state: State, ranks: Ranks, say: Callable[[str], No
         for receiver in receivers[turn :: len(choice.holders)]:
             _send(ranks, receiver, shared, where)
     try:
-        values = left.own if left.step >= 0 else {}
+        values = left.own
+        where = {**where, **{key: left.paths[key] for key in values}}
         if not values and not elastic:
             saved = _unpacked(there[first.launch, choice.step])
             values = {key: one for key, (path, one) in saved.items() if path[0] == RANKS}
@@ -243,7 +257,8 @@ def restore(directory: Path, state: State, ranks: Ranks, say: Callable[[str], No
             state.seed(derived(f"{choice.step} {first.digest} {ranks.rank}"))
         with undisturbed():
             flat, found = state.read()
-        if _digest({key: one for key, one in flat.items() if found[key][0] != RANKS}) != first.digest:
+        now = {key: one for key, one in flat.items() if found[key][0] != RANKS}
+        if _digest(now, first.firsts) != first.digest:
             trouble = "it is not what was sent"
     except (Exception, TransomError) as error:
         trouble = describe(error)
@@ -271,8 +286,9 @@ def _unpacked(data: bytes) -> dict[str, Any]:
     return found
 
 
-def _digest(shared: Flat) -> str:
-    return hashlib.sha256(prove(shared, alone).encode().encode()).hexdigest()
+def _digest(shared: Flat, without: Collection[str]) -> str:
+    compared = {key: one for key, one in shared.items() if key not in without}
+    return hashlib.sha256(prove(compared, alone).encode().encode()).hexdigest()
 
 
 def _send(ranks: Ranks, to: int, shared: Flat, where: Paths) -> None:

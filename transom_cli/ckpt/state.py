@@ -221,6 +221,12 @@ class State:
         short = self._canonical_names(name, BUFFERS, module, held)
         return ((short[key], buffer) for key, buffer in held.items())
 
+    def from_first(self, keys: Iterable[str]) -> frozenset[str]:
+        """Those of `keys` of which rank 0's value counts for all: buffers that DDP broadcasts, and declared ones."""
+        self._look_for_wrappers()
+        sent = self._sent()
+        return frozenset(key for key in keys if key in sent or self._from_rank_0.matches(key))
+
     def _look_for_wrappers(self) -> None:
         """Find the DDP modules of this process: an entry may be what one of them wraps."""
         modules = [value for value in self._entries.values() if isinstance(value, torch.nn.Module)]

@@ -1,8 +1,8 @@
 """How the training gets the members of its process group.
 
 Every change of members, whether a relaunch, a swap, a shrink or a growth, is one `StartLaunch`, which becomes one
-`Group`. The executor tries each `GroupChange` in turn. Today all members meet at a new rendezvous. A process group that
-can be reconfigured would be another one.
+`Group`. The executor tries each `GroupChange` in turn. All members meet at a new rendezvous, those that replace lost
+ranks of elastic replicas later than the others.
 """
 
 from __future__ import annotations
