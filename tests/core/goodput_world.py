@@ -43,9 +43,12 @@ class Launched:
     def checked(self, at: float) -> Launched:
         return self._add("recovery", at, incident="", what="checked", words="none is bad")
 
-    def launch(self, at: float) -> Launched:
+    def launch(self, at: float, **fields: Any) -> Launched:
         self._launch += 1
-        return self._add("launch", at)
+        return self._add("launch", at, **fields)
+
+    def standby(self, at: float) -> Launched:
+        return self._add("standby", at, what="used")
 
     def steps(self, *told: tuple[float, int], stalled: Sequence[float] = ()) -> Launched:
         for number, (wall, step) in enumerate(told):
@@ -55,10 +58,10 @@ class Launched:
             self.progress.append(line)
         return self
 
-    def fault(self, at: float, name: str, category: str = "rank_killed") -> Launched:
+    def fault(self, at: float, name: str, category: str = "rank_killed", cause: str = "x") -> Launched:
         decided = {"category": category}
         self._add("recovery", at, incident=name, what="seen", words="rank 1 on n2 killed by SIGKILL")
-        return self._add("recovery", at, incident=name, what="diagnosed", words="killed", cause="x", decided=decided)
+        return self._add("recovery", at, incident=name, what="diagnosed", words="killed", cause=cause, decided=decided)
 
     def ended(self, at: float, status: str, cause: str = "", step: int = -1) -> Launched:
         self.outcome = {"status": status, "cause": cause, "step": step}

@@ -372,3 +372,21 @@ def test_of_steps_that_count_from_the_start_of_a_process_nothing_is_said_to_be_d
         found = accounted((*submitted(), running(10), healed(90.1, "l1"), *done(160)), result)
         assert ("redone" in seconds(found)) is not counted
         assert any(cause.lost > 0 for cause, _ in found.by_cause) is not counted
+
+
+def test_time_is_summed_by_how_the_training_continued() -> None:
+    first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61)).fault(81, "l1").launch(85).steps((90, 62))
+    first.fault(91, "l2").standby(92).launch(92, lost=[1]).steps((93, 63)).fault(94, "l3", cause="hang")
+    first.launch(95, lost=[1]).steps((96, 64)).fault(97, "l4").launch(98, lost=[0]).steps((99, 65))
+    first.fault(100, "l5").standby(101).launch(101).steps((102, 66)).fault(103, "l6").ended(104, "failed", step=66)
+    second = Launched("7.1", 120).launch(121).steps((130, 67), (190, 127))
+    told = accounted((*submitted(), running(10), running(120, 1)), first, second, now=190)
+    found = {one.name: (one.causes, one.sums.wall // NS) for one in told.by_recovery}
+    assert found == {
+        "relaunch": (1, 10),
+        "re-entry with standby": (1, 3),
+        "re-entry after a hang": (1, 3),
+        "re-entry": (1, 3),
+        "standby": (1, 3),
+        "new attempt": (1, 28),
+    }

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transom_cli.core.goodput import NS, Account, Category, Cause, Kind, Span, Sums
+from transom_cli.core.goodput.model import How
 from transom_cli.layout import RunDir
 from transom_cli.supervise.record_reader import read_run_record
 from transom_cli.view.goodput import goodput_document, goodput_lines, percent, summary
@@ -50,7 +51,9 @@ def test_a_node_that_died() -> None:
     ]
     detection = next(span for span in found.spans if span.kind is Kind.DETECTION)
     assert detection.length / NS == pytest.approx(5.6, abs=0.1)  # its journal says: no step for 5.6 s
-    assert found.by_cause[0][0] == Cause("i1", "slurm_node_fail", found.by_cause[0][0].at, step=20, lost=0)
+    assert found.by_cause[0][0] == Cause(
+        "i1", "slurm_node_fail", found.by_cause[0][0].at, step=20, lost=0, how=How.RESTART
+    )
 
 
 def test_a_rank_that_was_relaunched_costs_less_than_a_second() -> None:
@@ -100,7 +103,10 @@ def test_the_screen() -> None:
     assert told[0] == "demo  goodput 51.0%  of 35 s from submission to end"
     assert "restart          12 s    34.0%  first sign to next step; start of the run" in told
     assert not any(line.endswith("...") for line in told)
-    assert told[-3].split()[:3] == ["i1", "11", "s"] and told[-2].strip() == "slurm_time_limit, 1 step repeated"
+    assert (
+        told[-3].split()[:3] == ["i1", "11", "s"]
+        and told[-2].strip() == "slurm_time_limit, new attempt, 1 step repeated"
+    )
     assert summary(read("time_limit")) == "51.0% of 35 s; lost: restart 8.3 s, start 3.5 s"
     assert summary(read("user_error")) == ""
 

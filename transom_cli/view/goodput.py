@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from transom_cli.core.goodput import NS, Account, Cause, Kind, Sums
+from transom_cli.core.goodput.account import Category
 from transom_cli.core.goodput.partition import START
 from transom_cli.plural import several
 from transom_cli.view.text import count, fit, span, utc, wrapped
@@ -49,7 +50,12 @@ def goodput_lines(run_id: str, account: Account, width: int = 80) -> list[str]:
         found.append("note: no steps of this run were seen; the shares are lower bounds")
     found += ["", f"{'KIND':<12}{'TIME':>9}{'SHARE':>9}"]
     found += [_kind_row(kind, whole) for kind in Kind if whole.ns[kind] or kind is Kind.PRODUCTIVE]
-    for part in (_attempts(account, width), _categories(account, width), _causes(account, width)):
+    for part in (
+        _attempts(account, width),
+        _recoveries(account, width),
+        _categories(account, width),
+        _causes(account, width),
+    ):
         found += ["", *part] if part else []
     return [fit(line.rstrip(), width) for line in found]
 
@@ -70,6 +76,7 @@ def goodput_document(run_id: str, account: Account) -> dict[str, Any]:
         "attempts": [{"attempt": name, **_sums(sums)} for name, sums in account.attempts],
         "causes": [_cause_document(cause, sums) for cause, sums in account.by_cause],
         "categories": [{"category": one.name, "causes": one.causes, **_times(one.sums)} for one in account.by_category],
+        "recoveries": [{"how": one.name, "causes": one.causes, **_times(one.sums)} for one in account.by_recovery],
         "spans": [
             {"begin_ns": s.begin, "end_ns": s.end, "kind": s.kind.value, "attempt": s.attempt, "cause": s.cause}
             for s in account.spans
@@ -78,7 +85,7 @@ def goodput_document(run_id: str, account: Account) -> dict[str, Any]:
 
 
 def _cause_document(cause: Cause, sums: Sums) -> dict[str, Any]:
-    about = {"cause": cause.key, "category": cause.category, "at": utc(cause.at / NS)}
+    about = {"cause": cause.key, "category": cause.category, "how": cause.recovery, "at": utc(cause.at / NS)}
     return {**about, "lost_steps": cause.lost if cause.lost >= 0 else None, **_times(sums)}
 
 
@@ -131,10 +138,17 @@ def _attempts(account: Account, width: int) -> list[str]:
 
 def _categories(account: Account, width: int) -> list[str]:
     """With few causes, their own table is enough."""
-    if len(account.by_cause) <= SHOWN:
-        return []
-    found = [f"{'COUNT':>5}{'TIME':>16}{'SHARE':>9}  CATEGORY"]
-    for one in account.by_category:
+    return _sorts("CATEGORY", account.by_category, account, width) if len(account.by_cause) > SHOWN else []
+
+
+def _recoveries(account: Account, width: int) -> list[str]:
+    """With one kind, the causes' own table is enough."""
+    return _sorts("RECOVERY", account.by_recovery, account, width) if len(account.by_recovery) > 1 else []
+
+
+def _sorts(title: str, sorts: Sequence[Category], account: Account, width: int) -> list[str]:
+    found = [f"{'COUNT':>5}{'TIME':>16}{'SHARE':>9}  {title}"]
+    for one in sorts:
         share = percent(one.sums.wall / account.whole.wall)
         before = f"{count(one.causes):>5}{duration(one.sums.wall):>16}{share:>9}  "
         found += wrapped(before, f"{one.name}: {largest_losses(one.sums, 2)}", width)
@@ -158,7 +172,7 @@ def _cause(cause: Cause, sums: Sums, whole: Sums, width: int) -> Iterator[str]:
     kinds = ", ".join(f"{name} {time}" for name, time in lost_by_kind(sums))
     before = f"{cause.key:<12}{duration(sums.wall):>9}{percent(sums.wall / whole.wall):>9}  "
     yield from wrapped(before, kinds, width)
-    more = [cause.category] if cause.category else []
+    more = [words for words in (cause.category, cause.recovery) if words]
     more += [f"{several(cause.lost, 'step')} repeated"] if cause.lost > 0 else []
     if more:
         yield f"{'':32}{', '.join(more)}"

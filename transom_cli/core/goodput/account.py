@@ -49,7 +49,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Category:
-    """All causes of one category. causes: their number."""
+    """All causes of one category, or kind of recovery. causes: their number."""
 
     name: str
     causes: int
@@ -64,6 +64,7 @@ class Account:
         spans: In order of time, without gap or overlap, from submission to `until`.
         by_cause: Lost time by cause, the most expensive first.
         by_category: The same by category.
+        by_recovery: The same by how the training continued, without causes after which it has not.
     """
 
     begin: int
@@ -76,6 +77,7 @@ class Account:
     attempts: tuple[tuple[str, Sums], ...]
     by_cause: tuple[tuple[Cause, Sums], ...]
     by_category: tuple[Category, ...]
+    by_recovery: tuple[Category, ...] = ()
 
 
 def account(history: History) -> Account:
@@ -83,8 +85,13 @@ def account(history: History) -> Account:
     named = {cause.key: cause for cause in causes}
     lost = [span for span in spans if span.cause]
     priced = [(named[key], sums) for key, sums in _grouped(lost, lambda span: span.cause).items()]
-    kinds = _grouped(lost, lambda span: _category(named[span.cause]))
-    categories = [Category(k, sum(_category(c) == k for c, _ in priced), sums) for k, sums in kinds.items()]
+    continued = [span for span in lost if named[span.cause].how is not None]
+
+    def by(name: Callable[[Cause], str], spans: list[Span]) -> tuple[Category, ...]:
+        kinds = _grouped(spans, lambda span: name(named[span.cause]))
+        found = [Category(kind, sum(name(cause) == kind for cause, _ in priced), sums) for kind, sums in kinds.items()]
+        return tuple(sorted(found, key=lambda one: -one.sums.wall))
+
     return Account(
         begin=history.begin,
         until=history.until,
@@ -95,7 +102,8 @@ def account(history: History) -> Account:
         whole=_sums(spans),
         attempts=tuple((key, sums) for key, sums in _grouped(spans, lambda span: span.attempt).items() if key),
         by_cause=tuple(sorted(priced, key=lambda one: -one[1].wall)),
-        by_category=tuple(sorted(categories, key=lambda one: -one.sums.wall)),
+        by_category=by(_category, lost),
+        by_recovery=by(lambda cause: cause.recovery, continued),
     )
 
 

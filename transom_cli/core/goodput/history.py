@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from transom_cli.core import events as ev
-from transom_cli.core.goodput.model import Attempt, History, Kind, Launch, Observation, Sample, Sign, ns
+from transom_cli.core.goodput.model import Attempt, History, How, Kind, Launch, Observation, Sample, Sign, ns
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.layout import attempt_name
@@ -27,6 +27,7 @@ def attempt_of(name: str, journal: Iterable[Record], progress: Iterable[Record],
     """Build an attempt from its launcher's records."""
     attempt = Attempt(name)
     launches: dict[int, Launch] = {}
+    standby = False  # standbys were used since the launch before
     for record in journal:
         if (at := _time(record)) is None:
             continue
@@ -34,7 +35,11 @@ def attempt_of(name: str, journal: Iterable[Record], progress: Iterable[Record],
             attempt = replace(attempt, launcher=True, began=at)
         kind = record.get("type")
         if kind == "launch" and isinstance(number := record.get("launch"), int):
-            launches.setdefault(number, Launch(number, at, job_step=str(record.get("job_step", ""))))
+            job_step, how = str(record.get("job_step", "")), _how(bool(record.get("lost")), standby)
+            launches.setdefault(number, Launch(number, at, job_step=job_step, how=how))
+            standby = False
+        elif kind == "standby":
+            standby = standby or record.get("what") == "used"
         elif kind == "job_step" and launches:
             newest = max(launches)
             launches[newest] = replace(launches[newest], done=at)
@@ -63,6 +68,12 @@ def attempt_of(name: str, journal: Iterable[Record], progress: Iterable[Record],
     return replace(attempt, launches=tuple(with_samples), step=step if isinstance(step, int) else -1, cause=cause)
 
 
+def _how(stayed: bool, standby: bool) -> How:
+    if stayed:
+        return How.REENTRY_STANDBY if standby else How.REENTRY
+    return How.STANDBY if standby else How.RELAUNCH
+
+
 def _recovery(attempt: Attempt, at: int, record: Record, launched: bool) -> Attempt:
     what, name = record.get("what"), str(record.get("incident", ""))
     if what == "checked" and not name and not launched:
@@ -72,7 +83,8 @@ def _recovery(attempt: Attempt, at: int, record: Record, launched: bool) -> Atte
     if what == "diagnosed" and attempt.signs and attempt.signs[-1].incident == name:
         decided = record.get("decided")
         category = str(decided.get("category", "")) if isinstance(decided, Mapping) else ""
-        last = replace(attempt.signs[-1], category=category or str(record.get("cause", "")))
+        cause = str(record.get("cause", ""))
+        last = replace(attempt.signs[-1], category=category or cause, hang=cause == "hang")
         return replace(attempt, signs=(*attempt.signs[:-1], last))
     return attempt
 

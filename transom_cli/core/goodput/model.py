@@ -27,6 +27,16 @@ class Kind(enum.Enum):
     UNSEEN = "unseen"  # ranks run, but no steps are visible
 
 
+class How(enum.Enum):
+    """How a training continued after a fault."""
+
+    REENTRY = "re-entry"  # ranks stayed, and the others were started from scratch
+    REENTRY_STANDBY = "re-entry with standby"
+    STANDBY = "standby"
+    RELAUNCH = "relaunch"  # all ranks were started from scratch, in the same attempt
+    RESTART = "new attempt"
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """The time [begin, end) of one kind. attempt: which it counts to. cause: a key of `Cause`, or ""."""
@@ -53,11 +63,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Sign:
-    """The first sign of an incident of the operator (i1, ...) or of the launcher (l1, ...)."""
+    """The first sign of an incident of the operator (i1, ...) or of the launcher (l1, ...). hang: by the diagnosis."""
 
     at: int
     incident: str
     category: str = ""  # as in `diagnose.clue.Category`; "" if unknown
+    hang: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,7 @@ class Launch:
         since_start: Steps count from the start of the processes, so repeated steps cannot be recognised.
         job_step: As in `events.LaunchSeen`. Only steps of the same one are compared.
         done: When that job step was done, if this is its last launch and the script may start another one.
+        how: How its ranks were started, after a fault.
     """
 
     number: int
@@ -78,6 +90,7 @@ class Launch:
     since_start: bool = False
     job_step: str = ""
     done: int | None = None
+    how: How = How.RELAUNCH
 
 
 @dataclass(frozen=True)
@@ -136,6 +149,8 @@ class Cause:
         key: An operator's incident (i2), a launcher's (7.0/l1), an attempt, or "start".
         step: The newest step finished before it; -1: none or unknown.
         lost: Number of steps to repeat; -1: unknown so far.
+        how: How the training continued; None: not yet, or no fault was the cause.
+        hang: By the diagnosis.
     """
 
     key: str
@@ -143,6 +158,12 @@ class Cause:
     at: int = 0
     step: int = -1
     lost: int = -1
+    how: How | None = None
+    hang: bool = False
+
+    @property
+    def recovery(self) -> str:
+        return "" if self.how is None else self.how.value + (" after a hang" if self.hang else "")
 
 
 @dataclass(frozen=True)

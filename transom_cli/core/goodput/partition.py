@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from transom_cli.core.goodput.model import NS, Attempt, Cause, History, Kind, Launch, Sample, Sign, Span
+from transom_cli.core.goodput.model import NS, Attempt, Cause, History, How, Kind, Launch, Sample, Sign, Span
 
 START = "start"  # the cause of the time before the first step of a run
 SLACK = 180 * NS  # a training counts as stepping this long after its last sample, or three of its intervals
@@ -119,6 +119,7 @@ class _Walk:
         between = Kind.RESTART
         for launch, bound in zip(attempt.launches, bounds, strict=False):
             self._spend(min(launch.at, end), between)
+            self._continue(launch.how if launch is not attempt.launches[0] else How.RESTART)
             until = bound if launch.done is None else min(bound, launch.done)
             self._launch(attempt, launch, min(until, end), last=launch is attempt.launches[-1])
             between = Kind.RESTART if launch.done is None else Kind.IDLE  # then the script does something else
@@ -182,6 +183,12 @@ class _Walk:
         sign = sign or self._sign(attempt, launch.at, since)
         return _Ending(end if sign is None else min(max(sign.at, since), end), sign)
 
+    def _continue(self, how: How) -> None:
+        """Note how the training continues after the present cause."""
+        known = self.causes[self._cause]
+        if known.key != START and known.how is None:
+            self.causes[known.key] = replace(known, how=how)
+
     def _first(self, sample: Sample, kind: Kind, *, own_steps: bool) -> None:
         """Count the time up to a launch's first step, and the steps lost by the rollback.
 
@@ -229,7 +236,7 @@ class _Walk:
         if found is None or not own or not theirs:
             return found
         named = next((s for s in own if s.incident[:1] == "i"), theirs[0])
-        return replace(named, at=found.at, category=named.category or found.category)
+        return replace(named, at=found.at, category=named.category or found.category, hang=any(s.hang for s in own))
 
     def _blame(self, attempt: Attempt, sign: Sign | None, *, stepped: bool) -> None:
         """Set the cause of the time from now to the first new step. A launch that failed at its start lost no step."""
@@ -239,7 +246,7 @@ class _Walk:
             cause = Cause(attempt.name, attempt.cause or attempt.status, self.ledger.now, self._best)
         else:
             key = sign.incident if sign.incident[:1] == "i" else f"{attempt.name}/{sign.incident}"
-            cause = Cause(key, sign.category or attempt.cause, sign.at, self._best)
+            cause = Cause(key, sign.category or attempt.cause, sign.at, self._best, hang=sign.hang)
         self._cause = cause.key
         self._undone = cause.key if stepped else self._undone
         self.causes.setdefault(cause.key, cause)

@@ -440,7 +440,8 @@ class Launcher:
             return
         idle = tuple(n for n in self._allocation.every_node if n not in action.nodes)
         step = self._options.job_step
-        about = {"job_step": step, "checkpoints": str(self._options.checkpoints)} if step else {}
+        about: dict[str, Any] = {"lost": list(action.lost)} if action.lost else {}
+        about |= {"job_step": step, "checkpoints": str(self._options.checkpoints)} if step else {}
         faults = action.faults
         self._journal("launch", nodes=action.nodes, idle=idle, world_size=world, argv=argv, faults=faults, **about)
 
