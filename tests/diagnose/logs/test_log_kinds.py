@@ -158,3 +158,49 @@ def test_lines_that_are_only_counted_change_nothing(tmp_path: Path, seed: int) -
         each_line = collect(hits_in(file, BOOK), str(path))
     assert list(hits_in_file(path, BOOK)) == each_line
     assert sum(hit.more for hit in each_line) > 500
+
+
+DIED = (
+    "2026-01-05 03:17:35,472 WARNING worker.py:1829 -- A worker died or was killed while executing a task by an "
+    "unexpected system error. Worker IP address: 10.0.0.7 Worker port: 10016 Worker PID: 4711 Worker exit type: "
+    "SYSTEM_ERROR\n"
+)
+PEER = (
+    "An MPI communication peer process has unexpectedly disconnected.  This\n"
+    "  Local host: gpu3\n  Local PID:  4711\n  Peer host:  gpu4\n"
+)
+STORE = (
+    "[rank{0}]: torch.distributed.DistBackendError: [{0}] is setting up NCCL communicator and retrieving ncclUniqueId "
+)
+CUT = (
+    " ProcessGroupNCCL.cpp:629] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, "
+    "OpType=BROADCAST, Timeout(ms)=1800000) ran for 1800010 milliseconds before timing out.\n"
+)
+SIGNAL = "{} noticed that process rank 5 with PID 4711 on node gpu3 exited on signal {}.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "category", "culprit"),
+    [
+        # the class alone of what a task raised says less than the end of its worker
+        (f"{DIED}ray.exceptions.RayTaskError(RuntimeError): ray::train()\n", "process_crash", Culprit(node="10.0.0.7")),
+        (PEER, "process_crash", Culprit(node="gpu4")),
+        (SIGNAL.format("prterun", "6 (Aborted)"), "process_crash", Culprit(node="gpu3", rank=5)),
+        (SIGNAL.format("mpirun", "9 (Killed)"), "host_oom", Culprit(node="gpu3", rank=5)),
+        # the rank that others could not reach, on a node that its messages do not name
+        (
+            "".join(f"{STORE.format(n)}from [0] via c10d key-value store by key '0', got error\n" for n in (1, 2)),
+            "rendezvous_port",
+            Culprit(rank=0),
+        ),
+        # the first of these lines lacks its beginning
+        (
+            CUT.format(1) + "".join(f"[rank{n}]:[E105 03:17:35.1{CUT.format(n)}" for n in range(2, 7)),
+            "nccl_hang",
+            Culprit(rank=0),
+        ),
+    ],
+)
+def test_who_is_to_blame(tmp_path: Path, text: str, category: str, culprit: Culprit) -> None:
+    first = of(tmp_path, text)[0]
+    assert (first.category.value, first.culprits) == (category, (culprit,))

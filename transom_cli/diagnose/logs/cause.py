@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from transom_cli.diagnose.clue import DEVICES, Action, Category, Culprit
-from transom_cli.diagnose.logs.matches import RAISED, Hit
+from transom_cli.diagnose.logs.matches import RAISED, RAY, Hit
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Scope
 from transom_cli.plural import several
 
@@ -73,7 +73,9 @@ def with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> t
     nodes: dict[int, str] = {}
     for hit in hits:
         rank = hit.where.get("rank", "")
-        of, node = int(rank) if rank.isdigit() else hit.record.rank, hit.where.get("node") or hit.record.node
+        of, node = int(rank) if rank.isdigit() else hit.record.rank, hit.where.get("node", "")
+        if not node and not (rank and hit.rule.blames is Blames.NAMED):
+            node = hit.record.node
         if of is not None and node:
             nodes.setdefault(of, node)
     return tuple(c if c.node or c.rank not in nodes else replace(c, node=nodes[c.rank]) for c in known)
@@ -87,13 +89,14 @@ def _local(hits: Sequence[Hit]) -> list[Culprit]:
 
 
 Survived = Callable[[Hit], bool]
-_ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort", "segfault", "mpi-abort")
+_ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort", "segfault", "mpi-abort", "mpi-signal")
 """Rules for the end of a rank's process."""
 _SHOWN = 12  # kinds of consequences
 NEAR = 5  # lines between an exception's message and the exit
 EVENT = 64 << 10  # bytes between lines of one kind
 CANCELLED = "step-cancelled"  # the rule for Slurm's plain "CANCELLED"
 UNTOLD = "python-exception"  # the rule for exceptions without a rule of their own
+ACTOR = "actor-died"  # the rule for the end of a Ray worker's process
 KILLED, ENDED = "bare-killed", ("step-ended", "mpi-abort")  # a task killed by SIGKILL, and who kills all tasks
 
 
@@ -215,6 +218,8 @@ def _root(hits: Sequence[Hit], survived: Survived) -> Hit | None:
         return root
     if root.rule.name == UNTOLD:  # an earlier warning of its node says more
         root = next((hit for hit in fatal[: fatal.index(root)] if hit.mild and _nodes(hit, root)), root)
+    if root.rule.name == RAY:  # only the class of what the task raised was printed
+        root = next((hit for hit in fatal[: fatal.index(root)] if hit.rule.name == ACTOR), root)
     if RAISED.match(root.record.text):  # an exception says more than a warning before it
         return root
     return next((hit for hit in fatal if hit.rule is root.rule), root)  # the failure may have begun as a warning

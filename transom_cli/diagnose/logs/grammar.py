@@ -41,6 +41,8 @@ _LABELS = (
     r"\[(?P<label>[EWIF])(?:\d{3,4} \d\d:\d\d:\d\d(?:\.\d{1,9})?)?(?: \d{1,9})? ?" + _SOURCE + r"\]",
     r"(?P<label>[EWIF])\d{4} \d\d:\d\d:\d{1,10}\.\d{1,9} +\d{1,9} " + _SOURCE + r"\]",
     r":? ?(?P<label>[EWIF]) " + _SOURCE + r"\]",
+    r"\w{1,40}\.cpp:\d{1,6}\](?= \[)",  # what remains of torch's C++ label if a line was cut
+    r"what\(\): {1,4}(?=\[(?:PG|Rank) )",
     r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (?P<label>[EWIF]) \d{1,9} \d{1,9}\] ?(?:\(\w{1,20}\) )?"
     r"[\w./]{1,60}:\d{1,6}:",
     r"(?P<node>" + _HOST + r"):(?P<pid>\d{1,10}):\d{1,10} \[(?P<device>-?\d{1,4})\] ",
