@@ -47,7 +47,7 @@ NODES = 3  # of the cluster's four: one remains to replace the lost node
 STEPS = 120
 FAULT_STEP = 46  # between two checkpoints, so that steps are lost and must be repeated
 TRAINING = ["--steps", str(STEPS), "--every", "10", "--step-delay", "0.1"]
-PATIENCE = 170.0  # seconds for each of the two trainings, on a very slow machine
+PATIENCE = 600.0  # seconds for each of the two trainings, on a very slow machine
 
 
 def say(text: str = "") -> None:

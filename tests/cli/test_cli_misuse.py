@@ -63,7 +63,9 @@ def test_mistake_in_a_submission_is_refused_before_slurm_is_asked(words: tuple[s
 
 
 def test_mistyped_command_suggests_a_harmless_one() -> None:
-    assert "Did you mean 'status'?" in transom("statsu").stderr
+    assert "did you mean `status`?" in transom("statsu").stderr
+    assert "did you mean `run`?" in transom("runn").stderr
+    assert "did you mean" not in transom("stopp").stderr
 
 
 def test_help_of_a_command_by_its_name() -> None:

@@ -21,6 +21,7 @@ from transom_cli.core import events as ev
 from transom_cli.core.operator.state import Policy
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
+from transom_cli.submit.prepare import create, prepare
 from transom_cli.submit.rundir import new_run, path_error
 from transom_cli.supervise import bundle as bundling
 from transom_cli.supervise.journal import Journal, write_header
@@ -157,3 +158,14 @@ def test_long_error_of_slurm_stays_readable_in_status(run: RunDir) -> None:
     journal.close()
     text = "\n".join(plain(line) for line in screen(read_view(run), None))
     assert "squeue: error: a fatal: b" in text and "\\n" not in text
+
+
+def test_full_disk_leaves_no_half_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("transom_cli.supervise.journal.write_header", full)
+    prepared = prepare(("--", "true"), None, {"root": str(tmp_path / "runs")}, lambda _cluster: (), force=True)
+    with pytest.raises(TransomError, match="cannot create the run directory") as error:
+        create(prepared)
+    assert "No space left" in error.value.why and list((tmp_path / "runs").glob("*-*")) == []

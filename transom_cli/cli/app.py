@@ -6,6 +6,7 @@ the command that needs it, so that `--help` stays fast.
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated, Any
 
@@ -170,7 +171,8 @@ def usage_error(error: Any) -> TransomError:
     if wanted and context is not None and not suggestion:
         options = [name for one in context.command.params for name in one.opts if name.startswith(f"{wanted}-")]
         return UsageError(message, f"did you mean `{options[0]}`?" if options else "", hint)
-    return UsageError(what if any(f"'{name}'" in suggestion for name in _DESTRUCTIVE) else message, hint=hint)
+    nearest = next(iter(re.findall("'([^']+)'", suggestion)), "")
+    return UsageError(what, f"did you mean `{nearest}`?" if nearest and nearest not in _DESTRUCTIVE else "", hint)
 
 
 def _needs_number(error: Any) -> str:

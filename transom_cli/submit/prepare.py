@@ -308,7 +308,7 @@ def create(prepared: Prepared, cluster: str = "") -> RunDir:
     """
     from transom_cli.config.run_settings import policy_of
     from transom_cli.submit.inputs import root_warning
-    from transom_cli.submit.rundir import new_run
+    from transom_cli.submit.rundir import new_run, path_error
     from transom_cli.supervise.journal import write_header
 
     root = prepared.settings.root
@@ -316,7 +316,11 @@ def create(prepared: Prepared, cluster: str = "") -> RunDir:
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
     run = new_run(root, prepared.settings.name, datetime.now(timezone.utc), prepared.settings, prepared.script)
-    replace(prepared.record(run.path), cluster=cluster).save(run)
     fewest = prepared.settings.job.min_nodes if prepared.num_nodes else 0
-    write_header(run.journal, policy_of(prepared.settings), prepared.num_nodes, prepared.spares, fewest)
+    try:
+        replace(prepared.record(run.path), cluster=cluster).save(run)
+        write_header(run.journal, policy_of(prepared.settings), prepared.num_nodes, prepared.spares, fewest)
+    except OSError as error:  # nothing was submitted: half a run is no run
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise path_error(error, run.path) from error
     return run
