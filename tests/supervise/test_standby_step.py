@@ -33,7 +33,9 @@ class Launcher:
         self.allocation = Allocation(7, 0, (*NODES, "n3"))
         self.wanted: list[tuple[int, tuple[str, ...]]] = []
         self.journal: list[str] = []
-        options = LaunchOptions(RunDir(folder), "srun", ("python", "x.py"), (sys.executable,), standby=True)
+        options = LaunchOptions(
+            RunDir(folder), "srun", ("python", "x.py"), (sys.executable,), standby=True, recoverable=True
+        )
         self.standby = Standby(self.allocation, options, self.attempt, self._journal)
         self.now = 100.0
         monkeypatch.setattr(launchplan, "training_argv", self._argv)
@@ -98,6 +100,14 @@ def test_another_launch_or_other_nodes_end_it(
     assert launcher.standby.form(group(launch, nodes)) is None
     until(lambda: launcher.read.exists())
     assert launcher.read.read_text() == "", "its tasks were not let go"
+
+
+def test_standby_knows_that_its_training_may_be_entered_again(launcher: Launcher) -> None:
+    code = f"import os, pathlib; pathlib.Path({str(launcher.read)!r}).write_text(os.environ['TRANSOM_RECOVERABLE'])"
+    launcher.program = [sys.executable, "-c", code]
+    launcher.look()
+    launcher.look(after=SETTLED)
+    until(lambda: launcher.read.exists() and launcher.read.read_text() == "1")
 
 
 def test_one_that_has_ended_is_not_taken_and_replaced_a_few_times(launcher: Launcher) -> None:
