@@ -33,9 +33,7 @@ class Launcher:
         self.allocation = Allocation(7, 0, (*NODES, "n3"))
         self.wanted: list[tuple[int, tuple[str, ...]]] = []
         self.journal: list[str] = []
-        options = LaunchOptions(
-            RunDir(folder), "srun", ("python", "x.py"), (sys.executable,), standby=True, recoverable=True
-        )
+        options = LaunchOptions(RunDir(folder), "srun", ("python", "x.py"), (sys.executable,), standby=True)
         self.standby = Standby(self.allocation, options, self.attempt, self._journal)
         self.now = 100.0
         monkeypatch.setattr(launchplan, "training_argv", self._argv)
@@ -102,7 +100,10 @@ def test_another_launch_or_other_nodes_end_it(
     assert launcher.read.read_text() == "", "its tasks were not let go"
 
 
-def test_standby_knows_that_its_training_may_be_entered_again(launcher: Launcher) -> None:
+def test_standby_knows_that_its_training_may_be_entered_again(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LaunchOptions, "recovers", True)
     code = f"import os, pathlib; pathlib.Path({str(launcher.read)!r}).write_text(os.environ['TRANSOM_RECOVERABLE'])"
     launcher.program = [sys.executable, "-c", code]
     launcher.look()
