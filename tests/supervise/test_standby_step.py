@@ -101,6 +101,17 @@ def test_another_launch_or_other_nodes_end_it(
     assert launcher.read.read_text() == "", "its tasks were not let go"
 
 
+def test_standby_knows_that_its_training_may_be_entered_again(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LaunchOptions, "recovers", True)
+    code = f"import os, pathlib; pathlib.Path({str(launcher.read)!r}).write_text(os.environ['TRANSOM_RECOVERABLE'])"
+    launcher.program = [sys.executable, "-c", code]
+    launcher.look()
+    launcher.look(after=SETTLED)
+    until(lambda: launcher.read.exists() and launcher.read.read_text() == "1")
+
+
 def test_one_that_has_ended_is_not_taken_and_replaced_a_few_times(launcher: Launcher) -> None:
     launcher.program = [sys.executable, "-c", ""]
     launcher.look()

@@ -94,6 +94,8 @@ class Standby:
             allocation, options, attempt, launch, nodes, wrapper=WRAPPER, master=master, standby=True
         )
         env = launchplan.training_env(os.environ, master, 0, options.run)
+        if options.recovers:
+            env[paths.RECOVERABLE] = "1"
         self._launch, self._nodes = launch, nodes
         with contextlib.suppress(OSError):
             tasks = options.tasks_on_node * len(nodes)
