@@ -10,11 +10,12 @@ has is not measured again, nor a case that never came back.
 
     first step   from the kill to the end of the first step of the training that goes on, a repeated one or not
     new step     to the first step that nobody had finished before
-    full         to the first step with three ranks again
+    full         to the first step with three ranks again; "never": not in 15 s (and twice --start) after the new step
     lost         finished steps that are repeated
     extra        memory of all processes besides the three ranks: of the supervisor, standbys, reserves. PSS counts
                  shared pages in parts. Slurm's own processes do not count
     lines        in the training script, for the tool (bench/peers_trainer.py marks them)
+    load         of the machine in the minute before the end of each attempt
 """
 
 from __future__ import annotations
@@ -266,12 +267,14 @@ def span(values: Sequence[float | None], digits: int = 1) -> str:
     if not known:
         return "never"
     never = f", {len(values) - len(known)} never" if len(known) < len(values) else ""
+    if len(known) == 1:
+        return f"{known[0]:.{digits}f}{never}"
     return f"{statistics.median(known):.{digits}f} ({min(known):.{digits}f} to {max(known):.{digits}f}){never}"
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """By case, in Markdown. Pure."""
-    head = ("case", "n", "first step, s", "new step, s", "full, s", "lost", "extra RSS", "extra PSS", "lines")
+    head = ("case", "n", "first step, s", "new step, s", "full, s", "lost", "extra RSS", "extra PSS", "lines", "load")
     text = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for start in sorted({row["start"] for row in rows}):
         for case in CASES:
@@ -282,7 +285,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             lost = span([row["lost"] for row in these], 0)
             memory = [f"{statistics.median(row['extra'][kind] for row in these):.0f} MB" for kind in ("rss", "pss")]
             spans = [span([row[what] for row in these]) for what in ("first", "new", "full")]
-            cells = [name, str(len(these)), *spans, lost, *memory, str(lines_for(case))]
+            load = f"{min(row['load'] for row in these):.0f} to {max(row['load'] for row in these):.0f}"
+            cells = [name, str(len(these)), *spans, lost, *memory, str(lines_for(case)), load]
             text.append("| " + " | ".join(cells) + " |")
     return "\n".join(text)
 

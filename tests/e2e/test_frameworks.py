@@ -75,6 +75,7 @@ UNCHANGED = {  # the examples without transom: what to replace
     ),
     "torch_save": (),
 }
+STAYING = ("huggingface", "lightning", "accelerate")
 LOGGING = [framework for framework in UNCHANGED if framework != "accelerate"]  # its loop is the user's, as its log is
 
 
@@ -87,6 +88,17 @@ def unchanged(framework: str, folder: Path) -> Path:
     assert "transom_cli" not in text
     script = folder / "train.py"
     script.write_text(text)
+    return script
+
+
+def recoverable(framework: str, folder: Path) -> Path:
+    """The example in a function that is entered again after another rank's death."""
+    head, parsed, body = (EXAMPLES / framework / "train.py").read_text().partition("args = parser.parse_args()\n")
+    function = ["from transom_cli import recoverable", "", "@recoverable", "def train(ctx):"]
+    function += [f"    {line}" for line in body.splitlines()]
+    function += ["", "train()", ""]
+    script = folder / "train.py"
+    script.write_text(head + parsed + "\n".join(function))
     return script
 
 
@@ -132,6 +144,7 @@ class Training:
         every: int = EVERY,
         *,
         plain: bool = False,
+        staying: bool = False,
         snapshots: int = 0,
         more: tuple[str, ...] = (),
     ) -> None:
@@ -142,6 +155,7 @@ class Training:
             person.env["TRANSOM_CHECKPOINT__FOREIGN__PATTERN"] = f"{self.out}/ckpt-*.pt"
         delay = 0.5 if framework == "torch_save" or snapshots else 0.2  # a seal without code needs 10 s
         script = unchanged(framework, person.cwd) if plain else None
+        script = recoverable(framework, person.cwd) if staying else script
         command = example(framework, self.out, self.final, delay=delay, every=every, script=script)
         command += ("--snapshot-every", str(snapshots)) if snapshots else ()
         self.run = person.start("-N", str(RANKS), *more, "--", *command)
@@ -152,8 +166,8 @@ class Training:
     def wait_for_seal(self, step: int) -> dict[str, Any]:
         return self.wait(lambda view: over(view) or any(one.step >= step for one in sealed(self.out)))
 
-    def signal_rank(self, number: int = signal.SIGKILL) -> None:
-        os.kill(rank_pid(self.run, 1), number)
+    def signal_rank(self, number: int = signal.SIGKILL, rank: int = 1) -> None:
+        os.kill(rank_pid(self.run, rank), number)
 
     def logs(self) -> str:
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.run.path.rglob("*.log")))
@@ -311,6 +325,22 @@ def test_resumes_from_memory_after_rank_kill(person: Person, undisturbed: Any, f
     begun = max([*restored, *resumed_from(training)])
     assert begun >= (2 * 7 if newer == "snapshot" else 2 * EVERY), training.logs()[-4000:]
     assert newer == "checkpoint" or begun in restored
+
+
+@pytest.mark.parametrize("framework", STAYING)
+def test_survivor_enters_its_training_again(person: Person, undisturbed: Any, framework: str) -> None:
+    undisturbed(framework)
+    more = ("--set", "launch.recoverable=true")
+    training = Training(person, framework, every=1000, snapshots=7, staying=True, more=more)
+    for rank, step in ((1, 20), (0, 40)):  # a second death on one node would exclude it
+        training.wait(lambda view, step=step: over(view) or (view["step"] >= step and not view["steps_since_start"]))
+        training.signal_rank(rank=rank)
+    training.finish(undisturbed)
+    logs = training.logs()
+    restored = [int(step) for step in re.findall(r"restored step-(\d+) in memory", logs)]
+    assert max(restored) >= 5 * 7, logs[-4000:]
+    journals = [path.read_text() for path in training.run.path.rglob("launcher.jsonl")]
+    assert "1 rank re-entered in the same process" in "".join(journals)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

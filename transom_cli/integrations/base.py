@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from transom_cli.ckpt import names, seal
 from transom_cli.ckpt.failures import describe
 from transom_cli.ckpt.save import final_checkpoint
 from transom_cli.errors import UsageError
-from transom_cli.heartbeat import client, paths
+from transom_cli.heartbeat import client, paths, reentry
 from transom_cli.integrations import experiment
 from transom_cli.integrations.memory import Snapshots
 
@@ -57,6 +58,7 @@ class Rank:
         replaceable = signal.getsignal(signal.SIGUSR2) in (signal.SIG_DFL, signal.SIG_IGN)
         if self._requests is None and replaceable and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGUSR2, self._warn)
+        reentry.at_reentry(weakref.WeakMethod(self._abandon))
 
     def begin(self, step: int) -> None:
         """Training begins, or continues, after `step`. Raises UsageError if this rank would train alone."""
@@ -113,6 +115,17 @@ class Rank:
             self._sealing.result()
         if self._requests is not None:
             self._requests.close()
+
+    def _abandon(self) -> None:
+        """This process enters its training again, which makes another Rank."""
+        self._sealer.shutdown()  # or the new training could write what is being sealed
+        if self._requests is not None:
+            self._requests.close()
+        experiment.reentered()
+        state = sys.modules.get("accelerate.state")
+        if state is not None:  # of the process: it refers to the group that ends
+            state.AcceleratorState._reset_state(reset_partial_state=True)
+            state.GradientState._reset_state()
 
     def _warn(self, *_: object) -> None:
         self._warned = True

@@ -122,12 +122,18 @@ class _Logged:
         self.hooks: dict[str, Callable[[Any], None]] = {}
         if _logs():
             self.hooks = {"wandb.sdk.wandb_run": _hook_wandb, "mlflow.tracking.client": _hook_mlflow}
-        self._before: dict[str, tuple[int, set[str]]] = {}  # by earlier processes
-        for run, step, names, _ in _read_logged() if self.hooks else ():
+        self._logs = bool(self.hooks)
+        self._before: dict[str, tuple[int, set[str]]] = {}  # by earlier processes, and entries of this one
+        self._fd = -1
+        self.read()
+
+    def read(self) -> None:
+        """Know what was logged until now."""
+        self.step = -1
+        for run, step, names, _ in _read_logged() if self._logs else ():
             known = self._before.get(run, (-1, set()))
             if step >= known[0]:
                 self._before[run] = step, {*names, *(known[1] if step == known[0] else ())}
-        self._fd = -1
 
     def again(self, run: str, names: Iterable[str], at: int | None = None) -> bool:
         """Whether an earlier process has logged this for a step that is made again. If not, note it."""
@@ -147,6 +153,11 @@ class _Logged:
 @functools.cache
 def _logged() -> _Logged:
     return _Logged()
+
+
+def reentered() -> None:
+    """This process trains again from an earlier step (`integrations.recoverable`)."""
+    _logged().read()
 
 
 def at(step: int) -> None:
