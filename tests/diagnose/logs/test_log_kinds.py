@@ -204,3 +204,23 @@ SIGNAL = "{} noticed that process rank 5 with PID 4711 on node gpu3 exited on si
 def test_who_is_to_blame(tmp_path: Path, text: str, category: str, culprit: Culprit) -> None:
     first = of(tmp_path, text)[0]
     assert (first.category.value, first.culprits) == (category, (culprit,))
+
+
+FAILED = "slurmstepd: error: *** STEP 7.0 ON gpu1 CANCELLED AT 2026-01-05T03:20:11 DUE TO TASK FAILURE ***\n"
+
+
+def test_task_that_slurm_did_not_kill_has_failed(tmp_path: Path) -> None:
+    killed = "srun: error: gpu1: tasks 0-4,6,7: Terminated\nsrun: error: gpu2: tasks 8-15: Terminated\n"
+    assert of(tmp_path, FAILED + killed)[0].culprits == (Culprit(rank=5),)
+    assert of(tmp_path, FAILED + killed.replace("6,7", "6"))[0].culprits == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[rank3]:[E105 03:17:35.1{CUT.format(3)}[rank2]:[E105 03:17:35.1{CUT.format(2)}",  # both wait
+        "srun: error: gpu1: tasks 0-3: Exited with exit code 1\n",  # any of them may have been first
+    ],
+)
+def test_nobody_is_blamed_without_reason(tmp_path: Path, text: str) -> None:
+    assert {culprit.rank for culprit in of(tmp_path, text)[0].culprits} <= {None}

@@ -26,6 +26,9 @@ CRIES = (Category.NETWORK_FABRIC, Category.NCCL_HANG)  # printed by victims
 MANY = 3  # waiting ranks whose numbers show that lower ones exist
 FEW = 0.25  # largest share of silent ranks that are still named as culprits
 _LOCAL_RANK = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (\d+) \(pid")
+_KILLED_TASKS = re.compile(r": tasks? ([\d,-]{1,400}): (?:Terminated|Killed)")
+_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+TASK_FAILURE = "due-to-task-failure"  # the rule for Slurm's reason for ending a step
 BOX = "elastic-box"  # the rule for torchrun's failure box, which lists the rank that failed first last
 
 Blamed = tuple[tuple[Culprit, ...], tuple[str, ...]]
@@ -86,6 +89,14 @@ def _local(hits: Sequence[Hit]) -> list[Culprit]:
     found = {int(match[1]) for hit in hits if (match := _LOCAL_RANK.search(hit.record.text))}
     several = len({hit.culprit.node for hit in hits} - {""}) > 1
     return [Culprit(rank=rank) for rank in found] if len(found) == 1 and not several else []
+
+
+def _left_alone(hits: Sequence[Hit]) -> tuple[Culprit, ...]:
+    """Return the only task that Slurm did not have to kill when it ended a step because a task had failed."""
+    lists = [match[1] for hit in hits if (match := _KILLED_TASKS.search(hit.record.text))]
+    killed = {n for ends in _RANGE.findall(",".join(lists)) for n in range(int(ends[0]), int(ends[1] or ends[0]) + 1)}
+    missing = set(range(max(killed, default=0))) - killed
+    return tuple(Culprit(rank=rank) for rank in missing) if len(missing) == 1 else ()
 
 
 Survived = Callable[[Hit], bool]
@@ -347,6 +358,10 @@ def _incident(root: Hit, others: tuple[Hit, ...], ranks: frozenset[int]) -> Inci
         lagging = who_lags([root, *others], ranks)
         if lagging is not None:
             culprits, why = lagging
+        elif root.rule.category is Category.NCCL_HANG and not named:
+            culprits = ()  # ranks that complain wait; one that alone complains is named below
+    if root.rule.name == TASK_FAILURE:
+        culprits = _left_alone(others)
     if root.rule.blames is Blames.NAMED and len({h.culprit.node for h in (root, *others) if h.rule is root.rule}) > 1:
         culprits = ()  # several peers: the fault is on the path
     culprits = with_nodes(culprits, (root, *others), root)
