@@ -122,3 +122,11 @@ def test_leave_that_the_launcher_reports_is_kept_in_the_journal(tmp_path: Path) 
     after, _ = decide(state, leave)
     assert after != state, "an event that changes nothing is not kept"
     assert decide(after, ev.LaunchSeen(leave.at + 1.0, f"{JOB}.0", 1, made.nodes, 4))[0].launch.leaving is None
+
+
+def test_run_whose_nodes_are_all_silent_is_not_healthy(tmp_path: Path) -> None:
+    view = Made(tmp_path).began().stepped().saved().operator().beats(ago=60.0).view()
+    assert view.unheard == pytest.approx(59.1, abs=0.5)
+    assert (view.health, view.concern) == ("degraded", "no heartbeats")
+    assert {one.state for one in view.node_views} == {"silent"}
+    assert "TRAINING, NO HEARTBEATS" in plain(screen(view, 80)[0])

@@ -214,10 +214,13 @@ def _made(folder: Path | None) -> Iterator[None]:
 @contextlib.contextmanager
 def _needs(form: Format) -> Iterator[None]:
     """Imports of what need not be installed where transom is."""
+    from transom_cli.view.terminal import waiting
+
     try:
         if form is Format.safetensors:
             import safetensors  # noqa: F401
-        yield
+        with waiting("loading PyTorch"):
+            yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in ("torch", "numpy", "safetensors"):

@@ -26,6 +26,7 @@ _LEAVING = {
 }  # by `core.launcher.state.Reason`
 _LIVE = ("pending", "starting", "training", "recovering")
 FRESH = 15.0  # seconds: a file newer than this describes the present
+UNHEARD = 30.0  # seconds without a heartbeat of any node, beside a live operator: then no run is healthy
 MAX_REQUESTS = 4  # of people, on the screen and in JSON
 STALE = 60.0  # seconds: node states from older files are not shown as current
 
@@ -270,6 +271,17 @@ class RunView:
         return self.over or self.phase == "held" or operator or nodes or slurm or starting
 
     @property
+    def unheard(self) -> float | None:
+        """Seconds since the last heartbeat of any node, if a run that trains has none; None if all is well or unknown.
+
+        Both moments are by the file system's clock: the operator renews its lease on it.
+        """
+        at, seen = self.nodes_at, self.operator_at
+        if self.confirmed != "training" or self.leaving is not None or at is None or seen is None:
+            return None
+        return seen - at if self.operator and seen - at > UNHEARD else None
+
+    @property
     def operator_pending(self) -> bool:
         """Whether Slurm reports that the operator's job waits or has begun."""
         return not self.operator and self.operator_state in ("PENDING", "RUNNING")
@@ -328,6 +340,8 @@ class RunView:
         """What keeps a run that trains or is done from being healthy, for the first line; "" if nothing does."""
         if self.health != "degraded" or self.status not in ("training", "done"):
             return ""
+        if self.unheard is not None:
+            return "no heartbeats"
         if self.saves_fail is not None:
             return "saves fail"
         newest = self.incidents[0] if self.incidents else None

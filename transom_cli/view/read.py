@@ -30,6 +30,7 @@ from transom_cli.view.node_state import NodeSight, NodeViews, blind_nodes
 from transom_cli.view.outlook import next_steps, rank_operation, step_time
 from transom_cli.view.read_memory import Memory, read_memory
 from transom_cli.view.read_nodes import NodeReader
+from transom_cli.view.text import span
 
 try:
     import tomllib
@@ -178,6 +179,12 @@ def _left(node: NodeView) -> NodeView:
     return replace(node, state="waiting", note="its ranks have left") if gone else node
 
 
+def _silent(node: NodeView, seconds: float) -> NodeView:
+    """Return a node of a run without any heartbeats: it is not behind the newest table, and not known to be ok."""
+    quiet = node.role == "ranks" and node.state in ("ok", "slow")
+    return replace(node, state="silent", note=f"no heartbeat for {span(seconds)}") if quiet else node
+
+
 def _root_line(run: RunDir, view: RunView) -> str:
     from transom_cli.view.logs import find_root
 
@@ -273,6 +280,8 @@ class Reader:
                 view = replace(view, preflight=_read_preflight(attempt, state, probe=settings.probe))
         if view.leaving is not None:
             view = replace(view, node_views=tuple(_left(one) for one in view.node_views))
+        if view.unheard is not None:
+            view = replace(view, node_views=tuple(_silent(one, view.unheard) for one in view.node_views))
         if state.phase is Phase.FAILED:
             view = replace(view, root_line=_root_line(run, view))
         held = None if alive or view.over else _launcher_hold(run, state)

@@ -229,6 +229,6 @@ def empty(view: RunView, tab: str, chosen: Filter) -> str:
         nodes = len(view.node_views)
         if view.preflight is not None or (nodes and view.confirmed == "starting"):
             return view.condition or f"{nodes} of {several(len(view.nodes), 'node')} have reported; no step yet"
-        every = "the node is" if nodes == 1 else f"all {nodes} nodes are"
+        every = {1: "the node is", 2: "both nodes are"}.get(nodes, f"all {nodes} nodes are")
         return f"{every} ok; a lists them" if nodes else "no node has reported"
     return {INCIDENTS: "none so far", CHECKPOINTS: "none so far"}.get(tab, "no output yet")
