@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LANGUAGES = ("console", "sh", "bash", "python")
 NOT_RUN = re.compile(r"<!-- not run: (\S.*) -->")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PATIENCE = 300.0  # seconds for one command
+PATIENCE = 500.0  # seconds for one command
 OTHERS = sorted(
     str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md") if path.stem not in ("quickstart", "tutorial")
 )
