@@ -82,7 +82,7 @@ def entered(state: State, e: RanksEntered) -> Decision:
     state = replace(state, launch=replace(launch, awaited=awaited, absent=absent))
     if not joined:
         return state, ()
-    words = f"{_ranks(joined)} joined the others, {e.at - state.since:.1f} s after launch {launch.number} began"
+    words = f"{named(joined)} joined the others, {e.at - state.since:.1f} s after launch {launch.number} began"
     return state, (Journal("", "joined", words),)
 
 
@@ -97,7 +97,7 @@ def late_at(state: State) -> float | None:
 
 
 def late(state: State, at: float) -> Sign:
-    words = f"{_ranks(state.launch.awaited)} did not enter launch {state.launch.number} within {at - state.since:.0f} s"
+    words = f"{named(state.launch.awaited)} did not enter launch {state.launch.number} within {at - state.since:.0f} s"
     return Sign(words, exits=())
 
 
@@ -107,7 +107,7 @@ def words(state: State, at: float, step: int) -> str:
     if not launch.kept or incident is None:
         return ""
     one, many = ("a standby", "standbys") if launch.standby else ("a new process", "new processes")
-    took = f"{one if len(launch.replaced) == 1 else many} took {_ranks(launch.replaced)}"
+    took = f"{one if len(launch.replaced) == 1 else many} took {named(launch.replaced)}"
     words = f"recovered in {at - incident.began:.1f} s: {took}, {several(len(launch.kept), 'survivor')} re-entered"
     if incident.since_start:
         return words
@@ -119,7 +119,7 @@ def words(state: State, at: float, step: int) -> str:
 
 def deaf(ranks: tuple[int, ...]) -> str:
     return (
-        f"{_ranks(ranks)} {'does' if len(ranks) == 1 else 'do'} not wait for orders (the training is not @recoverable?)"
+        f"{named(ranks)} {'does' if len(ranks) == 1 else 'do'} not wait for orders (the training is not @recoverable?)"
     )
 
 
@@ -127,13 +127,10 @@ def entry(state: State) -> Journal:
     name = state.incident.id if state.incident is not None else ""
     nodes = tuple(dict.fromkeys((*(x.node for x in state.launch.exits if x.node), *state.launch.unheard)))
     stay = several(len(survivors(state)), "rank")
-    said = f"{stay} to enter the training again in the same process; {_ranks(lost(state))} to replace"
+    said = f"{stay} to enter the training again in the same process; {named(lost(state))} to replace"
     return Journal(name, "reentry", said, nodes=nodes)
 
 
 def named(ranks: tuple[int, ...]) -> str:
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
-
-
-_ranks = named
