@@ -210,3 +210,47 @@ def test_without_the_setting_it_is_called_once(place: Path, monkeypatch: pytest.
         return ctx.entry
 
     assert train() == 0
+
+
+KEPT = """
+import os, sys, torch
+from transom_cli import recoverable
+from transom_cli.ckpt import Checkpointer
+from transom_cli.heartbeat import paths, reentry
+
+@recoverable
+def train(ctx):
+    model = ctx.keep("model", lambda: torch.nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    checkpointer = Checkpointer({"model": model, "optimizer": optimizer}, every=1000, directory=sys.argv[1])
+    found = checkpointer.restore()
+    print("entered", os.environ[paths.LAUNCH], ctx.entry, found, flush=True)
+    if os.environ[paths.LAUNCH] == "1":
+        return
+    checkpointer.step(1)
+    with torch.no_grad():
+        model.weight.add_(1)  # the state of step 1 is not whole any more
+    order = {paths.LAUNCH: "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    reentry.write_order(os.environ[paths.BEAT_DIR], 0, order)
+    raise RuntimeError("gloo: connection closed by peer")
+
+train()
+"""
+
+
+def test_a_kept_model_is_not_trained_on_if_nothing_can_be_restored(tmp_path: Path) -> None:
+    beats, attempt, script = tmp_path / "beats", tmp_path / "attempts" / "1.0", tmp_path / "train.py"
+    beats.mkdir(mode=0o700)
+    for launch in (0, 1):
+        (attempt / "logs" / str(launch)).mkdir(parents=True)
+    script.write_text(KEPT)
+    os.close(record.create(f"{beats}/rank-0", record.Record(0, 0, time.monotonic_ns())))
+    env = {paths.BEAT_DIR: str(beats), paths.ATTEMPT_DIR: str(attempt), paths.LAUNCH: "0", paths.RECOVERABLE: "1"}
+    command = [sys.executable, str(script), str(tmp_path / "checkpoints")]
+    done = subprocess.run(
+        command, env={**os.environ, **env, "RANK": "0"}, capture_output=True, text=True, timeout=120, check=True
+    )
+    log = (attempt / "logs" / "1" / "rank-0.log").read_text()
+    assert done.stdout == "entered 0 0 None\n", done.stderr
+    assert "rank 0 has kept a trained model, so its process starts from scratch" in log
+    assert log.endswith("entered 1 0 None\n"), "it began with trained values"

@@ -210,6 +210,8 @@ class Checkpointer:
             found = self._restorer.restore(allow_lost)
             if found is None and path is not None:
                 found = self._restorer.start_from(Path(path).absolute(), step)
+            if found is None and self._live is not None:
+                self._refuse_trained()
             step = 0 if found is None else found.step
             resumed(step)
             if found is not None:
@@ -238,6 +240,13 @@ class Checkpointer:
         if done and done % self.every == 0:  # the save of that step may have been interrupted
             self._saver.start(done, requested=False)
         return done
+
+    def _refuse_trained(self) -> None:
+        """A training that begins must not begin with parameters that an earlier launch has trained."""
+        kept = self._ranks.gather(live_state.keeps_trained(self._state))
+        if any(kept):
+            why = f"nothing was saved that could be restored, and rank {kept.index(True)} has kept a trained model"
+            raise reentry.StartsFromScratch(why)
 
     def _live_at(self, step: int, *, restored: bool = False) -> None:
         if self._live is not None:

@@ -20,6 +20,7 @@ import hashlib
 import io
 import os
 import struct
+import weakref
 import zlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -107,6 +108,7 @@ class LiveState:
         self._versions: list[tuple[torch.Tensor, int]] = []  # of parameters
         self._step = -1
         self._unfit = ""
+        self._noted = False
         self._firsts: frozenset[str] | None = None
         self._own = None if reentry.elastic_replicas() else OwnValues.here()
 
@@ -116,6 +118,10 @@ class LiveState:
         Args:
             restored: it was restored, so that the model may not be wrapped yet.
         """
+        if not self._noted:
+            self._noted = True
+            launch = paths.own_launch()
+            _trained.update({id(one): (weakref.ref(one), launch) for one in self._state.optimized()})
         if self._unfit:
             return
         try:
@@ -208,6 +214,16 @@ class OwnValues:
 
 _left: dict[Path, Left] = {}
 """What this process has taken along, by checkpoints directory."""
+
+
+_trained: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+"""Parameters that this process has trained, by id, each with the newest launch in which it did."""
+
+
+def keeps_trained(state: State) -> bool:
+    """Whether a parameter was trained in an earlier launch of this process, and not restored in this one."""
+    found = ((one, _trained.get(id(one))) for one in state.optimized())
+    return any(known is not None and known[0]() is one and known[1] < paths.own_launch() for one, known in found)
 
 
 def keep(directory: Path, left: Left) -> None:

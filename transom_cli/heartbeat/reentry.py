@@ -92,6 +92,10 @@ def close_all() -> None:
     _Watched.marks = _Watched.stepping = False
 
 
+class StartsFromScratch(BaseException):
+    """Ends a training that cannot be entered again in this process; the rank's command is executed again."""
+
+
 class _Watched:
     """The training function that this process may enter again.
 

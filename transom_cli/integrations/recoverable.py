@@ -43,6 +43,8 @@ AGAIN = 0.1  # seconds between two interrupts, until the main thread answers
 MERCY = 1.0  # seconds for which a step of the optimizer is not interrupted, so that the state stays whole
 STUCK = 5.0  # seconds after which a process whose main thread does not answer starts from scratch
 PATIENCE = 15.0  # seconds that a rank whose collective has failed waits for an order
+# gloo (torch 2.13) loses a send now and then when its connection fails, and waits for it.
+_STUCK_IN_A_CALL = "the main thread of this rank is stuck in a call"
 _SIGNAL = signal.SIGURG  # ignored by default; ends sleeps and waits for locks
 _IGNORE = ctypes.c_void_p(1)  # SIG_IGN
 _OF_A_PEER = ("gloo", "nccl", "connection", "socket", "store", "process group", "timed out", "peer")
@@ -145,6 +147,8 @@ class _Recovery:
                     if done:
                         return value
                     self._again()
+        except reentry.StartsFromScratch as why:
+            self._start_from_scratch(str(why))
         except Finished:
             print("transom: the training has ended before this rank joined it", file=sys.stderr, flush=True)
             raise SystemExit(0) from None
@@ -193,7 +197,7 @@ class _Recovery:
 
     def _again(self) -> None:
         """Leave the groups; and after an order the launch, to become a rank of the next one."""
-        stuck = self._start_from_scratch if self._order is not None else _end
+        stuck = functools.partial(self._start_from_scratch, _STUCK_IN_A_CALL) if self._order is not None else _end
         guard = threading.Timer(STUCK, stuck)  # a group that ends joins its threads
         guard.daemon = True
         guard.start()
@@ -232,17 +236,14 @@ class _Recovery:
                 if self._interrupting:
                     signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
                 if time.monotonic() > until:
-                    self._start_from_scratch()
+                    self._start_from_scratch(_STUCK_IN_A_CALL)
                 self._over.wait(AGAIN)
 
-    def _start_from_scratch(self) -> None:
-        """Execute the rank's command again in this process: the main thread is stuck in a call.
-
-        gloo (torch 2.13) loses a send now and then when its connection fails, and waits for it.
-        """
-        self._adopt()
-        what = "the main thread of this rank is stuck in a call, so its process starts from scratch"
-        print(f"transom: {what}", file=sys.stderr, flush=True)
+    def _start_from_scratch(self, why: str) -> None:
+        """Execute the rank's command again in this process."""
+        if self._order is not None:
+            self._adopt()
+        print(f"transom: {why}, so its process starts from scratch", file=sys.stderr, flush=True)
         ctypes.CDLL(None).signal(signal.SIGUSR2, _IGNORE)  # as in a fresh rank; only the main thread may by Python
         for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
             if fd > 2:
