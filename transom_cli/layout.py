@@ -45,7 +45,7 @@ class AttemptDir:
 
     @property
     def nodes(self) -> Path:
-        """`<node>.beats` (the heartbeat table), and `<node>` with .endpoint, .jsonl, .memory, .spent, .gpus."""
+        """`<node>.beats` (the heartbeat table), and `<node>` with .endpoint, .jsonl, .memory, .spent, .gpus, .nccl."""
         return self.path / "nodes"
 
     @property
@@ -85,6 +85,10 @@ class AttemptDir:
     def gpus(self, node: str) -> Path:
         """The readings of the node's GPUs, as JSON, from the agent (health.gpu.shown)."""
         return self.nodes / f"{node}.gpus"
+
+    def nccl(self, node: str) -> Path:
+        """Which ranks the others wait for by NCCL's RAS, as JSON, from the agent (supervise.agent.nccl_behind)."""
+        return self.nodes / f"{node}.nccl"
 
     @property
     def reports(self) -> Path:

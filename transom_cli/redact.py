@@ -54,7 +54,7 @@ _IPV4 = re.compile(r"(?<![\d.])(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}(?![\d
 _IPV6 = re.compile(
     r"(?<![0-9A-Fa-f:.])(?:(?:[0-9A-Fa-f]{1,4}:){7}[0-9A-Fa-f]{1,4}|(?:[0-9A-Fa-f]{1,4}:){1,6}:(?:[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4})*)?)(?![0-9A-Fa-f:])"
 )
-_DOMAIN = r"(?:\.(?!(?:jsonl?|log|beats|endpoint|memory|spent|gpus|txt)\b)[A-Za-z][A-Za-z0-9-]*)*"
+_DOMAIN = r"(?:\.(?!(?:jsonl?|log|beats|endpoint|memory|spent|gpus|nccl|txt)\b)[A-Za-z][A-Za-z0-9-]*)*"
 _HOME = re.compile(r"/(home|users|Users)/[^/\s\"':,;]+")
 _NUMBERED = re.compile(r"(.*[A-Za-z][^0-9]*)\d+$")
 

@@ -120,6 +120,7 @@ views = st.builds(
     memory_protection=words,
     save_schedule=words,
     reports=st.lists(words, max_size=2).map(tuple),
+    nccl=st.lists(words, max_size=2).map(tuple),
     step_breakdown=st.none(),
     step_breakdown_lines=st.just(()),
     path=st.just("") | st.text(string.ascii_letters + "/ '", min_size=1, max_size=120),

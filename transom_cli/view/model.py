@@ -258,6 +258,7 @@ class RunView:
     framework: str = ""  # as the trainer's log shows it; also the next three, up to a minute old
     epoch: float | None = None
     learning_rate: float | None = None
+    nccl: tuple[str, ...] = ()  # which ranks the others wait for, by two readings of NCCL's RAS
     speed: str = ""  # such as 3,432 tokens/s
 
     @property

@@ -315,11 +315,17 @@ class Reader:
         slow = {node: str(one.get("words", "")) for one in reversed(reports) for node in _culprits(one)}
         return replace(
             view,
+            nccl=self._behind_in_nccl(state, sights) if view.phase in ("training", "starting") else (),
             node_views=self._views.of(state, sights, slow, self._settings.node_silent),
             reports=tuple(str(one.get("words", "")) for one in reports),
             step_breakdown=phases if isinstance(phases, dict) else None,
             step_breakdown_lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
         )
+
+    def _behind_in_nccl(self, state: State, sights: Mapping[str, NodeSight]) -> tuple[str, ...]:
+        launches = {rank.launch for rank in _live_ranks(sights)}
+        attempt = self._run.attempt(state.job.id, state.job.restarts)
+        return self._nodes.nccl(attempt, launches.pop()) if launches else ()
 
 
 def _operator_lives(run: RunDir, patience: float) -> bool:

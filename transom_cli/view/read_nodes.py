@@ -13,14 +13,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from transom_cli.errors import printable
 from transom_cli.health.gpu import status
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat.table import BadTable, NodeTable, decode
 from transom_cli.layout import AttemptDir
+from transom_cli.supervise.attempt_files import read_json
 from transom_cli.supervise.heartbeat_monitor import AggregateFile
 from transom_cli.view.node_state import Found, NodeSight
+from transom_cli.view.text import span
 
 LIST_EVERY = 5.0  # seconds between two listings, for a reader with a budget
+NCCL = 120.0  # seconds for which a reading of NCCL's RAS counts; the agents ask every 30 s, or every 80 s
 TAIL = 64 << 10  # bytes of a node's findings that are read
 CURRENT = (
     7.0  # seconds by which a node's own table may be newer than the file of all tables, which is written every 5 s
@@ -55,6 +59,7 @@ class NodeReader:
 
     def _begin(self) -> None:
         self._listed, self._beside, self._with_gpus = float("-inf"), frozenset[str](), frozenset[str]()
+        self._with_nccl: tuple[str, ...] = ()
         self._nodes: list[str] = []
         self._turn = 0
         self._sights: dict[str, NodeSight] = {}
@@ -86,11 +91,27 @@ class NodeReader:
                 self._sights[node] = NodeSight(one.table, behind, one.found, one.gpus, gpus_behind)
         return dict(self._sights), self._newest
 
+    def nccl(self, attempt: AttemptDir, launch: int) -> tuple[str, ...]:
+        """Return which ranks of this launch the others wait for, by the newest of the nodes' readings of NCCL's RAS."""
+        files = [(_mtime(f"{attempt.nodes}/{name}"), name) for name in self._with_nccl]
+        if not files or (self._newest or 0.0) - max(files)[0] > NCCL:
+            return ()
+        said = read_json(attempt.nodes / max(files)[1])
+        if said.get("launch") != launch or not isinstance(found := said.get("behind"), list):
+            return ()
+        known = [(one.get("words"), one.get("seconds")) for one in found if isinstance(one, dict)]
+        return tuple(
+            f"{printable(words)}, for {span(seconds)}"
+            for words, seconds in known
+            if isinstance(words, str) and isinstance(seconds, float) and 0.0 < seconds < float("inf")
+        )
+
     def _list(self, attempt: AttemptDir, now: float) -> None:
         names = _names(str(attempt.nodes))
         self._listed = now
         self._beside = frozenset(name[:-6] for name in names if name.endswith(".jsonl"))
         self._with_gpus = frozenset(name[:-5] for name in names if name.endswith(".gpus"))
+        self._with_nccl = tuple(name for name in names if name.endswith(".nccl"))
         self._nodes = sorted({*self._beside, *(name[:-6] for name in names if name.endswith(".beats"))})
 
     def _read_some(self, attempt: AttemptDir, deadline: float) -> dict[str, _Read]:

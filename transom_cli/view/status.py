@@ -60,6 +60,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False, map_li
         *_trainer(view),
         *(rows("SAVES FAIL", view.saves_fail.words, width, tone="bad") if view.saves_fail is not None else []),
         *(one for report in view.reports for one in rows("noticed", report, width, tone="warn")),
+        *(one for words in view.nccl for one in rows("NCCL", words, width, tone="warn")),
         *_operations(view, width),
         *_checkpoints(view, width),
         *(rows("goodput", view.goodput_summary, width, most=2) if view.goodput_summary else []),

@@ -14,10 +14,11 @@ from transom_cli.supervise.agent import nccl_ras, procfs
 
 
 class Server:
-    """Answers one client, as NCCL 2.27 (text only) or as a later one."""
+    """Answers its clients one by one, as NCCL 2.27 (text only) or as a later one."""
 
     def __init__(self, json: bool, closes: bool = True) -> None:
         self.heard: list[str] = []
+        self.says = b""  # instead of an answer without communicators
         self._json, self._closes = json, closes
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -25,24 +26,27 @@ class Server:
         self._thread.start()
 
     def _serve(self) -> None:
-        try:
-            link, _ = self._listener.accept()
-        except OSError:
-            return
-        with link, link.makefile("r") as lines:
-            for line in lines:
-                self.heard.append(line.strip())
-                link.sendall(self._answer(line.strip()))
-                if line.startswith("VERBOSE STATUS"):
-                    break
-            if not self._closes:
-                lines.read()  # the process hangs in its answer
+        while True:
+            try:
+                link, _ = self._listener.accept()
+            except OSError:
+                return
+            with link, link.makefile("r") as lines:
+                for line in lines:
+                    self.heard.append(line.strip())
+                    link.sendall(self._answer(line.strip()))
+                    if line.startswith("VERBOSE STATUS"):
+                        break
+                if not self._closes:
+                    lines.read()  # the process hangs in its answer
 
     def _answer(self, line: str) -> bytes:
         if line.startswith("CLIENT PROTOCOL"):
             return b"SERVER PROTOCOL 2\n"
         if line.startswith("SET FORMAT") and not self._json:
             return f"ERROR: Unknown command {line}\n".encode()
+        if line == "VERBOSE STATUS" and self.says:
+            return self.says
         if line == "VERBOSE STATUS":
             return b'{"communicators_count": 0}\n' if self._json else b"NCCL version 2.27.5\n"
         return b"OK\n"

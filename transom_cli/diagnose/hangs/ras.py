@@ -128,7 +128,7 @@ def match(
     groups, silent, failed, found = [], set[int](), set[int](), []
     world = max((comm.size for comm in comms), default=0)
     for comm in comms:
-        ranks = _ranks(comm, pids, nodes, world)
+        ranks = job_ranks(comm, pids, nodes, world)
         silent |= {ranks[rank] for rank in comm.silent if rank in ranks}
         failed |= {ranks[rank] for rank in comm.failed if rank in ranks}
         others = dict.fromkeys(set(range(comm.size)) - comm.silent, 1)
@@ -166,7 +166,7 @@ def match(
     return Matched(tuple(findings), tuple(groups), waits, (), ()), tuple(notes)
 
 
-def _ranks(comm: Communicator, pids: Mapping[int, int], nodes: Mapping[int, str], world: int) -> dict[int, int]:
+def job_ranks(comm: Communicator, pids: Mapping[int, int], nodes: Mapping[int, str], world: int) -> dict[int, int]:
     """Return the job's ranks by the communicator's own: by process IDs, on the only node that has all of a host's. A
     communicator of all ranks numbers them like the job, unless process IDs say otherwise."""
     there: dict[str, dict[int, int]] = {}

@@ -39,6 +39,7 @@ from transom_cli.ownership import require_own
 from transom_cli.supervise.agent import procfs
 from transom_cli.supervise.agent.heartbeat_feed import HeartbeatFeed
 from transom_cli.supervise.agent.monitor import Alarms, Monitor
+from transom_cli.supervise.agent.nccl_behind import NcclBehind
 from transom_cli.supervise.agent.node_health import Watch, watched
 from transom_cli.supervise.agent.rank_monitor import RankMonitor
 from transom_cli.supervise.agent.snapshot_daemon import SnapshotDaemon
@@ -69,6 +70,7 @@ class Ranks:
         self._namespace = record.pid_namespace()
         self._last: dict[str, record.Record] = {}
         self._launch = -1  # of the last look
+        self.pids: tuple[int, dict[int, int]] = (-1, {})  # launch, process IDs of its ranks
         self._born: dict[tuple[int, int], int] = {}  # rank, pid -> start time, of that launch's ranks
 
     def look(self) -> tuple[RankBeat, ...]:
@@ -89,10 +91,12 @@ class Ranks:
             paths.forget_launches(self._folder, launch - 1)  # evidence of the last one may still be collected
         now = time.monotonic_ns()
         rows = []
+        pids = {}
         for found in known:
             if found.launch == launch:
-                pid = found.pid if found.pid and found.pidns == self._namespace else found.child
+                pid = pids[found.rank] = found.pid if found.pid and found.pidns == self._namespace else found.child
                 rows.append(row(found, now, pid, self._state(found.rank, pid)))
+        self.pids = launch, {rank: pid for rank, pid in pids.items() if pid}
         return tuple(sorted(rows, key=lambda r: r.rank))
 
     def _state(self, rank: int, pid: int) -> str:
@@ -118,7 +122,7 @@ class Agent:
         self._progress = progress or TrainerProgress()
         self._path = attempt.nodes / f"{node}.beats"
         self._node = node
-        self._ranks = Ranks(beats_dir)
+        self.ranks = Ranks(beats_dir)
         self.rank_monitor = RankMonitor(lambda: max((row.launch for row in self.rows), default=0), _say)
         self.feed = feed or HeartbeatFeed()
         self._breakdown = StepBreakdown(attempt, node, beats_dir, self.feed, self._progress)
@@ -131,7 +135,7 @@ class Agent:
         self._phase = random.uniform(0.1, 1.0)  # of the first rare file: the agents of a job start together
 
     def look(self, now: float) -> None:
-        rows = self.rows = self.rank_monitor.apply(self._ranks.look())
+        rows = self.rows = self.rank_monitor.apply(self.ranks.look())
         ranks = tuple((r.rank, r.launch, r.count > 0, r.phase == "done", r.proc in "TXZ") for r in rows)
         edges = (self._alarms(), *ranks)
         fetched = self.feed.fetched
@@ -145,7 +149,7 @@ class Agent:
         self._breakdown.look(now, rows)
 
     def close(self) -> None:
-        self._write(self._ranks.look(), closed=True, to_file=True)
+        self._write(self.ranks.look(), closed=True, to_file=True)
 
     def _write(self, rows: tuple[RankBeat, ...], *, closed: bool, to_file: bool) -> None:
         self._seq += 1
@@ -253,7 +257,8 @@ def main(argv: list[str]) -> int:
         monitor.report([Finding(HEARTBEATS, Verdict.PASS, options.node, "heartbeats have a place again")])
     monitor.start()
     what = watched(options.watch)
-    watches: list[Watch | Gpus] = [Watch(options.node, what, monitor.report, monitor.reported)]
+    watches: list[Watch | Gpus | NcclBehind] = [Watch(options.node, what, monitor.report, monitor.reported)]
+    watches.append(NcclBehind(attempt, options.node, lambda: agent.ranks.pids))
     if what.about.gpus:
         from transom_cli.supervise.agent.node_gpus import GpuFile, Gpus  # what judges them takes a moment to import
 

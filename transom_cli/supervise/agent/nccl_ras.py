@@ -31,7 +31,7 @@ def ask(ranks: Collection[tuple[int, int]], deadline: float) -> bytes:
     numbers = {rank for rank, _ in ranks}
     host, _, port = env.get("NCCL_RAS_ADDR", "").rpartition(":")
     number = int(port) if port.isdecimal() and len(port) < 6 else PORT
-    if not numbers & {0, _last(env)} or not _is_ours(number, [pid for _, pid in ranks]):
+    if not numbers & {0, _size(env) - 1} or not _is_ours(number, [pid for _, pid in ranks]):
         return b""
     answer = b""
     try:
@@ -52,9 +52,14 @@ def _left(deadline: float) -> float:
     return max(0.05, deadline - time.monotonic())
 
 
-def _last(env: dict[str, str]) -> int:
+def world(pids: Collection[int]) -> int:
+    """Return how many ranks the job of these has; 0 if unknown."""
+    return _size(procfs.environ(min(pids))) if pids else 0
+
+
+def _size(env: dict[str, str]) -> int:
     size = env.get("WORLD_SIZE", env.get("SLURM_NTASKS", ""))
-    return int(size) - 1 if size.isdecimal() and len(size) < 9 else 0
+    return int(size) if size.isdecimal() and len(size) < 9 else 0
 
 
 def _is_ours(port: int, pids: Collection[int]) -> bool:
