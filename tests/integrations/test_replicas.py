@@ -91,6 +91,11 @@ class Ranks:
         if world == WORLD:
             self.members = list(range(WORLD))
 
+    def has_stepped(self, rank: int, times: int) -> bool:
+        """Whether the rank has reported so many steps of the present launch."""
+        assert self.ranks[rank].poll() in (None, 0), self.log(rank)
+        return sum(one["launch"] == self.launch for one in self.reports(rank)) >= times
+
     def _trains(self, rank: int, world: int) -> bool:
         assert self.ranks[rank].poll() in (None, 0), self.log(rank)
         found = self.reports(rank)[-1:]
@@ -204,12 +209,14 @@ def test_replacement_ends_well_if_the_training_ends_before_it_joins(tmp_path: Pa
 
 
 def test_ranks_that_wait_for_the_lost_one_repeat_the_step_in_flight(tmp_path: Path, begun: list[Ranks]) -> None:
-    ranks = Ranks(tmp_path, kept=False, pause=0.05, elastic=False)
+    ranks = Ranks(tmp_path, kept=False, pause=0.5, elastic=False)
     begun.append(ranks)
-    ranks.trains()
     for lost in (1, 0):
+        for rank in range(WORLD):  # a Checkpointer's first save takes long, and a report comes before it
+            wait_for(partial(ranks.has_stepped, rank, 2), 120)
+        time.sleep(0.1)  # until all are in the pause before the next step: all have noted the last one
         ranks.lose(lost)
-        ranks.trains()
+    ranks.trains()
     found, last = ranks.finish()
     steps = [int(one["step"]) for one in ranks.reports(2)]
     assert "from the live state" in "".join(ranks.log(rank) for rank in range(WORLD))
