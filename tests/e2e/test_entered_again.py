@@ -67,7 +67,7 @@ def test_only_the_hung_rank_is_replaced(person: Person, sandbox: Sandbox, tmp_pa
     assert (tmp_path / "final").read_text() == undisturbed
     assert "rank 0 goes on from step" in logs(attempt, 1) and "entry 1" in logs(attempt, 1)
     (recovered,) = [one["words"] for one in recoveries(attempt) if one["what"] == "recovered"]
-    assert "1 rank re-entered in the same process, rank 1 replaced" in str(recovered)
+    assert "a new process took rank 1, 1 survivor re-entered" in str(recovered)
     wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a process has outlived the run")
 
 
