@@ -253,8 +253,9 @@ def _stalls(ranks: Ranks) -> Iterator[float]:
     for number, ordered in enumerate(ranks.ordered):
         for rank in range(WORLD):
             found = ranks.reports(rank)
-            later = [one["at"] for one in found if one["launch"] == number + 1]
-            if any(one["launch"] == number and one["pid"] == found[-1]["pid"] for one in found) and later:
+            stayed = {one["pid"] for one in found if one["launch"] == number}
+            later = [one["at"] for one in found if one["launch"] == number + 1 and one["pid"] in stayed]
+            if later:
                 yield min(later) - ordered
 
 
