@@ -103,7 +103,7 @@ def save(model: GPT, optimizer: torch.optim.Optimizer, sampler: Sampler, step: i
 
 
 def steps(model: GPT, optimizer: torch.optim.Optimizer, sampler: Sampler, done: int) -> Iterator[int]:
-    """Train for ever after the step `done`, in the process group. Yields finished steps."""
+    """Train without end after the step `done`, in the process group. Yields finished steps."""
     net = DistributedDataParallel(model)
     while True:
         tokens, targets = sampler.next_batch()

@@ -1,14 +1,14 @@
-"""A rank is killed, and the training goes on: transom, NVRx in-process and ft_launcher, torchft, torchrun.
+"""A rank is killed, and the training continues: transom, NVRx in-process and ft_launcher, torchft, torchrun.
 
     python bench/recovery_peers.py --out FILE [--runs 5] [--start 0 20] [--ways torchrun,torchft] [--table]
 
 One model (examples/gpt), three ranks over gloo on this machine, the same pauses and the same faults: SIGKILL to rank 1
 or 2 in a random step between two checkpoints. Each tool runs at its documented settings and at its best (see `CASES`).
 transom runs in a Slurm sandbox with a rank per node, the others as processes. They take turns. --start, if not 0:
-importing transformers, and a model whose building takes so many seconds. FILE gets a line of JSON per attempt; what it
-has is not measured again, nor a case that never came back.
+importing transformers, and a model whose building takes that many seconds. FILE gets one line of JSON per attempt;
+what it has is not measured again, nor a case that never came back.
 
-    first step   from the kill to the end of the first step of the training that goes on, a repeated one or not
+    first step   from the kill to the end of the first step of the training that continues, a repeated one or not
     new step     to the first step that nobody had finished before
     full         to the first step with three ranks again; "never": not in 15 s (and twice --start) after the new step
     lost         finished steps that are repeated
@@ -215,7 +215,7 @@ class Attempt:
             self._begin([*self._agent("torch.distributed.run", 1, 10), *self.train], env, f"replica-{replica}")
 
     def measure(self, rng: random.Random) -> dict[str, Any]:
-        """Start it, kill a rank, wait until it goes on."""
+        """Start it, kill a rank, wait until it continues."""
         self.start()
         lines: list[Line] = []
 

@@ -92,7 +92,7 @@ class Ranks:
             self.members = list(range(WORLD))
 
     def has_stepped(self, rank: int, times: int) -> bool:
-        """Whether the rank has reported so many steps of the present launch."""
+        """Whether the rank has reported that many steps of the present launch."""
         assert self.ranks[rank].poll() in (None, 0), self.log(rank)
         return sum(one["launch"] == self.launch for one in self.reports(rank)) >= times
 

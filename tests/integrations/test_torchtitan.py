@@ -59,7 +59,7 @@ def main(ctx=None):
             if dist.get_rank() == 0:
                 order = {paths.LAUNCH: "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[5]}
                 reentry.write_order(os.environ[paths.BEAT_DIR], 0, order)
-            dist.recv(torch.ones(1), 1 - dist.get_rank())  # for ever
+            dist.recv(torch.ones(1), 1 - dist.get_rank())  # forever
     manager.maybe_wait_for_saving()
     manager.close()
     print(f"from {began} to {state.step} weight {model.weight[0, 0]:g}")

@@ -3,7 +3,7 @@
 After each step, `LiveState.mark` notes the values that are small and may change at any time: random numbers, objects,
 plain values, buffers. Parameters and their optimizer state are not copied: only an optimizer's step changes them. When
 a process leaves its launch (`integrations.recoverable`), its state is whole if no optimizer has begun a step since, and
-no tensor was changed in another way. It is then copied to host memory, since modules may be made anew or kept.
+no tensor was changed in another way. It is then copied to host memory, since modules may be made again or kept.
 
 When the ranks restore, they compare step and digest. They use the newest whole state if all who have it agree, and if
 it is complete: ranks that lack it get the shared values from one that has them. A rank's own values are those that it
@@ -55,7 +55,7 @@ class Left:
     own: Flat = field(default_factory=dict)
     paths: Paths = field(default_factory=dict)  # of both
     digest: str = ""  # of the shared values without those of `firsts`
-    firsts: frozenset[str] = frozenset()  # values that may differ, and of which rank 0's counts
+    firsts: frozenset[str] = frozenset()  # values that may differ; rank 0's counts
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,7 @@ class State:
         return ((short[key], buffer) for key, buffer in held.items())
 
     def from_first(self, keys: Iterable[str]) -> frozenset[str]:
-        """Those of `keys` of which rank 0's value counts for all: buffers that DDP broadcasts, and declared ones."""
+        """Those of `keys` whose value on rank 0 counts for all: buffers that DDP broadcasts, and declared ones."""
         self._look_for_wrappers()
         sent = self._sent()
         return frozenset(key for key in keys if key in sent or self._from_rank_0.matches(key))

@@ -232,7 +232,7 @@ def slowed(sb: Sandbox) -> list[tuple[int, int]]:
 
 
 def find_rank(sb: Sandbox, job_id: int, rank: int, *, standby: bool = False) -> list[Proc]:
-    """Return the process of a global rank and its descendants, itself first. standby: those that wait in its place."""
+    """Return the process of a global rank and its descendants, itself first. standby: those of its standby."""
     running = [proc for proc in processes.of_job(sb.cluster, job_id) if _is_standby(proc) is standby]
     tops = rank_tops(running)
     if rank not in tops:

@@ -60,7 +60,7 @@ def test_the_fewest_ranks_come_first_and_other_counts_are_no_one_count() -> None
         (counts(1205, 1206), 40.0),
         (counts(1204, 1205, rank=6), 40.0),
     ],
-    ids=["the same", "the others went on", "it went on", "another rank"],
+    ids=["the same", "the others continued", "it continued", "another rank"],
 )
 def test_only_the_same_ranks_with_the_same_count_last(later: str, since: float) -> None:
     (one,) = lasting(of(counts(1204, 1205)), of(later, now=40.0))

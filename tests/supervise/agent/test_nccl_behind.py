@@ -20,7 +20,7 @@ LATE, EVEN = (answer(comm({rank: 9 - (rank == late) for rank in range(8)})) for 
 
 
 class Asked:
-    """A launch of eight ranks, of which this process is rank 0."""
+    """A launch of eight ranks; this process is rank 0."""
 
     def __init__(self, folder: Path, server: Server) -> None:
         self.launch, self.server = 0, server
