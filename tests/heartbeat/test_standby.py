@@ -223,6 +223,7 @@ def test_which_commands_can_wait(command: str, fits: bool) -> None:
     assert suits(command.split()) is fits
 
 
+@pytest.mark.long
 def test_rank_0_writes_what_it_has_imported_after_some_steps(place: Place, tmp_path: Path) -> None:
     out = tmp_path / "modules.json"
     code = f"""
