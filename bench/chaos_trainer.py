@@ -1,4 +1,8 @@
-"""The example GPT, with ranks that can be made to hold the GIL in a C call: `STUCK` does that for `SECONDS`."""
+"""The example GPT, for faults around an in-process restart.
+
+`STUCK` makes a rank hold the GIL in a C call for `SECONDS`. Its steps last `--step-delay` longer only until the bench
+has made all faults: then `hurry` exists.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import ctypes
 import runpy
 import signal
 import sys
+import time
 from pathlib import Path
 
 STUCK = signal.SIGRTMIN + 3
@@ -13,9 +18,17 @@ SECONDS = 40
 GPT = Path(__file__).resolve().parents[1] / "examples" / "gpt"
 
 
+def hurry(result: Path) -> Path:
+    """The file after which a training with this `--final-hash` waits no longer."""
+    return result.with_suffix(".hurry")
+
+
 def main() -> None:
     libc = ctypes.PyDLL(None)  # does not release the GIL
     signal.signal(STUCK, lambda *_: libc.sleep(SECONDS))
+    words = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+    delay, hurries, sleep = float(words["--step-delay"]), hurry(Path(words["--final-hash"])), time.sleep
+    time.sleep = lambda seconds: None if seconds == delay and hurries.exists() else sleep(seconds)
     sys.path.insert(0, str(GPT))
     sys.argv[0] = str(GPT / "train.py")
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -56,9 +56,11 @@ class Training:
     steps: int = 80
     every: int = 10  # steps between two checkpoints
     delay: float = 0.1
+    shape: tuple[str, ...] = ()  # of the model, as arguments
 
     def words(self) -> list[str]:
-        return ["--steps", str(self.steps), "--every", str(self.every), "--step-delay", str(self.delay)]
+        pace = ["--steps", str(self.steps), "--every", str(self.every), "--step-delay", str(self.delay)]
+        return [*pace, *self.shape]
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ class Bench:
         ask = ["--root", str(self.runs), "--name", name, "-N", str(NODES), "--gpus-per-node", "1", *options]
         ask += ["--spares", str(spares)] if spares else []
         run_id = self.transom("run", *ask, "--detach", "--", self.python, *train)
-        run = LiveRun(self, RunDir(self.runs / run_id), self._result(name))
+        run = LiveRun(self, RunDir(self.runs / run_id), self.result_of(name))
         self._made.append(run)
         return run
 
@@ -195,10 +197,10 @@ class Bench:
         self, name: str, training: Training, spares: int = 0, options: tuple[str, ...] = (),
         trainer: Path = GPT / "train.py",
     ) -> LiveRun:  # fmt: skip
-        hashed = ["--final-hash", str(self._result(name))]
+        hashed = ["--final-hash", str(self.result_of(name))]
         return self.submit(name, [str(trainer), *training.words(), *hashed], spares, options)
 
-    def _result(self, name: str) -> Path:
+    def result_of(self, name: str) -> Path:
         return self.results / f"{name}.json"
 
     def heal(self) -> None:
@@ -277,10 +279,12 @@ class LiveRun:
         return True
 
 
-def reference(bench: Bench, training: Training, options: tuple[str, ...] = ()) -> Result:
+def reference(
+    bench: Bench, training: Training, options: tuple[str, ...] = (), trainer: Path = GPT / "train.py"
+) -> Result:
     """The result of one uninterrupted run."""
     progress("one uninterrupted run, for its result")
-    run = bench.train("reference", training, options=options)
+    run = bench.train("reference", training, options=options, trainer=trainer)
     result = run.wait_done()
     if run.view.incidents:
         raise BenchError("The uninterrupted run had an incident", run.view.incidents[0].message)
