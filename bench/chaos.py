@@ -32,7 +32,7 @@ import chaos_trainer
 from chaos_faults import possible
 from chaos_judge import INVARIANTS
 from chaos_plan import KINDS, RECOVERY_OPTIONS, SANDBOX_NODES, Plan, make_plan, make_recovery_plan
-from chaos_run import INTERRUPTED, one_run
+from chaos_run import INTERRUPTED, NotSubmitted, one_run
 from harness import Bench, BenchError, Result, Training, progress, reference, run_bench, surroundings
 
 from transom_cli.errors import TransomError
@@ -164,10 +164,18 @@ def chaos(bench: ChaosBench, seed: str, wanted: Result, args: argparse.Namespace
     And whether the sandbox is lost for them.
     """
     row: dict[str, Any] = {"seed": seed, "violations": []}
-    try:
-        row = one_run(bench, plan_of(args, seed, bench.kinds), bench.kinds, training_of(args), wanted)
-    except TransomError as error:
-        row["error"] = f"{error.what}: {error.why}"
+    for again in (True, False):
+        try:
+            row = one_run(bench, plan_of(args, seed, bench.kinds), bench.kinds, training_of(args), wanted)
+        except NotSubmitted as error:  # on a machine that is too busy for it
+            progress(f"run {seed}: {error.what}: {error.why}")
+            row["error"] = f"{error.what}: {error.why}"
+            bench.heal()
+            if again:
+                continue
+        except TransomError as error:
+            row["error"] = f"{error.what}: {error.why}"
+        break
     try:
         bench.heal()
     except TransomError as error:

@@ -33,6 +33,10 @@ NOT_READY = 40.0  # seconds in which the training steps without standbys, before
 STAYS_DEAD = 3.0  # seconds without an operator that nobody killed
 
 
+class NotSubmitted(BenchError):
+    """No fault has been made yet."""
+
+
 @dataclass
 class Story:
     """What happened when, in seconds since the submission, to find causes."""
@@ -256,7 +260,10 @@ def one_run(bench: Bench, plan: Plan, kinds: Collection[str], training: Training
     }
     with disk_of_its_own(bench, kinds) as place:
         trainer = Path(chaos_trainer.__file__) if plan.options else GPT / "train.py"
-        made = bench.train(name, training, plan.spares, plan.options, trainer)
+        try:
+            made = bench.train(name, training, plan.spares, plan.options, trainer)
+        except BenchError as error:
+            raise NotSubmitted(error.what, error.why) from error
         run = dataclasses.replace(made, dir=place.run_below(made.name))
         story = Story()
         chaos = ChaosRun(bench, run, place, plan, story)

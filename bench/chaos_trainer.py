@@ -1,7 +1,7 @@
 """The example GPT, for faults around an in-process restart.
 
-`STUCK` makes a rank hold the GIL in a C call for `SECONDS`. Its steps last `--step-delay` longer only until the bench
-has made all faults: then `hurry` exists.
+`STUCK` makes a rank hold the GIL in a C call for `SECONDS`. Its steps last `--step-delay` longer, half of it before the
+step, only until the bench has made all faults: then `hurry` exists.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 STUCK = signal.SIGRTMIN + 3
-SECONDS = 40
+SECONDS = 120  # longer than a silence that counts as normal at this pace
 GPT = Path(__file__).resolve().parents[1] / "examples" / "gpt"
 
 
@@ -28,8 +28,22 @@ def main() -> None:
     signal.signal(STUCK, lambda *_: libc.sleep(SECONDS))
     words = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
     delay, hurries, sleep = float(words["--step-delay"]), hurry(Path(words["--final-hash"])), time.sleep
-    time.sleep = lambda seconds: None if seconds == delay and hurries.exists() else sleep(seconds)
     sys.path.insert(0, str(GPT))
+    import faststart
+
+    faststart.without_dynamo()
+    import data
+
+    def pause() -> None:
+        if not hurries.exists():
+            sleep(delay / 2)
+
+    def batch(sampler: data.Sampler) -> object:
+        pause()
+        return next_batch(sampler)
+
+    next_batch, data.Sampler.next_batch = data.Sampler.next_batch, batch
+    time.sleep = lambda seconds: pause() if seconds == delay else sleep(seconds)
     sys.argv[0] = str(GPT / "train.py")
     runpy.run_path(sys.argv[0], run_name="__main__")
 

@@ -78,8 +78,13 @@ class Watch:
     # --- afterwards ---
 
     def said(self, began: float) -> tuple[Said, ...]:
-        """What launchers say about recoveries. began: the submission, in seconds since the epoch."""
+        """What launchers say about recoveries, and rank 0 in its logs. began: the submission, in seconds since the
+        epoch."""
         found = []
+        for folder in self._launches():
+            log = (folder / "rank-0.log").read_text(errors="replace") if (folder / "rank-0.log").exists() else ""
+            ours = [line[9:200] for line in log.splitlines() if line.startswith("transom: ")]
+            found += [Said(0.0, f"rank 0 of {_launch_name(folder)}", line) for line in ours[:6]]
         for path in sorted(self._dir.attempts.glob("*/launcher.jsonl")):
             for record in map(json.loads, path.read_text().splitlines()):
                 about = record.get("what", record["type"])

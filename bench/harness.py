@@ -172,13 +172,16 @@ class Bench:
     def slurm(self) -> CliSlurm:
         return CliSlurm(Runner(env=self.env))
 
-    def transom(self, *words: str, timeout_s: float = 60.0) -> str:
+    def transom(self, *words: str, timeout_s: float = 180.0) -> str:
         """Run a `transom` command to its end; its stdout."""
         argv = [self.python, "-m", "transom_cli", *words]
-        done = subprocess.run(
-            argv, env=self.env, cwd=self.dir, capture_output=True, text=True, timeout=timeout_s, check=False,
-            **(self.user.identity() if self.user else {}),
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                argv, env=self.env, cwd=self.dir, capture_output=True, text=True, timeout=timeout_s, check=False,
+                **(self.user.identity() if self.user else {}),
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise BenchError(f"`transom {' '.join(words[:2])} ...` did not end within {timeout_s:.0f} s") from error
         if done.returncode:
             said = (done.stderr or done.stdout).strip()
             raise BenchError(f"`transom {' '.join(words[:2])} ...` ended with exit code {done.returncode}", said)
