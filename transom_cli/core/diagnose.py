@@ -282,7 +282,11 @@ def _rank_ended(
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
     exits = incident.outcome.exits if incident.outcome else ()
-    everywhere = not _has_stepped(incident, run) and bool(first.code) and len({x.node for x in exits if x.code == first.code}) > 1
+    everywhere = (
+        not _has_stepped(incident, run)
+        and bool(first.code)
+        and len({x.node for x in exits if x.code == first.code}) > 1
+    )
     blameless = incident.log_category in OWN_WORDS or bool(others) or everywhere
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     line += f"; or first {others[0].words}{more}: the nodes' clocks do not show the order" if others else ""
