@@ -68,7 +68,7 @@ class ChaosRun:
         self._lost_since: float | None = None
         self._operator_lost = ""
         lasting = sum(x.lasting or 0.0 for x in plan.injections)
-        self.bound = PATIENCE + lasting + (60.0 if plan.options else 30.0) * len(plan.injections)
+        self.bound = PATIENCE + lasting + (150.0 if plan.options else 30.0) * len(plan.injections)
 
     def go_through(self) -> None:
         """Wait until the run is over and all faults are undone, or its time is up."""

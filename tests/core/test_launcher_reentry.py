@@ -40,6 +40,12 @@ def test_survivors_stay_and_the_lost_rank_is_replaced() -> None:
     assert actions == [launcher.Journal("l1", "recovered", words)]
 
 
+def test_standby_that_started_from_scratch_is_not_called_one() -> None:
+    state, _ = feed(reentered(), launcher.StandbyTook(11.0, 1), launcher.StandbyTook(11.2, 1, took=False))
+    _, actions = feed(state, launcher.RanksEntered(12.0, 1, (0, 1, 2)), launcher.Stepped(13.0, 1, 4))
+    assert isinstance(actions[-1], launcher.Journal) and "a new process took rank 1" in actions[-1].words
+
+
 def test_elastic_replicas_train_without_the_lost_rank_until_it_joins() -> None:
     state, _ = failed(training(recoverable=True))
     state, actions = feed(state, launcher.LogsRead(11.0, 0, "unknown", "", hearing=(0, 2), elastic=True))

@@ -90,7 +90,7 @@ def entered(state: State, e: RanksEntered) -> Decision:
 
 
 def standby_took(state: State, e: StandbyTook) -> Decision:
-    return (replace(state, launch=replace(state.launch, standby=True)) if state.trains(e.launch) else state), ()
+    return (replace(state, launch=replace(state.launch, standby=e.took)) if state.trains(e.launch) else state), ()
 
 
 def late_at(state: State) -> float | None:
@@ -156,9 +156,8 @@ def words(state: State, at: float, step: int) -> str:
 
 
 def deaf(ranks: tuple[int, ...]) -> str:
-    return (
-        f"{named(ranks)} {'does' if len(ranks) == 1 else 'do'} not wait for orders (the training is not @recoverable?)"
-    )
+    do = "does" if len(ranks) == 1 else "do"
+    return f"{named(ranks)} {do} not wait for orders (failed too, or the training is not @recoverable)"
 
 
 def entry(state: State) -> Journal:
