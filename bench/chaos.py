@@ -28,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import chaos_stories
 import chaos_trainer
 from chaos_faults import possible
 from chaos_judge import INVARIANTS
@@ -220,6 +221,7 @@ def main() -> int:
         }))  # fmt: skip
     else:
         print("\n".join(line(row) for row in rows))
+        print(f"\n{chaos_stories.table(rows)}" if args.recovery else "")
         print(f"\n{len(rows)} runs, {done} done bit-identically, {len(rows) - done - len(bad)} stopped for good reason")
         print(f"runs in which something did not hold: {len(bad)}")
     if bad:

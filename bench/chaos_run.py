@@ -28,7 +28,7 @@ INTERRUPTED = threading.Event()  # the runs that go on end at once, tidily
 TURN = 0.1
 PATIENCE = 240.0  # seconds for a run, besides those that its faults last
 NO_RECOVERY = 12.0  # seconds after the first fault, when nobody saw a sign of trouble
-UNNOTICED = 60.0  # seconds after a story's last fault, when nobody saw a sign of trouble, before the next story begins
+UNNOTICED = 130.0  # seconds after a story's last fault without a sign of trouble, before the next story begins
 NOT_READY = 40.0  # seconds in which the training steps without standbys, before the next story begins all the same
 STAYS_DEAD = 3.0  # seconds without an operator that nobody killed
 
