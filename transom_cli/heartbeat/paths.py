@@ -52,6 +52,7 @@ RANK_MONITOR = "FT_RANK_MONITOR_IPC_SOCKET"
 NOWHERE = "/dev/null"
 """Stands for the heartbeat directory of a node that can have none: nothing can be below it."""
 
+FROM_SCRATCH = "from-scratch-"  # and a rank, beside its exit record: its standby was of no use
 WAITING = "TRANSOM_STANDBY"  # a standby's two descriptors, and the file of modules
 RECOVERABLE = "TRANSOM_RECOVERABLE"  # set if the launcher orders survivors to enter their training again
 REPLICAS = "TRANSOM_REPLICAS"  # the ranks that train at the start of a launch; the others join them (replicas)

@@ -38,8 +38,8 @@ _TONES = {
 }  # fmt: skip
 _CONDITIONS = {"crash loop", "starved", "leaving"}  # explained in a row of their own
 _BAR = (12, 40)  # smallest and largest width of the progress bar
-_OUTCOMES = {"recovered": "good", "nothing": "dim", "ignored": "dim", "done": "dim", "stopped": "bad",
-             "failed again": "bad"}  # fmt: skip
+_OUTCOMES = {"recovered": "good", "nothing": "dim", "unproven": "dim", "ignored": "dim", "done": "dim",
+             "stopped": "bad", "failed again": "bad"}  # fmt: skip
 
 
 def status_lines(view: RunView, width: int = 80, *, everything: bool = False) -> list[str]:

@@ -138,7 +138,8 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         what = f"{rank} of launch {options.launch} is not started on {options.node}"
         return _complain(f"{what}: launch {options.launch + 1} or a later one has taken its place", REPLACED)
     started = time.time()
-    pid, former = _release(waiting, env, _log_path(options, env), beats) or _start(options.command, env, beats)
+    mark = os.path.join(options.attempt_dir, "exits", str(options.launch), f"{paths.FROM_SCRATCH}{env.get('RANK', '')}")
+    pid, former = _release(waiting, env, _log_path(options, env), mark, beats) or _start(options.command, env, beats)
     from transom_cli.supervise.agent import exit_record  # import now: its file may be out of reach later
 
     status = _wait(pid, former, cgroups)
@@ -331,14 +332,18 @@ def _start(command: list[str], env: dict[str, str], beats: int | None) -> tuple[
         os._exit(126)
 
 
-def _release(waiting: Standby | None, env: dict[str, str], log: str, beats: int | None) -> tuple[int, set[int]] | None:
+def _release(
+    waiting: Standby | None, env: dict[str, str], log: str, mark: str, beats: int | None
+) -> tuple[int, set[int]] | None:
     """Make the standby the rank, and return the same as `_start`; None if there is none that lives."""
     if waiting is None:
         return None
     former = _block()
-    if waiting.go(env, log):
+    if waiting.go(env, log, mark):
         _note_child(beats, waiting.pid)
         return waiting.pid, former
+    with contextlib.suppress(OSError):
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     signal.pthread_sigmask(signal.SIG_SETMASK, former)
     return None
 

@@ -92,8 +92,11 @@ class Standby:
         found: dict[str, str] = json.loads(line)
         return found
 
-    def go(self, env: dict[str, str], log: str) -> bool:
-        """Make the process a rank with this environment and log. False if there is none, or it has ended."""
+    def go(self, env: dict[str, str], log: str, mark: str) -> bool:
+        """Make the process a rank with this environment and log. False if there is none, or it has ended.
+
+        mark: the file that the process makes if it starts from scratch.
+        """
         if not self.pid:
             return False
         if os.waitpid(self.pid, os.WNOHANG)[0]:
@@ -102,7 +105,7 @@ class Standby:
         if select.select([self._said], [], [], 0)[0]:
             self.why = os.read(self._said, 4096).decode(errors="replace")
         changed = {name: value for name, value in env.items() if self._env.get(name) != value}
-        message = {"set": changed, "unset": sorted(self._env.keys() - env.keys()), "log": log}
+        message = {"set": changed, "unset": sorted(self._env.keys() - env.keys()), "log": log, "mark": mark}
         try:
             with open(self._go, "wb") as pipe:
                 pipe.write(json.dumps(message).encode())
