@@ -28,6 +28,13 @@ LINES = {
     "(raylet) [2025-08-25 14:56:20,376 E 17 17] (raylet) node_manager.cc:30: x": ("x", None, ""),
     "10.1.2.3: [rank5]: ValueError: x": ("ValueError: x", 5, "10.1.2.3"),
     "worker-1: Traceback": ("Traceback", None, "worker-1"),
+    "GPUB2F:   boom": ("boom", None, "GPUB2F"),
+    "dgx-a100-07: [rank3]: boom": ("boom", 3, "dgx-a100-07"),
+    "nid004711: boom": ("boom", None, "nid004711"),
+    "ip-10-0-4-17: boom": ("boom", None, "ip-10-0-4-17"),
+    "GPU1: 71 GiB": ("GPU1: 71 GiB", None, ""),
+    "cnn_2: 12 layers": ("cnn_2: 12 layers", None, ""),
+    "[PG 3 Rank 5] boom": ("boom", 5, ""),
     "trainer-1  | (Worker_TP0 pid=231) ERROR 10-17 16:33:42 [x.py:623] boom": ("boom", None, ""),
     "loss-1 | 0.5": ("0.5", None, ""),
     "step 1 | 0.5": ("step 1 | 0.5", None, ""),
@@ -88,6 +95,10 @@ def test_what_a_logs_name_tells() -> None:
     assert of_file("slurm-4711.out") == (None, "")
     assert of_file("/x/frank-3.log") == (None, "")
     assert of_file("node=gpu-7/rank_0.log") == (0, "gpu-7")
+    assert of_file("logs/job.node-gpu7.err") == (None, "gpu7")
+    assert of_file("logs/rank_3/stdout") == (3, "")
+    assert of_file("glue_task_2/multi_node_training/slurm.out") == (None, "")
+    assert of_file("multi-node-training.log") == (None, ""), "no host's name"
 
 
 def test_lines_are_clean_and_short() -> None:

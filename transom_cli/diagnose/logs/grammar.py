@@ -35,7 +35,7 @@ _LABELS = (
     r"\[rank(?P<rank>\d{1,7})\]:?",
     r"\[[Rr]ank (?P<rank>\d{1,7})\]:?",
     r"[Rr]ank ?#?(?P<rank>\d{1,7}):(?=\s|\[)",
-    r"\[PG (?:ID|GUID)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
+    r"\[PG (?:ID|GUID|\d)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
     r"(?:\[\d{1,5},|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[)(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",
     r"\[(?:default|trainer|worker)\w{0,20}?(?P<local>\d{1,5})\]:",
     r"\[(?P<label>[EWIF])(?:\d{3,4} \d\d:\d\d:\d\d(?:\.\d{1,9})?)?(?: \d{1,9})? ?" + _SOURCE + r"\]",
@@ -72,7 +72,9 @@ _LABELS = (
 _RANKS = 6  # labels that may repeat
 _TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")  # srun --label; only at the start of a line
 _FANNED = re.compile(
-    r"(?!slurmstepd)(?P<node>(?:\d{1,3}\.){3}\d{1,3}|\w{0,30}-?(?:node|gpu|worker|host)[\w.-]{0,30}\d): (?=\S)"
+    r"(?!slurmstepd)(?P<node>(?:\d{1,3}\.){3}\d{1,3}|\w{0,30}-?(?:node|gpu|worker|host)[\w.-]{0,30}\d"
+    r"|GPU(?=\w{0,28}\d)[\w-]{3,30}|(?:dgx|hgx|DGX|HGX|compute)-?[\w-]{0,30}\d|(?:nid|cn)-?\d{2,6}|ip(?:-\d{1,3}){4}"
+    r"): (?= *\S)"
 )  # pdsh
 _COMPOSE = re.compile(r"[a-z0-9][\w.-]{0,60}[-_]\d{1,4} {1,40}\| ")  # Compose's service and number
 # A progress bar after which another process prints without a line end.
@@ -81,7 +83,10 @@ _WARNING = re.compile(r"(?:[\w.-]{1,40}: ){0,2}warning\b ?[:!\]]", re.IGNORECASE
 _SLURMD = re.compile(r"slurmstepd-(?P<node>" + _HOST + r"): ")
 _SRUN = re.compile(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?P<rank>\d{1,7}): ")  # of one task alone
 _FILE_RANK = re.compile(r"(?:^|[/_.-])(?:rank|task|proc)[-_=.]?(\d{1,7})(?=\D|$)", re.IGNORECASE)
-_FILE_NODE = re.compile(r"(?:^|[/_.-])(?:host|node)[-_=]([A-Za-z][\w-]{0,62})(?=[/.]|$)")
+_FILE_NODE = re.compile(r"(?:^(?:host|node)[-_=]|[_.-](?:host|node)(?:=|[-_](?=\w*\d)))([A-Za-z][\w-]{0,62})(?=\.|$)")
+# A folder's whole name: `multi_node_run` and `glue_task_2` name neither a node nor a rank.
+_FOLDER_RANK = re.compile(r"(?:^|/)(?:rank|task|proc)[-_=.]?(\d{1,7})/", re.IGNORECASE)
+_FOLDER_NODE = re.compile(r"(?:^|/)(?:host|node)[-_=]([A-Za-z][\w-]{0,62})/")
 
 
 @lru_cache(maxsize=1)
@@ -167,8 +172,10 @@ def record(line: str) -> Record:
 
 
 def of_file(name: str) -> tuple[int | None, str]:
-    """Return the rank and node in a log's file name: `rank-3.log`, `job.rank3.err`, `node=n7.log`."""
-    rank, node = _FILE_RANK.search(name), _FILE_NODE.search(name)
+    """Return the rank and node in a log's path: `rank-3.log`, `job.rank3.err`, `node=n7.log`, `rank_3/stdout`."""
+    folder, base = name[: name.rfind("/") + 1], name[name.rfind("/") + 1 :]
+    rank, node = _FILE_RANK.search(base), _FILE_NODE.search(base)
+    rank, node = rank or _FOLDER_RANK.search(folder), node or _FOLDER_NODE.search(folder)
     return (int(rank[1]) if rank else None), (node[1] if node else "")
 
 
