@@ -37,6 +37,8 @@ LINES = {
     "[PG 3 Rank 5] boom": ("boom", 5, ""),
     "trainer-1  | (Worker_TP0 pid=231) ERROR 10-17 16:33:42 [x.py:623] boom": ("boom", None, ""),
     "loss-1 | 0.5": ("0.5", None, ""),
+    "i.pretrain/0 [default3]:[rank3]:   boom": ("boom", 3, ""),
+    "loss/0 [1]: 2.5": ("loss/0 [1]: 2.5", None, ""),
     "step 1 | 0.5": ("step 1 | 0.5", None, ""),
     "[pod/train-0/pytorch] [rank3]: boom": ("boom", 3, ""),
     "(worker1, rank=5, pid=17, ip=10.0.0.7) boom": ("boom", 5, "10.0.0.7"),

@@ -12,6 +12,7 @@
     WARNING:absl:... | ... - WARNING - name - ... | [NeMo W ...] | WARNING 08-25 14:56:20 [x.py:3] ...  loggers
     worker-1: ... | 10.0.0.7: ...                            pdsh, DeepSpeed over several nodes
     trainer-1  | ... | [pod/train-0/pytorch] ... | (head, rank=0, pid=17) ...     Compose, kubectl, SkyPilot
+    pretrain/0 [default3]:[rank3]: ...                       TorchX, NeMo-Run
 
 Each kind of label is removed once, in any order of the labels; anything else stays in the text. Those of ranks may
 repeat: torchrun's `--tee` and torch both print `[rank0]:`. So may the frames of boxes, as rich and typer draw them.
@@ -77,6 +78,9 @@ _FANNED = re.compile(
     r"): (?= *\S)"
 )  # pdsh
 _COMPOSE = re.compile(r"[a-z0-9][\w.-]{0,60}[-_]\d{1,4} {1,40}\| ")  # Compose's service and number
+_TORCHX = re.compile(
+    r"[A-Za-z][\w.-]{0,60}/\d{1,5} (?=\[(?:default|trainer|worker|rank)\w{0,20}?\d{1,5}\]:)"
+)  # role, replica
 # A progress bar after which another process prints without a line end.
 _BAR = re.compile(r"[^\[]{0,60}\d%\|[^\[]{0,300}(?:\[\d\d:\d\d[^\]]{0,40}\])?(?=\[rank\d|slurmstepd)")
 _WARNING = re.compile(r"(?:[\w.-]{1,40}: ){0,2}warning\b ?[:!\]]", re.IGNORECASE)
@@ -136,6 +140,7 @@ def record(line: str) -> Record:
     at, seen = 0, 0
     labels, any_label = _labels()
     task = _TASK.match(line) or _FANNED.match(line) or _COMPOSE.match(line) or ("%|" in line and _BAR.match(line))
+    task = task or ("]:" in line and _TORCHX.match(line))
     if task:
         found, at = task.groupdict(), task.end()
     while True:
