@@ -377,3 +377,9 @@ def test_a_report_that_a_terminal_has_wrapped_names_its_rank(tmp_path: Path) -> 
     failed = "[2026-01-05 03:17:51,778] torch.distributed.elastic.multiprocessing.api: [ERROR] failed (exitcode: -6)\n"
     (first,) = of(tmp_path, f"{failed} local_rank: 2 (pid: 17) of binary: /usr/bin/python\n").incidents
     assert first.culprits == (Culprit(rank=2),)
+
+
+def test_a_device_that_failed_is_reported_although_a_later_launch_trains(tmp_path: Path) -> None:
+    ecc = f"[rank6]: {TRACE}[rank6]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+    (first,) = of(tmp_path, ecc + EXITED + OMP + steps()).incidents
+    assert (first.category, action_of(first)) == (Category.GPU_HARDWARE, Action.ISOLATE)
