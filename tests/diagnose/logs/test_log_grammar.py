@@ -45,6 +45,8 @@ LINES = {
     "Jan 05 10:00:00 [rank1]: boom": ("boom", 1, ""),
     "slurmstepd-gpu4: error: *** JOB 7": ("slurmstepd-gpu4: error: *** JOB 7", None, "gpu4"),
     "srun: error: gpu1: task 3: Killed": ("srun: error: gpu1: task 3: Killed", 3, "gpu1"),
+    "srun: error: gpu1: tasks 3,5-7: Killed": ("srun: error: gpu1: tasks 3,5-7: Killed", None, "gpu1"),
+    "[2026-01-05T03:17:51.1Z] dc5b74e6 [rank=3] ||   boom": ("boom", 3, ""),
     "plain text: 3": ("plain text: 3", None, ""),
 }  # fmt: skip
 

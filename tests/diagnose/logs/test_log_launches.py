@@ -383,3 +383,13 @@ def test_a_device_that_failed_is_reported_although_a_later_launch_trains(tmp_pat
     ecc = f"[rank6]: {TRACE}[rank6]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
     (first,) = of(tmp_path, ecc + EXITED + OMP + steps()).incidents
     assert (first.category, action_of(first)) == (Category.GPU_HARDWARE, Action.ISOLATE)
+
+
+def test_tasks_that_crash_together_name_their_node_until_srun_ends_the_others(tmp_path: Path) -> None:
+    crash = "srun: error: {}: tasks {}: Segmentation fault\n"
+    one, two = crash.format("gpu3", "24-47"), crash.format("gpu2", "0-23")
+    ends = "srun: Terminating job step 7.0\n"
+    (first,) = of(tmp_path, one + ends + two).incidents
+    assert (first.category, first.culprits) == (Category.PROCESS_CRASH, (Culprit("gpu3"),))
+    (first,) = of(tmp_path, one + two + ends).incidents
+    assert first.culprits == (), "nothing shows which node was first"

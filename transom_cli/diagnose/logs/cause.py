@@ -30,6 +30,7 @@ _KILLED_TASKS = re.compile(r": tasks? ([\d,-]{1,400}): (?:Terminated|Killed)")
 _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 _RUNNING = re.compile(r"Rank (\d{1,7}) is running \w[^(]{0,80}\(SequenceNumber=(\d{1,12})")
 DESYNC = "desync"  # the rule for PyTorch's comparison of the collectives of two ranks
+SRUN = "srun: error: "  # srun's report of tasks on one node
 TASK_FAILURE = "due-to-task-failure"  # the rule for Slurm's reason for ending a step
 BOX = "elastic-box"  # the rule for torchrun's failure box, which lists the rank that failed first last
 
@@ -115,6 +116,13 @@ def _behind(root: Hit) -> Blamed:
     last, least = max(ran.values()), min(ran.values())
     behind = tuple(Culprit(rank=rank) for rank, number in ran.items() if number == least)
     return behind, (f"it runs collective {least}, another rank {last}",)
+
+
+def _nodes_of_tasks(root: Hit, others: Sequence[Hit]) -> set[str]:
+    """Return the nodes whose tasks srun reports like the root, until it begins to end the step."""
+    ends = [h.offset for h in others if h.file == root.file and h.rule.name in ENDED and h.offset > root.offset]
+    same = [h for h in (root, *others) if h.rule is root.rule and h.file == root.file]
+    return {h.record.node for h in same if h.offset < min(ends, default=h.offset + 1)} - {""}
 
 
 def _left_alone(hits: Sequence[Hit]) -> tuple[Culprit, ...]:
@@ -393,6 +401,8 @@ def _incident(root: Hit, others: tuple[Hit, ...], ranks: frozenset[int]) -> Inci
     if root.rule.blames is Blames.NAMED and len({h.culprit.node for h in (root, *others) if h.rule is root.rule}) > 1:
         culprits = ()  # several peers: the fault is on the path
     culprits = with_nodes(culprits, (root, *others), root)
+    if root.record.rank is None and root.record.text.startswith(SRUN) and len(_nodes_of_tasks(root, others)) > 1:
+        culprits = ()  # several nodes at once: nothing shows which was first
     same = [h for h in others if h.rule.name == root.rule.name and h.record.rank != root.record.rank]
     known = tuple(dict.fromkeys(c for c in culprits if c != Culprit()))
     signs = any(h.level <= Level.ENDING for h in others)

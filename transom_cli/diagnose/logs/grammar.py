@@ -12,7 +12,7 @@
     WARNING:absl:... | ... - WARNING - name - ... | [NeMo W ...] | WARNING 08-25 14:56:20 [x.py:3] ...  loggers
     worker-1: ... | 10.0.0.7: ...                            pdsh, DeepSpeed over several nodes
     trainer-1  | ... | [pod/train-0/pytorch] ... | (head, rank=0, pid=17) ...     Compose, kubectl, SkyPilot
-    pretrain/0 [default3]:[rank3]: ...                       TorchX, NeMo-Run
+    pretrain/0 [default3]:[rank3]: ... | dc5b74e6 [rank=3] || ...           TorchX and NeMo-Run, Determined
 
 Each kind of label is removed once, in any order of the labels; anything else stays in the text. Those of ranks may
 repeat: torchrun's `--tee` and torch both print `[rank0]:`. So may the frames of boxes, as rich and typer draw them.
@@ -51,6 +51,7 @@ _LABELS = (
     r"\((?:[\w.<>:-]{1,60} )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)"
     r"|\((?:raylet|autoscaler|gcs_server)\)",
     r"\([\w.-]{1,60}, (?:rank=(?P<rank>\d{1,7}), )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)",
+    r"[0-9a-f]{8} \[rank=(?P<rank>\d{1,7})\] \|\|",
     r"\[pod/[\w.-]{1,120}(?:/[\w.-]{1,120})?\]",
     r"(?P<time>\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?)(?:\) - )?",
     r"(?P<syslog>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d) (?P<node>" + _HOST
@@ -85,7 +86,7 @@ _TORCHX = re.compile(
 _BAR = re.compile(r"[^\[]{0,60}\d%\|[^\[]{0,300}(?:\[\d\d:\d\d[^\]]{0,40}\])?(?=\[rank\d|slurmstepd)")
 _WARNING = re.compile(r"(?:[\w.-]{1,40}: ){0,2}warning\b ?[:!\]]", re.IGNORECASE)
 _SLURMD = re.compile(r"slurmstepd-(?P<node>" + _HOST + r"): ")
-_SRUN = re.compile(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?P<rank>\d{1,7}): ")  # of one task alone
+_SRUN = re.compile(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?:(?P<rank>\d{1,7})|[\d,-]{1,400}): ")
 _FILE_RANK = re.compile(r"(?:^|[/_.-])(?:rank|task|proc)[-_=.]?(\d{1,7})(?=\D|$)", re.IGNORECASE)
 _FILE_NODE = re.compile(r"(?:^(?:host|node)[-_=]|[_.-](?:host|node)(?:=|[-_](?=\w*\d)))([A-Za-z][\w-]{0,62})(?=\.|$)")
 # A folder's whole name: `multi_node_run` and `glue_task_2` name neither a node nor a rank.
@@ -160,7 +161,7 @@ def record(line: str) -> Record:
             break
     text = line[at:].lstrip(" :").rstrip(" \u2502\u2503") if at else line.strip()
     slurm = _SLURMD.match(text) or _SRUN.match(text)
-    found.update(slurm.groupdict() if slurm else {})
+    found.update({name: value for name, value in slurm.groupdict().items() if value} if slurm else {})
     rank, local = found.get("rank"), found.get("local")
     return Record(
         line=line,
