@@ -174,8 +174,11 @@ def test_the_journal_says_how_many_are_ready_and_where_they_wait(launcher: Launc
     assert launcher.journal == ["started", "ready"]
     assert launcher.words[-1] == f"2 of 2 for launch 1, waiting {AT}"
     assert launcher.ready == {"n1": 1, "n2": 1}
+    published = json.loads(launcher.attempt.standbys.read_text())
+    assert (published["launch"], published["ranks"], published["nodes"]) == (1, 2, launcher.ready)
     assert launcher.standby.form(Group(1, NODES, "n1", {}, 5, lost=(1,))) is not None
     assert launcher.words[-1] == f"rank 1 of launch 1 was ready, waiting {AT}"
+    assert not launcher.attempt.standbys.exists()
 
 
 def test_one_that_says_nothing_is_not_waited_for_and_was_not_ready(launcher: Launcher) -> None:

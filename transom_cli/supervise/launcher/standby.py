@@ -135,6 +135,7 @@ class Standby:
                 self._listen(now)
                 return
             self._ended += 1
+            self._forget()
             self._journal("standby", what="ended", nodes=self._nodes, words=f"exit code {self._step.code}")
             self._step = None
         own = all(node not in self._allocation.borrowed for node in nodes)
@@ -152,6 +153,7 @@ class Standby:
             self.drop()
             return None
         self._step = None
+        self._forget()
         only = ",".join(map(str, group.lost))
         if step.code is None and step.go({**group.rendezvous, paths.ONLY: only} if only else group.rendezvous):
             who = f"{'rank' if len(group.lost) == 1 else 'ranks'} {only}" if only else "the ranks"
@@ -171,15 +173,23 @@ class Standby:
         if self._step is not None:
             _end(self._step)
             self._step = None
+            self._forget()
 
     def _listen(self, now: float) -> None:
         reports, step = self._reports, self._step
         if step is None or not reports.look(now, step.tasks):
             return
-        ready = reports.ready()
-        self._journal("standby", what="ready", nodes=tuple(ready), ready=ready, words=reports.words(step.tasks))
+        ready, words = reports.ready(), reports.words(step.tasks)
+        about = {"schema": 1, "launch": self._launch, "ranks": step.tasks, "nodes": ready, "words": words}
+        with contextlib.suppress(OSError):
+            publish_text(self._attempt.standbys, json.dumps(about))
+        self._journal("standby", what="ready", nodes=tuple(ready), ready=ready, words=words)
         if reports.failed:
             self._only_import(self._nodes, "a script has ended before it was a rank")
+
+    def _forget(self) -> None:
+        with contextlib.suppress(OSError):
+            self._attempt.standbys.unlink()
 
     def _only_import(self, nodes: tuple[str, ...], why: str) -> None:
         """Run no script beforehand any more in this attempt."""
