@@ -13,7 +13,7 @@ import pytest
 from rank_place import Place, wait_for
 
 from transom_cli.heartbeat import paths
-from transom_cli.supervise.agent.standby import suits
+from transom_cli.supervise.agent.standby import REPORT, suits
 
 SCRIPT = """
 import json, os, signal, sys
@@ -108,7 +108,8 @@ def test_without_a_launch_nothing_of_the_script_runs(waiting: Waiting) -> None:
     waiting.learn("fractions")
     wrapper = waiting.start()
     standby = waiting.waiter(wrapper)
-    assert wrapper.communicate(timeout=60) == ("", "")
+    said, error = wrapper.communicate(timeout=60)
+    assert error == "" and all(line.startswith(REPORT) for line in said.splitlines())
     assert wrapper.returncode == 0
     assert not waiting.log.exists()
     assert not _words(standby)
@@ -247,6 +248,8 @@ for step in range(6):
             sys.executable, str(script), flags=("--auto-beat", "--learn", str(out)), SLURM_PROCID=rank
         ).communicate(timeout=120)
     assert said.splitlines() == ["False True"] * 4 + ["True False"] * 2
-    names = dict(json.loads(out.read_text()))
+    learned = json.loads(out.read_text())
+    names = learned["modules"]
+    assert learned["recoverable"] is False
     assert {"torch", "torch.optim.sgd"} <= names.keys()
     assert "__main__" not in names

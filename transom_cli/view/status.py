@@ -65,6 +65,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False, map_li
         *_checkpoints(view, width),
         *(rows("goodput", view.goodput_summary, width, most=2) if view.goodput_summary else []),
         *map_rows(view, width or PIPED, map_lines),
+        *(rows("standbys", f"ready: {view.standbys.words}", width, most=2) if view.standbys is not None else []),
         *_excluded(view, width),
         *_requests(view, width),
         *_sources(view, width),

@@ -205,6 +205,10 @@ class TrainingStep:
         return self._plan.argv
 
     @property
+    def tasks(self) -> int:
+        return self._plan.tasks
+
+    @property
     def code(self) -> int | None:
         """srun's exit code, once it has ended for good and its output was read."""
         with self._changing:
