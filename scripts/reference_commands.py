@@ -24,7 +24,9 @@ your runs. `--show-completion` prints the script, so that you can install it els
 def commands_markdown() -> str:
     parts = [_INTRO]
     command = typer.main.get_command(app)
-    for context in _commands(command.context_class(command, info_name="transom", terminal_width=80, **command.context_settings)):
+    for context in _commands(
+        command.context_class(command, info_name="transom", terminal_width=80, **command.context_settings)
+    ):
         path = context.command_path
         parts.append(f"\n{'#' * (path.count(' ') + 1)} `{path}`\n\n```text\n{_help(context)}\n```\n")
     return "".join(parts)
