@@ -45,6 +45,16 @@ CASES = {
             BEYOND,
             options=("--set", "launch.recoverable=true", "--set", "launch.standby=true"),
         ),
+        Case(
+            "rank-kill-script",
+            "rank-kill",
+            BEYOND,
+            options=tuple(
+                word
+                for name in ("recoverable=true", "standby=true", "standby_reach=recoverable")
+                for word in ("--set", f"launch.{name}")
+            ),
+        ),
         # The launcher lives on the batch script's node: with that, the attempt is over and no spare can help.
         Case("node-kill-spare", "node-kill", BEYOND + SWAP, spares=1, batch_host=False),
         Case("hang", "rank-stop"),

@@ -10,6 +10,7 @@ fault comes at a random step between two checkpoints:
     node-kill-spare    the same, with the 4th node in the job as a spare; never the node with the batch script
     rank-kill-standby  the same as rank-kill, with `launch.standby`
     rank-kill-stay     the same, with `launch.recoverable`: the other ranks stay; with -standby, both
+    rank-kill-script   both, with `launch.standby_reach`: standbys have run the script up to the training
     hang               one rank is stopped; with -stay, only that rank is killed and the other ranks stay
 
 The bench measures the wall time from just before the fault to the first step of the new launch, as the operator sees

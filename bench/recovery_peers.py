@@ -70,11 +70,13 @@ class Case:
 
 _SET = "--set"
 _STANDBY, _STAY = (_SET, "launch.standby=true"), (_SET, "launch.recoverable=true")
+_SCRIPT = (_SET, "launch.standby_reach=recoverable")  # standbys wait at the call of the training
 CASES = (
     Case("transom", "transom"),
     Case("transom-standby", "transom", options=_STANDBY),
     Case("transom-stay", "transom", "transom", options=_STAY),
     Case("transom-best", "transom", "transom", True, 1, (*_STAY, *_STANDBY)),
+    Case("transom-script", "transom", "transom", True, 1, (*_STAY, *_STANDBY, *_SCRIPT)),
     Case("inprocess", "srun", "inprocess"),
     Case("inprocess-best", "srun", "inprocess", True, 1),
     Case("ft_launcher", FT, options=FT_DEFAULT),
@@ -225,6 +227,7 @@ class Attempt:
             return bool(whole) and whole[-1].step >= step and time.time() > whole[0].at + settle
 
         settled = (READY if _STANDBY[1] in self.case.options else 10.0) + self._start
+        settled += READY if _SCRIPT[1] in self.case.options else 0.0
         wait_for(lambda: there(1, settled), PATIENCE + 3 * self._start, "the training", 0.3)
         ranks = {line.rank: line.pid for line in lines}  # the newest of each
         spent = extra(self.folder, set(ranks.values()))

@@ -36,7 +36,7 @@ def test_a_training_that_does_not_go_on_has_no_figures() -> None:
 def test_only_a_changed_script_has_lines() -> None:
     counts = {case.name: lines_for(case) for case in CASES}
     assert counts["transom"] == counts["torchrun"] == counts["ft_launcher"] == 0
-    assert 0 < counts["transom-stay"] == counts["transom-best"]
+    assert 0 < counts["transom-stay"] == counts["transom-best"] == counts["transom-script"]
     assert 0 < counts["inprocess"] < counts["inprocess-best"]
 
 

@@ -14,6 +14,7 @@ import pytest
 from rank_place import Place
 from test_standby import Waiting
 
+from transom_cli.rpc.sockets import free_port
 from transom_cli.supervise.agent.standby import REPORT
 
 # What a script does before its training function, and then in it.
@@ -193,3 +194,49 @@ def test_a_training_that_is_not_recoverable_does_not_run_beforehand(running: Run
     wrapper = running.begin("print('x')")
     said = running.report(wrapper)
     assert (said["at"], said["why"]) == ("", "")
+
+
+TORCH = """
+import hashlib, os, random, torch
+import torch.distributed as dist
+from transom_cli import recoverable
+torch.manual_seed(0)
+random.seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5))
+random.random(), model(torch.randn(4, 64))
+{before}
+
+@recoverable
+def train(ctx):
+    data = b"".join(one.detach().numpy().tobytes() for one in (*model.parameters(), torch.get_rng_state()))
+    data += model(torch.ones(1, 64)).detach().numpy().tobytes()
+    names = [one.__code__.co_name for one in (dist.init_process_group, torch.cuda._lazy_init)]
+    print(hashlib.sha256(data).hexdigest(), random.random(), "guarded" in names)
+
+train()
+"""
+JOIN = "dist.init_process_group('gloo', init_method='tcp://127.0.0.1:{port}', rank=0, world_size=1)"
+GPU = "try: torch.zeros(1).cuda()\nexcept (AssertionError, RuntimeError): pass"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_model_built_beforehand_has_the_bits_of_one_built_by_a_fresh_rank(running: Running) -> None:
+    pytest.importorskip("torch")
+    running.learn("torch", "random", "hashlib", "transom_cli.integrations.recoverable")
+    learned = json.loads(running.modules.read_text())
+    running.modules.write_text(json.dumps({**learned, "recoverable": True}))
+    command, join = [sys.executable, str(running.script)], JOIN.format(port=free_port())
+    for before, at in (("", "the call of train in"), (join, "joining a process group"), (GPU, "using a GPU")):
+        running.script.write_text(TORCH.format(before=before))
+        fresh = subprocess.run(command, capture_output=True, text=True, check=True)
+        running.log.unlink(missing_ok=True)
+        flags = ("--auto-beat", "--standby", str(running.modules), "--run-script")
+        wrapper = running.place.start(*command, flags=flags, MASTER_PORT="0")
+        said = running.report(wrapper)
+        assert said["at"].startswith(f"before {at}"), said["why"]
+        wrapper.communicate(json.dumps({"MASTER_PORT": "4711"}) + "\n", timeout=60)
+        assert running.log.read_text().splitlines()[-1] == fresh.stdout.strip()
+        assert fresh.stdout.strip().endswith(" False")
+        assert running.place.exit()["standby"] == "used"
+        (running.place.attempt.exits(2) / "rank-3.json").unlink()
