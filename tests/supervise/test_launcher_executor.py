@@ -11,12 +11,22 @@ from slurm_fake import FakeSlurm
 
 from transom_cli.ckpt.restore.rollback import read as setbacks
 from transom_cli.core.events import RankExit
-from transom_cli.core.launcher import THIS_LAUNCHER, EndLaunch, Event, LaunchEnded, RollBack, StartFailed, StartLaunch
+from transom_cli.core.launcher import (
+    THIS_LAUNCHER,
+    EndLaunch,
+    Event,
+    LaunchEnded,
+    ReplaceRanks,
+    RollBack,
+    StartFailed,
+    StartLaunch,
+)
 from transom_cli.layout import RunDir
 from transom_cli.supervise.launcher.agents import Agents
 from transom_cli.supervise.launcher.executor import Executor
+from transom_cli.supervise.launcher.group import Group
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
-from transom_cli.supervise.launcher.training import TrainingStep
+from transom_cli.supervise.launcher.training import StepPlan, TrainingStep
 
 NODES = ("n1", "n2")
 
@@ -173,3 +183,27 @@ def test_a_launch_that_cannot_be_set_back_is_not_started(
     assert executor.start(StartLaunch(3, NODES)) is None
     told = inbox.get(timeout=1)
     assert isinstance(told, StartFailed) and "cannot be set back to step 20" in told.words
+
+
+def test_stuck_rank_is_started_again_in_the_same_launch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it left behind at the last moment is not taken for the end of the new process."""
+    executor, _, inbox = world
+    exits = executor._attempt.exits(1)
+    exits.mkdir(parents=True)
+    (exits / "rank-0.json").write_text('{"rank": 0, "node": "n1", "code": null, "signal": 9}')
+    old = TrainingStep(StepPlan(["sleep", "60"], {}, NODES, 2), executor._attempt.exits(0))
+    new = TrainingStep(StepPlan(["sleep", "60"], {}, NODES[:1], 1), exits)
+    wanted: list[Group] = []
+    monkeypatch.setattr(executor._new, "form", lambda group: wanted.append(group) or new)
+    executor.step, executor._group = old, Group(1, NODES, "n1", {}, 5, (1,))
+    try:
+        executor.replace(ReplaceRanks(1, (0,)))
+        assert [(group.launch, group.lost, group.port) for group in wanted] == [(1, (0,), 5)]
+        assert executor.step is not None and executor.step.steps == [new, old]
+        (exits / "rank-0.json").write_text(
+            '{"rank": 0, "node": "n1", "code": 3, "signal": null, "wall": 1, "steps": 4}'
+        )
+        assert [one.code for one in executor.step.exits()] == [3] and inbox.empty()
+    finally:
+        old.kill()
+        new.kill()
