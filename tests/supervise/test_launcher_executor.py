@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import queue
+import socket
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,7 @@ from transom_cli.core.launcher import (
     StartLaunch,
 )
 from transom_cli.layout import RunDir
+from transom_cli.rpc import secret
 from transom_cli.supervise.launcher.agents import Agents
 from transom_cli.supervise.launcher.executor import Executor
 from transom_cli.supervise.launcher.group import Group
@@ -207,3 +211,28 @@ def test_stuck_rank_is_started_again_in_the_same_launch(world: World, monkeypatc
     finally:
         old.kill()
         new.kill()
+
+
+def test_agent_that_dies_during_a_call_is_restarted(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node does not count as silent: the first call breaks, and then nothing listens there."""
+    _, agents, _ = world
+    secret.make(RunDir(tmp_path).secret)
+    listener, revived = socket.create_server(("127.0.0.1", 0)), list[str]()
+
+    def die() -> None:
+        connection, _ = listener.accept()
+        listener.close()
+        connection.close()
+
+    endpoint = RunDir(tmp_path).attempt(7, 0).endpoint("n1")
+    endpoint.parent.mkdir(parents=True)
+    endpoint.write_text(json.dumps({"port": listener.getsockname()[1]}))
+    monkeypatch.setattr(agents, "_ips", {"n1": "127.0.0.1"})
+    monkeypatch.setattr(agents._revival, "at_once", revived.append)
+    dying = threading.Thread(target=die)
+    dying.start()
+    assert not agents.ask("n1", "end", 5.0, launch=0).get("ok")
+    dying.join()
+    assert revived == ["n1"]
