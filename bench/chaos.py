@@ -73,7 +73,7 @@ class ChaosBench(Bench):
     @property
     def env(self) -> dict[str, str]:
         # A launcher that hangs before its first sign of life must be found within a run's bound.
-        return {**super().env, **self.clock_env, "TRANSOM_DETECT__FIRST_STEP": "120"}
+        return {**super().env, **self.clock_env, "TRANSOM_DETECT__FIRST_STEP": "400" if self._recovery else "120"}
 
 
 def arguments() -> argparse.Namespace:

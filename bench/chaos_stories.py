@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-WAYS = ("re-entered", "stuck one replaced alone", "all ranks relaunched", "no trouble seen", "not recovered")
+from transom_cli.plural import times
+
+WAYS = (
+    "re-entered",
+    "stuck one replaced alone",
+    "all ranks relaunched",
+    "requeued",
+    "no trouble seen",
+    "not recovered",
+)
+_FALLBACKS = ("all ranks relaunched", "requeued")
 _WHY = ("all ranks are ended: ", "the survivors are ended too: ")
 
 
@@ -37,6 +47,8 @@ def _ending(story: str, began: float, said: list[dict[str, Any]]) -> Ending:
     words = [one["words"] for one in said if one["what"] == "reentry"]
     why = next((text.removeprefix(start) for text in reversed(words) for start in _WHY if text.startswith(start)), "")
     recovered = [one for one in said if one["what"] == "recovered"]
+    if not recovered and any(one["what"] == "left" for one in said):
+        return Ending(story, "requeued", why=why)
     if not recovered:
         return Ending(story, "not recovered" if any(one["what"] == "seen" for one in said) else "no trouble seen")
     last = recovered[-1]
@@ -56,5 +68,5 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
         ways, took = Counter(one.way for one in ends), [one.seconds for one in ends if one.seconds is not None]
         span = f"{statistics.median(took):.1f} ({min(took):.1f} to {max(took):.1f})" if took else "-"
         lines.append(f"| {story} | {len(ends)} | {' | '.join(str(ways[way]) for way in WAYS)} | {span} |")
-    reasons = Counter(one.why for ends in found.values() for one in ends if one.way == "all ranks relaunched")
-    return "\n".join([*lines, "", *(f"relaunched {n} times: {why or 'no reason given'}" for why, n in reasons.items())])
+    reasons = Counter(one.why for ends in found.values() for one in ends if one.way in _FALLBACKS)
+    return "\n".join([*lines, "", *(f"all ranks ended {times(n)}: {why or 'no reason'}" for why, n in reasons.items())])

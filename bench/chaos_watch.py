@@ -88,6 +88,8 @@ class Watch:
         for path in sorted(self._dir.attempts.glob("*/launcher.jsonl")):
             for record in map(json.loads, path.read_text().splitlines()):
                 about = record.get("what", record["type"])
+                if record["type"] == "outcome" and record["status"] in ("failed", "left"):
+                    found.append(Said(round(record["wall"] - began, 1), "left", record["why"]))
                 if record["type"] == "standby" or about in ("seen", "reentry", "recovered", "joined", "decided"):
                     about = f"standby {about}" if record["type"] == "standby" else about
                     found.append(Said(round(record["wall"] - began, 1), about, record.get("words", "")))

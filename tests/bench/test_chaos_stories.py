@@ -22,7 +22,7 @@ def said(at: float, what: str, words: str = "") -> dict[str, Any]:
 ROW = {
     "seen": {
         "made": [made(10, "death"), made(50, "two deaths"), made(52, "two deaths"), made(90, "survivor is stuck"),
-                 made(140, "hang in a C call"), made(200, "hang")],
+                 made(140, "hang in a C call"), made(200, "hang"), made(250, "death")],
         "said": [
             said(10.5, "seen"), said(11, "reentry", "2 ranks to enter the training again"),
             said(12, "recovered", "recovered in 1.5 s: a standby took rank 1"),
@@ -30,7 +30,8 @@ ROW = {
             said(65, "recovered", "step 12 done in launch 3"),
             said(90.4, "seen"), said(106, "reentry", "rank 0 to replace in launch 4"),
             said(110, "recovered", "recovered in 19.6 s: new processes took ranks 0, 1"),
-            said(205, "seen"),
+            said(205, "seen"), said(250.5, "seen"),
+            said(251, "reentry", "the survivors are ended too: x"), said(252, "left", "rank 1 was killed"),
         ],
     }
 }  # fmt: skip
@@ -43,10 +44,11 @@ def test_each_story_ends_with_what_was_said_before_the_next_one() -> None:
         Ending("survivor is stuck", "stuck one replaced alone", 20),
         Ending("hang in a C call", "no trouble seen"),
         Ending("hang", "not recovered"),
+        Ending("death", "requeued", why="x"),
     ]
 
 
 def test_table_counts_the_stories_of_all_runs() -> None:
     lines = table([ROW, ROW, {"error": "no sandbox"}]).splitlines()
-    assert lines[2] == "| death | 2 | 2 | 0 | 0 | 0 | 0 | 2.0 (2.0 to 2.0) |"
-    assert lines[-1] == "relaunched 2 times: no rank has stepped in launch 2"
+    assert lines[2] == "| death | 4 | 2 | 0 | 0 | 2 | 0 | 0 | 2.0 (2.0 to 2.0) |"
+    assert "all ranks ended 2 times: no rank has stepped in launch 2" in lines

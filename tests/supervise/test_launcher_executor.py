@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import queue
+import socket
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,12 +14,23 @@ from slurm_fake import FakeSlurm
 
 from transom_cli.ckpt.restore.rollback import read as setbacks
 from transom_cli.core.events import RankExit
-from transom_cli.core.launcher import THIS_LAUNCHER, EndLaunch, Event, LaunchEnded, RollBack, StartFailed, StartLaunch
+from transom_cli.core.launcher import (
+    THIS_LAUNCHER,
+    EndLaunch,
+    Event,
+    LaunchEnded,
+    ReplaceRanks,
+    RollBack,
+    StartFailed,
+    StartLaunch,
+)
 from transom_cli.layout import RunDir
+from transom_cli.rpc import secret
 from transom_cli.supervise.launcher.agents import Agents
 from transom_cli.supervise.launcher.executor import Executor
+from transom_cli.supervise.launcher.group import Group
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
-from transom_cli.supervise.launcher.training import TrainingStep
+from transom_cli.supervise.launcher.training import StepPlan, TrainingStep
 
 NODES = ("n1", "n2")
 
@@ -173,3 +187,52 @@ def test_a_launch_that_cannot_be_set_back_is_not_started(
     assert executor.start(StartLaunch(3, NODES)) is None
     told = inbox.get(timeout=1)
     assert isinstance(told, StartFailed) and "cannot be set back to step 20" in told.words
+
+
+def test_stuck_rank_is_started_again_in_the_same_launch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it left behind at the last moment is not taken for the end of the new process."""
+    executor, _, inbox = world
+    exits = executor._attempt.exits(1)
+    exits.mkdir(parents=True)
+    (exits / "rank-0.json").write_text('{"rank": 0, "node": "n1", "code": null, "signal": 9}')
+    old = TrainingStep(StepPlan(["sleep", "60"], {}, NODES, 2), executor._attempt.exits(0))
+    new = TrainingStep(StepPlan(["sleep", "60"], {}, NODES[:1], 1), exits)
+    wanted: list[Group] = []
+    monkeypatch.setattr(executor._new, "form", lambda group: wanted.append(group) or new)
+    executor.step, executor._group = old, Group(1, NODES, "n1", {}, 5, (1,))
+    try:
+        executor.replace(ReplaceRanks(1, (0,)))
+        assert [(group.launch, group.lost, group.port) for group in wanted] == [(1, (0,), 5)]
+        assert executor.step is not None and executor.step.steps == [new, old]
+        (exits / "rank-0.json").write_text(
+            '{"rank": 0, "node": "n1", "code": 3, "signal": null, "wall": 1, "steps": 4}'
+        )
+        assert [one.code for one in executor.step.exits()] == [3] and inbox.empty()
+    finally:
+        old.kill()
+        new.kill()
+
+
+def test_agent_that_dies_during_a_call_is_restarted(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node does not count as silent: the first call breaks, and then nothing listens there."""
+    _, agents, _ = world
+    secret.make(RunDir(tmp_path).secret)
+    listener, revived = socket.create_server(("127.0.0.1", 0)), list[str]()
+
+    def die() -> None:
+        connection, _ = listener.accept()
+        listener.close()
+        connection.close()
+
+    endpoint = RunDir(tmp_path).attempt(7, 0).endpoint("n1")
+    endpoint.parent.mkdir(parents=True)
+    endpoint.write_text(json.dumps({"port": listener.getsockname()[1]}))
+    monkeypatch.setattr(agents, "_ips", {"n1": "127.0.0.1"})
+    monkeypatch.setattr(agents._revival, "at_once", revived.append)
+    dying = threading.Thread(target=die)
+    dying.start()
+    assert not agents.ask("n1", "end", 5.0, launch=0).get("ok")
+    dying.join()
+    assert revived == ["n1"]

@@ -55,6 +55,7 @@ class Kind(str, enum.Enum):
     LOADER = "the data loader"
     CHECKPOINT = "a checkpoint"
     COMPILE = "a compilation"
+    IMPORT = "an import"
     STORAGE = "file input or output"
     LOCK = "a lock, thread or child process"
     SLEEP = "a sleep"
@@ -92,6 +93,7 @@ _TELLING = tuple(
         (Kind.CHECKPOINT, _SAVES, r"\.py$"),
         (Kind.CHECKPOINT, r".", r"torch/serialization\.py$|torch/distributed/checkpoint/|transom_cli/ckpt/|safetensors/"
                                 r"|dist_checkpointing/|checkpoint_engine/|checkpointing\.py$"),
+        (Kind.IMPORT, r"_find_and_load", r"importlib\._bootstrap"),
         (Kind.COMPILE, r".", r"torch/_inductor/|torch/_dynamo/convert_frame\.py$|triton/(?:compiler|runtime/jit)"),
     )
 )  # fmt: skip

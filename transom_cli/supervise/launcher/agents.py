@@ -290,8 +290,10 @@ class Agents:
             return dict(zip(nodes, answers, strict=True))
 
     def _ask(self, node: str, name: str, timeout: float, arguments: Answer) -> Answer:
-        """Call an agent; if nothing listens there, restart it and call the new one."""
+        """Call an agent; if nothing listens there, restart it and call the new one. A call may be made twice."""
         answer = self._ask_once(node, name, timeout, arguments, COMING_UP)
+        if answer.get("broken"):  # if it has died, nothing listens there now
+            answer = self._ask_once(node, name, timeout, arguments, 0.0)
         if answer.get("gone"):
             self._revival.at_once(node)
             answer = self._ask_once(node, name, timeout, arguments, 0.0)
@@ -301,7 +303,8 @@ class Agents:
         return bool(self._ask_once(node, "probe", ANSWER, {}, 0.0).get("ok"))
 
     def _ask_once(self, node: str, name: str, timeout: float, arguments: Answer, patience: float) -> Answer:
-        """patience: seconds for an agent to publish its endpoint. "gone" in the answer: nothing listens there."""
+        """patience: seconds for an agent to publish its endpoint. "gone" in the answer: nothing listens there;
+        "broken": the connection broke during the call."""
         try:
             port = self._port(node, patience)
             key = secret.read(self._options.run.secret)
@@ -311,7 +314,9 @@ class Agents:
                 return {**answer, "clock": _clock(line, node)} if name == "end" else answer
         except TransomError as error:
             gone = isinstance(error, Unreachable) and isinstance(error.__cause__, ConnectionRefusedError)
-            return {"error": f"{error.what}: {error.why}" if error.why else error.what, "gone": gone}
+            broken = not gone and isinstance(error.__cause__, ConnectionError)
+            words = f"{error.what}: {error.why}" if error.why else error.what
+            return {"error": words, "gone": gone, "broken": broken}
         except (OSError, ValueError, KeyError, TypeError) as error:
             return {"error": f"its endpoint cannot be read: {error}"}
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transom_cli.supervise.operator.process import Service
 
 UNKNOWN = 22
+BUSY = 60.0  # seconds more for an operator process that lives: importing takes long on a busy host
 
 
 def operate_here(run: RunDir, build: Callable[[RunDir], Operator], services: Iterable[Service] = ()) -> int:
@@ -76,7 +77,12 @@ def start_operator(run: RunDir, patience: float = 15.0) -> None:
     name = registry.add(run, Shell.here()) if shared else ""
     words = ("--all", "--idle-exit") if shared else ("--run-dir", str(run.path))
     deadline = time.monotonic() + patience
-    while time.monotonic() < deadline and not (shared and registry.answered(name)):
+
+    def may_come() -> bool:
+        lives = process is not None and process.poll() is None
+        return time.monotonic() < deadline + (BUSY if lives else 0.0)
+
+    while may_come() and not (shared and registry.answered(name)):
         holder = read_holder(run)
         if holder is not None and holder != before and not holder.released and holder.here() and holder.alive_here():
             return
