@@ -12,7 +12,8 @@ from transom_cli.core.events import Examined
 from transom_cli.core.log_lines import clean, log_order
 from transom_cli.diagnose.clue import Category
 from transom_cli.diagnose.logs import matches
-from transom_cli.diagnose.logs.cause import CRIES, incidents
+from transom_cli.diagnose.logs.cause import incidents
+from transom_cli.diagnose.logs.culprits import CRIES
 from transom_cli.diagnose.logs.matches import Hit
 from transom_cli.diagnose.logs.rulebook import Level
 from transom_cli.diagnose.unknown.store import new_errors

@@ -1,0 +1,159 @@
+"""Find out who is to blame for a failure whose root line is known. Pure.
+
+The culprit is the rank that printed the root line, or the one that the line names. In a hang, a rank whose watchdog
+complains has launched its collective and waits; the culprit is a rank that lags behind, or that prints nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from transom_cli.diagnose.clue import Category, Culprit
+from transom_cli.diagnose.logs.matches import TRACEBACK, Hit
+from transom_cli.diagnose.logs.rulebook import Blames, Level
+
+CRIES = (Category.NETWORK_FABRIC, Category.NCCL_HANG)  # printed by victims
+MANY = 3  # waiting ranks whose numbers show that lower ones exist
+FEW = 0.25  # largest share of silent ranks that are still named as culprits
+_LOCAL_RANK = re.compile(r"(?:failed \(exitcode: -?\d+\)|^) ?local_rank: (\d+) \(pid")
+_KILLED_TASKS = re.compile(r": tasks? ([\d,-]{1,400}): (?:Terminated|Killed)")
+_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+_RUNNING = re.compile(r"Rank (\d{1,7}) is running \w[^(]{0,80}\(SequenceNumber=(\d{1,12})")
+DESYNC = "desync"  # the rule for PyTorch's comparison of the collectives of two ranks
+SRUN = "srun: error: "  # srun's report of tasks on one node
+TASK_FAILURE = "due-to-task-failure"  # the rule for Slurm's reason for ending a step
+BOX = "elastic-box"  # the rule for torchrun's failure box, which lists the rank that failed first last
+
+ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort", "segfault", "mpi-abort", "mpi-signal")
+"""Rules for the end of a rank's process."""
+KILLED, ENDED = "bare-killed", ("step-ended", "mpi-abort")  # a task killed by SIGKILL, and who kills all tasks
+
+Blamed = tuple[tuple[Culprit, ...], tuple[str, ...]]
+
+
+def blamed(root: Hit, others: Sequence[Hit], ranks: frozenset[int]) -> Blamed:
+    """Return the culprits, none if the logs do not show them, and why.
+
+    Args:
+        others: the lines that the root explains.
+        ranks: all ranks, as far as the logs show them.
+    """
+    culprits: tuple[Culprit, ...] = (root.culprit,)
+    why: tuple[str, ...] = ()
+    hits = (root, *others)
+    cries = root.rule.category is Category.NETWORK_FABRIC and root.level is Level.SIGN
+    named = root.rule.blames is Blames.NAMED and culprits[0] != Culprit()
+    if root.rule.category is Category.NCCL_HANG or (cries and not named):
+        lagging = _who_lags(hits, ranks)
+        if lagging is not None:
+            culprits, why = lagging
+        elif root.rule.category is Category.NCCL_HANG and not named:
+            culprits = ()  # ranks that complain wait; one that alone complains is named below
+    if root.rule.name == DESYNC:
+        culprits, why = _behind(root)
+    if root.rule.name == TASK_FAILURE:
+        culprits = _left_alone(others)
+    if root.rule.blames is Blames.NAMED and len({h.culprit.node for h in hits if h.rule is root.rule}) > 1:
+        culprits = ()  # several peers: the fault is on the path
+    culprits = _with_nodes(culprits, hits, root)
+    if root.record.rank is None and root.record.text.startswith(SRUN) and len(_nodes_of_tasks(root, others)) > 1:
+        culprits = ()  # several nodes at once: nothing shows which was first
+    return tuple(dict.fromkeys(c for c in culprits if c != Culprit())), why
+
+
+def _who_lags(hits: Sequence[Hit], ranks: frozenset[int] = frozenset()) -> Blamed | None:
+    """Return the culprits of a hang and the reason, or None if the logs do not show them. ranks: all known ranks."""
+    enqueued: dict[int, int] = {}
+    for hit in hits:
+        rank, number = hit.record.rank, hit.where.get("enqueued") or hit.where.get("seq", "")
+        if rank is not None and number.isdigit():
+            enqueued[rank] = max(enqueued.get(rank, 0), int(number))
+    if len(set(enqueued.values())) > 1:
+        least = min(enqueued.values())
+        behind = sorted(rank for rank, number in enqueued.items() if number == least)
+        if len(behind) <= max(1, len(enqueued) // 2):
+            said = f"it has launched {least} collectives, others up to {max(enqueued.values())}"
+            return tuple(Culprit(rank=rank) for rank in behind), (said,)
+    missing = {int(number) for hit in hits for number in hit.where.get("missing", "").split(",") if number.strip()}
+    if missing:
+        return tuple(Culprit(rank=rank) for rank in sorted(missing)), ("the other ranks report that they wait for it",)
+    crying = {hit.record.rank for hit in hits if hit.rule.category in CRIES and hit.record.rank is not None}
+    waiting = {hit.record.rank for hit in hits if hit.rule.category is Category.NCCL_HANG} - {None}
+    elsewhere = sorted({rank for hit in hits if "/gloo/" in hit.record.text and (rank := hit.record.rank) is not None})
+    if len(waiting) >= MANY and 0 < len(set(elsewhere) - waiting) <= FEW * len(crying):
+        said = f"{len(waiting)} ranks wait in an NCCL collective, this rank was in one of gloo instead"
+        return tuple(Culprit(rank=rank) for rank in elsewhere if rank not in waiting), (said,)
+    known = ranks | set(range(max(crying))) if len(crying) >= MANY else ranks
+    silent = sorted(known - crying)
+    if crying and 0 < len(silent) <= max(1, int(FEW * len(known))):
+        said = f"{len(crying)} ranks wait in a collective or have lost their connections, this rank printed nothing"
+        return tuple(Culprit(rank=rank) for rank in silent), (said,)
+    if len(enqueued) > 1:
+        return (), (f"all {len(enqueued)} ranks that report a count have launched the same collectives",)
+    return None
+
+
+def _with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> tuple[Culprit, ...]:
+    """Add the node of a rank from other lines; use torchrun's report if the root names nobody."""
+    known = [culprit for culprit in culprits if culprit != Culprit()]
+    if not known:
+        said = {hit.culprit for hit in hits if hit.rule is root.rule} - {Culprit()}
+        known = list(said) if len(said) == 1 else []
+    boxes = [hit for hit in hits if hit.rule.name == BOX and hit.where.get("rank", "").isdigit()]
+    if not known and boxes and root.rule.blames is Blames.PRINTER:
+        known = [Culprit(rank=int(boxes[-1].where["rank"]))]
+    if not known and root.rule.blames is Blames.PRINTER and root.rule.category not in CRIES:
+        ended = {h.culprit for h in hits if h.rule.name in ENDS and h.culprit.rank is not None}
+        known = list(ended) if len(ended) == 1 else _local(hits)
+    if len(known) == 1 and known[0].node and known[0].rank is None and root.rule.blames is Blames.PRINTER:
+        known = _alone(known[0], hits)
+    nodes: dict[int, str] = {}
+    for hit in hits:
+        rank = hit.where.get("rank", "")
+        of, node = int(rank) if rank.isdigit() else hit.record.rank, hit.where.get("node", "")
+        if not node and not (rank and hit.rule.blames is Blames.NAMED):
+            node = hit.record.node
+        if of is not None and node:
+            nodes.setdefault(of, node)
+    return tuple(c if c.node or c.rank not in nodes else replace(c, node=nodes[c.rank]) for c in known)
+
+
+def _alone(of: Culprit, hits: Sequence[Hit]) -> list[Culprit]:
+    """Add the rank if exactly one is known to have failed, and not on another node."""
+    failed = [h for h in hits if h.rule.name in (*ENDS, TRACEBACK) and h.record.rank is not None]
+    ranks = {h.record.rank for h in failed if h.record.node in ("", of.node)}
+    return [replace(of, rank=ranks.pop())] if len(ranks) == 1 and len(failed) == 1 else [of]
+
+
+def _local(hits: Sequence[Hit]) -> list[Culprit]:
+    """Return the only local rank that torchrun reports as failed: it is the rank if the job has one node."""
+    found = {int(match[1]) for hit in hits if (match := _LOCAL_RANK.search(hit.record.text))}
+    several = len({hit.culprit.node for hit in hits} - {""}) > 1
+    return [Culprit(rank=rank) for rank in found] if len(found) == 1 and not several else []
+
+
+def _behind(root: Hit) -> Blamed:
+    """Return the rank that is behind, of two whose collectives differ; nobody if both have run the same number."""
+    ran = {int(rank): int(number) for rank, number in _RUNNING.findall(root.record.text)}
+    if len(set(ran.values())) < 2:
+        return (), ()
+    last, least = max(ran.values()), min(ran.values())
+    behind = tuple(Culprit(rank=rank) for rank, number in ran.items() if number == least)
+    return behind, (f"it runs collective {least}, another rank {last}",)
+
+
+def _nodes_of_tasks(root: Hit, others: Sequence[Hit]) -> set[str]:
+    """Return the nodes whose tasks srun reports like the root, until it begins to end the step."""
+    ends = [h.offset for h in others if h.file == root.file and h.rule.name in ENDED and h.offset > root.offset]
+    same = [h for h in (root, *others) if h.rule is root.rule and h.file == root.file]
+    return {h.record.node for h in same if h.offset < min(ends, default=h.offset + 1)} - {""}
+
+
+def _left_alone(hits: Sequence[Hit]) -> tuple[Culprit, ...]:
+    """Return the only task that Slurm did not have to kill when it ended a step because a task had failed."""
+    lists = [match[1] for hit in hits if (match := _KILLED_TASKS.search(hit.record.text))]
+    killed = {n for ends in _RANGE.findall(",".join(lists)) for n in range(int(ends[0]), int(ends[1] or ends[0]) + 1)}
+    missing = set(range(max(killed, default=0))) - killed
+    return tuple(Culprit(rank=rank) for rank in missing) if len(missing) == 1 else ()
