@@ -10,7 +10,8 @@ split (`--first`, `--runs`) and resumed.
 
 With `--recovery`, runs have `launch.recoverable` and `launch.standby`, and the faults come around an in-process
 restart: a rank dies, once more during the re-entry, or with its standby; a standby dies before; a rank is stopped or
-holds the GIL, alone or while another one dies. A launch that starts ranks from scratch must say why.
+holds the GIL, alone or while another one dies. Each run has three such stories, each after the recovery from the one
+before. Any launch but the first must say which ranks stayed, or why not, and whether standbys were used.
 
 Each run must end with the final state of the uninterrupted run, bit for bit, or stop for a reason that its faults
 explain. chaos_judge.py lists all invariants. Exit code 1 if one is violated; the evidence is kept.
@@ -27,28 +28,45 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import chaos_stories
+import chaos_trainer
 from chaos_faults import possible
 from chaos_judge import INVARIANTS
-from chaos_plan import KINDS, SANDBOX_NODES, Plan, make_plan, make_recovery_plan
-from chaos_run import INTERRUPTED, one_run
+from chaos_plan import KINDS, RECOVERY_OPTIONS, SANDBOX_NODES, Plan, make_plan, make_recovery_plan
+from chaos_run import INTERRUPTED, NotSubmitted, one_run
 from harness import Bench, BenchError, Result, Training, progress, reference, run_bench, surroundings
 
 from transom_cli.errors import TransomError
 
 TRAINING = Training(steps=40, every=4, delay=0.15)
-RECOVERY_TRAINING = Training(steps=90, every=4, delay=0.15)  # long enough for standbys to be ready
+SMALL = ("--layers", "1", "--width", "32", "--context", "32", "--batch", "2")
+RECOVERY_TRAINING = Training(steps=300, every=4, delay=0.5, shape=SMALL)  # no delay once all faults are made
+RULE = """[[policy.rules]]
+name = "same-nodes"  # by default, the second death on a node would exclude it
+cause = ["rank_killed", "rank_failed", "hang"]
+action = "relaunch"
+"""
 
 
 class ChaosBench(Bench):
-    """A sandbox whose runs live under a clock that can jump, where that can be made."""
+    """A sandbox whose runs live under a clock that can jump, where that can be made.
 
-    def __init__(self, keep: bool = False, profiles: Sequence[str] = ()) -> None:
+    recovery: no such clock, no faults of disks, and a rule that keeps relaunches on the same nodes.
+    """
+
+    def __init__(self, keep: bool = False, profiles: Sequence[str] = (), *, recovery: bool = False) -> None:
         super().__init__(nodes=SANDBOX_NODES, keep=keep, profiles=profiles, as_root=True)
         self.clock_env: dict[str, str] = {}
         self.kinds: frozenset[str] = frozenset()
+        self._recovery = recovery
 
     def __enter__(self) -> ChaosBench:
         super().__enter__()
+        if self._recovery:
+            settings = self.dir / "no-settings" / "transom"
+            settings.mkdir(parents=True)
+            (settings / "config.toml").write_text(RULE)
+            return self
         self.clock_env, self.kinds = possible(self.sandbox)
         return self
 
@@ -103,7 +121,12 @@ def work(args: argparse.Namespace, numbers: queue.SimpleQueue[int], rows: list[d
     """Take the next number as long as there is one; in one sandbox, and in a new one where that cannot be healed."""
     wanted = Result(**json.loads(args.wanted)) if args.wanted else None
     while wanted is None or not numbers.empty():
-        with ChaosBench(args.keep, tuple(filter(None, args.site.split(",")))) as bench:
+        profiles = tuple(filter(None, args.site.split(",")))
+        with ChaosBench(args.keep, profiles, recovery=args.recovery) as bench:
+            if wanted is None and args.recovery:
+                chaos_trainer.hurry(bench.result_of("reference")).touch()
+                wanted = reference(bench, RECOVERY_TRAINING, RECOVERY_OPTIONS, Path(chaos_trainer.__file__))
+                progress(f"--wanted '{json.dumps(vars(wanted))}'")
             if wanted is None:
                 wanted = reference(bench, training_of(args))
                 progress(f"--wanted '{json.dumps(vars(wanted))}'")
@@ -133,8 +156,7 @@ def training_of(args: argparse.Namespace) -> Training:
 
 
 def plan_of(args: argparse.Namespace, seed: str, kinds: Collection[str]) -> Plan:
-    steps = training_of(args).steps
-    return make_recovery_plan(seed, steps) if args.recovery else make_plan(seed, steps, kinds)
+    return make_recovery_plan(seed) if args.recovery else make_plan(seed, TRAINING.steps, kinds)
 
 
 def chaos(bench: ChaosBench, seed: str, wanted: Result, args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
@@ -143,10 +165,18 @@ def chaos(bench: ChaosBench, seed: str, wanted: Result, args: argparse.Namespace
     And whether the sandbox is lost for them.
     """
     row: dict[str, Any] = {"seed": seed, "violations": []}
-    try:
-        row = one_run(bench, plan_of(args, seed, bench.kinds), bench.kinds, training_of(args), wanted)
-    except TransomError as error:
-        row["error"] = f"{error.what}: {error.why}"
+    for again in (True, False):
+        try:
+            row = one_run(bench, plan_of(args, seed, bench.kinds), bench.kinds, training_of(args), wanted)
+        except NotSubmitted as error:  # on a machine that is too busy for it
+            progress(f"run {seed}: {error.what}: {error.why}")
+            row["error"] = f"{error.what}: {error.why}"
+            bench.heal()
+            if again:
+                continue
+        except TransomError as error:
+            row["error"] = f"{error.what}: {error.why}"
+        break
     try:
         bench.heal()
     except TransomError as error:
@@ -191,6 +221,7 @@ def main() -> int:
         }))  # fmt: skip
     else:
         print("\n".join(line(row) for row in rows))
+        print(f"\n{chaos_stories.table(rows)}" if args.recovery else "")
         print(f"\n{len(rows)} runs, {done} done bit-identically, {len(rows) - done - len(bad)} stopped for good reason")
         print(f"runs in which something did not hold: {len(bad)}")
     if bad:

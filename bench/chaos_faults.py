@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos_plan import CLOCK, DISK, KINDS, LOSES_NODE, Injection
+from chaos_plan import CLOCK, DISK, KINDS, LOSES_NODE, NODES, Injection
 from chaos_trainer import STUCK
 from harness import Bench, LiveRun
 
 from transom_cli.errors import NotPermitted, TransomError, UsageError
+from transom_cli.heartbeat.paths import WAITING
 from transom_cli.layout import RunDir
 from transom_cli.sandbox import faults, processes
 from transom_cli.sandbox.cluster import Sandbox
@@ -60,6 +61,17 @@ def possible(sb: Sandbox) -> tuple[dict[str, str], frozenset[str]]:
         for disk in map(Path, sb.disks()):
             faults.free_disk(sb, disk, unmount=True)
     return env, kinds
+
+
+def standbys_ready(sb: Sandbox, job: int, launch: int) -> bool:
+    """Whether a process waits for each rank of this launch, with its imports done: it has closed one of its pipes."""
+    waiting = [p for p in processes.of_job(sb.cluster, job) if p.environ.get("TRANSOM_LAUNCH") == str(launch)]
+    ready = 0
+    for proc in waiting:
+        _, _, rest = proc.environ.get(WAITING, "").partition(",")
+        report = Path(f"/proc/{proc.pid}/fd/{rest.partition(',')[0]}")
+        ready += bool(rest) and processes.alive(proc.ident) and not os.path.lexists(report)
+    return ready == NODES
 
 
 class Hand:

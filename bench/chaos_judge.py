@@ -19,6 +19,7 @@ class Made:
     target: str
     at: float
     node: str = ""
+    story: str = ""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,15 @@ class Resumed:
     launch: str
     durable: int
     step: int
+
+
+@dataclass(frozen=True)
+class Said:
+    """An entry of a launcher's journal, `at` seconds after the submission."""
+
+    at: float
+    what: str
+    words: str
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,7 @@ class Readings:
     operator_lost: str = ""  # its last words, when it ended and nobody had killed it
     unexplained: tuple[str, ...] = ()  # launches that started ranks from scratch, and nothing says why
     together: tuple[str, ...] = ()  # jobs that were seen to run at the same moment
+    said: tuple[Said, ...] = ()  # by launchers, about recoveries
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,8 @@ _JUMPS = (-7200.0, -600.0, -30.0, 30.0, 600.0, 7200.0)
 @dataclass(frozen=True)
 class Moment:
     """`seconds` after: `start`, the submission; `step`, when every rank has done `step`; `recovery`, when the first
-    sign of trouble after the first fault was seen by operator or launcher; `fault`, the fault before it."""
+    sign of trouble after the first fault was seen by operator or launcher; `fault`, the fault before it; `steady`, when
+    the training steps and has recovered from the faults before; `ready`, when its standbys are ready too."""
 
     after: str
     seconds: float
@@ -60,27 +61,36 @@ class Moment:
 
     @property
     def words(self) -> str:
-        what = {"start": "the submission", "recovery": "the recovery began", "fault": "the fault before"}
+        what = {
+            "start": "the submission",
+            "recovery": "the recovery began",
+            "fault": "the fault before",
+            "steady": "the training steps",
+            "ready": "the standbys are ready",
+        }
         return f"{self.seconds:.1f} s after {what.get(self.after, f'step {self.step}')}"
 
 
 @dataclass(frozen=True)
 class Injection:
     """`target`: which rank, or which of the job's nodes at that moment. `lasting`: seconds until it is undone, or None.
-    `amount`: the share of time that a slow rank keeps; the seconds by which a clock jumps."""
+    `amount`: the share of time that a slow rank keeps; the seconds by which a clock jumps. `story`: what several faults
+    are together."""
 
     kind: str
     target: int
     moment: Moment
     lasting: float | None = None
     amount: float = 0.0
+    story: str = ""
 
     @property
     def words(self) -> str:
         until = f", undone after {self.lasting:.1f} s" if self.lasting is not None else ""
         amount = f" ({self.amount:g})" if self.amount else ""
         target = "" if self.kind.startswith(_UNTARGETED) else f" of {self.target}"
-        return f"{self.kind}{amount}{target}, {self.moment.words}{until}"
+        story = f"{self.story}: " if self.story else ""
+        return f"{story}{self.kind}{amount}{target}, {self.moment.words}{until}"
 
 
 @dataclass(frozen=True)
@@ -116,33 +126,45 @@ def make_plan(seed: str, steps: int, available: Collection[str] = KINDS) -> Plan
     return Plan(seed, tuple(injections), rng.choice((0, 0, 1)))
 
 
-RECOVERY_OPTIONS = ("--set", "launch.recoverable=true", "--set", "launch.standby=true")
+RECOVERY_OPTIONS = (
+    *("--set", "launch.recoverable=true", "--set", "launch.standby=true"),
+    *("--set", "health.preflight=off"),  # no fault of a node is made
+)
+STORIES = 3  # in a run, one after the other
+# name: (kind, "one" or "other" of two ranks, when: "first", or after the first fault of the story)
+_STORIES: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "death": (("rank-kill", "one", "first"),),
+    "two deaths": (("rank-kill", "one", "first"), ("rank-kill", "other", "recovery")),
+    "death of the new rank": (("rank-kill", "one", "first"), ("rank-kill", "one", "recovery")),
+    "standby dies before": (("standby-kill", "one", "first"), ("rank-kill", "one", "fault")),
+    "standby dies too": (("both-kill", "one", "first"),),
+    "survivor is stuck": (("rank-stuck", "other", "first"), ("rank-kill", "one", "fault")),
+    "hang in a C call": (("rank-stuck", "one", "first"),),
+    "hang": (("rank-stop", "one", "first"),),
+    "hang and death": (("rank-stop", "one", "first"), ("rank-kill", "other", "recovery")),
+}
 
 
-def make_recovery_plan(seed: str, steps: int) -> Plan:
-    """Faults around an in-process restart, in a run with `RECOVERY_OPTIONS`. Standbys need some steps to be ready."""
-    rng = random.Random(seed)
-    one, other = rng.sample(range(NODES), 2)
-    start = Moment("step", round(rng.uniform(0.0, 0.5), 2), rng.randrange(steps // 2, steps * 3 // 4))
-    meanwhile = Moment("recovery", round(rng.uniform(0.0, 4.0), 2))
-    after = Moment("fault", round(rng.uniform(0.2, 2.0), 2))
-    stories = (
-        (Injection("rank-kill", one, start),),
-        (Injection("rank-kill", one, start), Injection("rank-kill", other, meanwhile)),
-        (Injection("rank-kill", one, start), Injection("rank-kill", one, meanwhile)),
-        (Injection("standby-kill", one, start), Injection("rank-kill", one, after)),
-        (Injection("both-kill", one, start),),
-        (Injection("rank-stuck", other, start), Injection("rank-kill", one, after)),
-        (Injection("rank-stuck", one, start),),
-        (Injection("rank-stop", one, start),),
-        (Injection("rank-stop", one, start), Injection("rank-kill", other, meanwhile)),
-    )
-    story = stories[int(seed.rpartition("/")[2]) % len(stories)]
-    if rng.random() < 0.25:
-        moment = Moment("recovery", round(rng.uniform(0.0, 4.0), 2))
-        more = (Injection("agent-kill", other, moment), Injection("operator-kill", other, moment, 5.0))
-        story = (*story, rng.choice(more))
-    return Plan(seed, story, options=RECOVERY_OPTIONS)
+def make_recovery_plan(seed: str) -> Plan:
+    """Some `STORIES` around an in-process restart, in a run with `RECOVERY_OPTIONS`. Each begins when the training has
+    recovered from the one before."""
+    rng, number = random.Random(seed), int(seed.rpartition("/")[2])
+    injections: list[Injection] = []
+    for turn in range(number * STORIES, (number + 1) * STORIES):
+        name = tuple(_STORIES)[turn % len(_STORIES)]
+        ranks = dict(zip(("one", "other"), rng.sample(range(NODES), 2), strict=True))
+        begins = "ready" if "standby" in name else rng.choice(("ready", "ready", "ready", "steady"))
+        moments = {
+            "first": Moment(begins, round(rng.uniform(0.0, 3.0), 2)),
+            "recovery": Moment("recovery", round(rng.uniform(0.0, 4.0), 2)),
+            "fault": Moment("fault", round(rng.uniform(0.2, 2.0), 2)),
+        }
+        injections += [Injection(kind, ranks[rank], moments[when], story=name) for kind, rank, when in _STORIES[name]]
+        if rng.random() < 0.25:
+            kind, lasting = rng.choice((("agent-kill", None), ("operator-kill", 5.0)))
+            moment = Moment("recovery", round(rng.uniform(0.0, 4.0), 2))
+            injections.append(Injection(kind, ranks["other"], moment, lasting, story=name))
+    return Plan(seed, tuple(injections), options=RECOVERY_OPTIONS)
 
 
 def _fits(kind: str, drawn: list[str]) -> bool:

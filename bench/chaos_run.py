@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import chaos_trainer
-from chaos_faults import SMALL_MB, Hand, NotNow, Place
+from chaos_faults import SMALL_MB, Hand, NotNow, Place, standbys_ready
 from chaos_judge import Made, Readings, Violation, judge, lost_nodes
 from chaos_plan import DISK, Injection, Plan
 from chaos_watch import Watch
@@ -28,7 +28,13 @@ INTERRUPTED = threading.Event()  # the runs that go on end at once, tidily
 TURN = 0.1
 PATIENCE = 240.0  # seconds for a run, besides those that its faults last
 NO_RECOVERY = 12.0  # seconds after the first fault, when nobody saw a sign of trouble
+UNNOTICED = 130.0  # seconds after a story's last fault without a sign of trouble, before the next story begins
+NOT_READY = 40.0  # seconds in which the training steps without standbys, before the next story begins all the same
 STAYS_DEAD = 3.0  # seconds without an operator that nobody killed
+
+
+class NotSubmitted(BenchError):
+    """No fault has been made yet."""
 
 
 @dataclass
@@ -36,6 +42,7 @@ class Story:
     """What happened when, in seconds since the submission, to find causes."""
 
     began: float = field(default_factory=time.monotonic)
+    wall: float = field(default_factory=time.time)
     lines: list[str] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
 
@@ -56,11 +63,12 @@ class ChaosRun:
         self._undos: list[tuple[float, str, Callable[[], object]]] = []
         self._first = self._latest = self._recovery = float("inf")
         self._reached: dict[Injection, float] = {}  # when the step was seen
+        self._steady = float("inf")  # since when the training steps, before a story begins
         self._calm = 0  # signs of trouble before the first fault
         self._lost_since: float | None = None
         self._operator_lost = ""
         lasting = sum(x.lasting or 0.0 for x in plan.injections)
-        self.bound = PATIENCE + lasting + 30.0 * len(plan.injections)
+        self.bound = PATIENCE + lasting + (150.0 if plan.options else 30.0) * len(plan.injections)
 
     def go_through(self) -> None:
         """Wait until the run is over and all faults are undone, or its time is up."""
@@ -113,6 +121,7 @@ class ChaosRun:
             operator_lost=self._operator_lost,
             unexplained=self.watch.unexplained() if self._plan.options else (),
             together=tuple(sorted(self.watch.together)),
+            said=self.watch.said(self._story.wall) if self._plan.options else (),
         )
 
     # --- faults ---
@@ -123,7 +132,8 @@ class ChaosRun:
                 self._recovery = min(self._recovery, self._story.now)
             else:
                 self._calm = self._signs()
-        for place, fault in enumerate(list(self._waiting)):
+        one_by_one = bool(self._plan.options)
+        for place, fault in enumerate(self._waiting[:1] if one_by_one else list(self._waiting)):
             if self._due(fault, first_waiting=place == 0):
                 self._waiting.remove(fault)
                 self._make(fault)
@@ -135,9 +145,24 @@ class ChaosRun:
             return now >= moment.seconds
         if moment.after == "step":
             return self._step() >= moment.step and self._settled(fault, now, moment.seconds)
+        if moment.after in ("steady", "ready"):
+            return self._is_steady(fault, now) and self._settled(fault, now, moment.seconds)
         if moment.after == "fault":
             return first_waiting and now >= self._latest + moment.seconds
         return now >= min(self._recovery, self._first + NO_RECOVERY) + moment.seconds
+
+    def _is_steady(self, fault: Injection, now: float) -> bool:
+        """Whether the training has recovered from the story before, and the standbys that this one needs are ready."""
+        state = self._run.state
+        seen = self._latest == float("inf") or self._signs() > self._calm or now > self._latest + UNNOTICED
+        if not seen or state.incident is not None or state.progress.step < 0 or not self.watch.recovered():
+            self._steady = float("inf")
+            self._reached.pop(fault, None)
+            return False
+        self._steady = min(self._steady, now)
+        if fault.moment.after == "steady" or fault in self._reached or now > self._steady + NOT_READY:
+            return True
+        return standbys_ready(self._run.bench.sandbox, state.job.id, self.watch.launch + 1)
 
     def _settled(self, fault: Injection, now: float, seconds: float) -> bool:
         since = self._reached.setdefault(fault, now)
@@ -155,13 +180,18 @@ class ChaosRun:
         return count
 
     def _make(self, fault: Injection) -> None:
+        if not self._waiting:
+            chaos_trainer.hurry(self._run.result_path).touch()
+        if fault.moment.after in ("steady", "ready"):
+            self._first = self._latest = self._recovery = float("inf")
+            self._calm = self._signs()
         try:
             target, node, undo = self._hand.make(fault)
         except NotNow as missing:
             self._story.tell(f"not made: {fault.words}: {missing}")
             return
         at = self._story.now
-        self._story.made.append(Made(fault.kind, target, round(at, 2), node))
+        self._story.made.append(Made(fault.kind, target, round(at, 2), node, fault.story))
         self._story.tell(f"{fault.kind} of {target}" + (f" ({fault.amount:g})" if fault.amount else ""))
         self._first, self._latest = min(self._first, at), at
         if fault.lasting is not None:
@@ -230,7 +260,10 @@ def one_run(bench: Bench, plan: Plan, kinds: Collection[str], training: Training
     }
     with disk_of_its_own(bench, kinds) as place:
         trainer = Path(chaos_trainer.__file__) if plan.options else GPT / "train.py"
-        made = bench.train(name, training, plan.spares, plan.options, trainer)
+        try:
+            made = bench.train(name, training, plan.spares, plan.options, trainer)
+        except BenchError as error:
+            raise NotSubmitted(error.what, error.why) from error
         run = dataclasses.replace(made, dir=place.run_below(made.name))
         story = Story()
         chaos = ChaosRun(bench, run, place, plan, story)

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from chaos_faults import Place
-from chaos_judge import Resumed
+from chaos_judge import Resumed, Said
 from harness import Bench, LiveRun
 
 from transom_cli.ckpt.inventory import candidates, survey, verify
@@ -64,7 +64,34 @@ class Watch:
             return []  # the controller is dead or hangs
         return listed.split()
 
+    @property
+    def launch(self) -> int:
+        """The newest launch of the newest attempt."""
+        return max((int(folder.name) for folder in self._launches()[-1:]), default=-1)
+
+    def recovered(self) -> bool:
+        """Whether the launcher of the newest attempt has recovered from all that it has seen."""
+        journals = sorted(self._dir.attempts.glob("*/launcher.jsonl"), key=lambda path: path.stat().st_mtime)
+        text = journals[-1].read_text() if journals else ""
+        return text.rfind('"what": "seen"') <= text.rfind('"what": "recovered"')
+
     # --- afterwards ---
+
+    def said(self, began: float) -> tuple[Said, ...]:
+        """What launchers say about recoveries, and rank 0 in its logs. began: the submission, in seconds since the
+        epoch."""
+        found = []
+        for folder in self._launches():
+            log = (folder / "rank-0.log").read_text(errors="replace") if (folder / "rank-0.log").exists() else ""
+            ours = [line[9:200] for line in log.splitlines() if line.startswith("transom: ")]
+            found += [Said(0.0, f"rank 0 of {_launch_name(folder)}", line) for line in ours[:6]]
+        for path in sorted(self._dir.attempts.glob("*/launcher.jsonl")):
+            for record in map(json.loads, path.read_text().splitlines()):
+                about = record.get("what", record["type"])
+                if record["type"] == "standby" or about in ("seen", "reentry", "recovered", "joined", "decided"):
+                    about = f"standby {about}" if record["type"] == "standby" else about
+                    found.append(Said(round(record["wall"] - began, 1), about, record.get("words", "")))
+        return tuple(found)
 
     def unexplained(self) -> tuple[str, ...]:
         """Launches after the first of an attempt for which the launcher's journal does not say who stayed or why not,

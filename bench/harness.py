@@ -56,9 +56,11 @@ class Training:
     steps: int = 80
     every: int = 10  # steps between two checkpoints
     delay: float = 0.1
+    shape: tuple[str, ...] = ()  # of the model, as arguments
 
     def words(self) -> list[str]:
-        return ["--steps", str(self.steps), "--every", str(self.every), "--step-delay", str(self.delay)]
+        pace = ["--steps", str(self.steps), "--every", str(self.every), "--step-delay", str(self.delay)]
+        return [*pace, *self.shape]
 
 
 @dataclass(frozen=True)
@@ -170,13 +172,16 @@ class Bench:
     def slurm(self) -> CliSlurm:
         return CliSlurm(Runner(env=self.env))
 
-    def transom(self, *words: str, timeout_s: float = 60.0) -> str:
+    def transom(self, *words: str, timeout_s: float = 180.0) -> str:
         """Run a `transom` command to its end; its stdout."""
         argv = [self.python, "-m", "transom_cli", *words]
-        done = subprocess.run(
-            argv, env=self.env, cwd=self.dir, capture_output=True, text=True, timeout=timeout_s, check=False,
-            **(self.user.identity() if self.user else {}),
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                argv, env=self.env, cwd=self.dir, capture_output=True, text=True, timeout=timeout_s, check=False,
+                **(self.user.identity() if self.user else {}),
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise BenchError(f"`transom {' '.join(words[:2])} ...` did not end within {timeout_s:.0f} s") from error
         if done.returncode:
             said = (done.stderr or done.stdout).strip()
             raise BenchError(f"`transom {' '.join(words[:2])} ...` ended with exit code {done.returncode}", said)
@@ -187,7 +192,7 @@ class Bench:
         ask = ["--root", str(self.runs), "--name", name, "-N", str(NODES), "--gpus-per-node", "1", *options]
         ask += ["--spares", str(spares)] if spares else []
         run_id = self.transom("run", *ask, "--detach", "--", self.python, *train)
-        run = LiveRun(self, RunDir(self.runs / run_id), self._result(name))
+        run = LiveRun(self, RunDir(self.runs / run_id), self.result_of(name))
         self._made.append(run)
         return run
 
@@ -195,10 +200,10 @@ class Bench:
         self, name: str, training: Training, spares: int = 0, options: tuple[str, ...] = (),
         trainer: Path = GPT / "train.py",
     ) -> LiveRun:  # fmt: skip
-        hashed = ["--final-hash", str(self._result(name))]
+        hashed = ["--final-hash", str(self.result_of(name))]
         return self.submit(name, [str(trainer), *training.words(), *hashed], spares, options)
 
-    def _result(self, name: str) -> Path:
+    def result_of(self, name: str) -> Path:
         return self.results / f"{name}.json"
 
     def heal(self) -> None:
@@ -277,10 +282,12 @@ class LiveRun:
         return True
 
 
-def reference(bench: Bench, training: Training, options: tuple[str, ...] = ()) -> Result:
+def reference(
+    bench: Bench, training: Training, options: tuple[str, ...] = (), trainer: Path = GPT / "train.py"
+) -> Result:
     """The result of one uninterrupted run."""
     progress("one uninterrupted run, for its result")
-    run = bench.train("reference", training, options=options)
+    run = bench.train("reference", training, options=options, trainer=trainer)
     result = run.wait_done()
     if run.view.incidents:
         raise BenchError("The uninterrupted run had an incident", run.view.incidents[0].message)

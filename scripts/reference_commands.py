@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
-from typer.testing import CliRunner
 
 from transom_cli.cli.app import app
 
@@ -24,22 +23,24 @@ your runs. `--show-completion` prints the script, so that you can install it els
 
 def commands_markdown() -> str:
     parts = [_INTRO]
-    for words in _commands(typer.main.get_command(app), ()):
-        heading = f"{'#' * (len(words) + 1)} `transom {' '.join(words)}`"
-        parts.append(f"\n{heading}\n\n```text\n{_help(words)}\n```\n")
+    command = typer.main.get_command(app)
+    for context in _commands(
+        command.context_class(command, info_name="transom", terminal_width=80, **command.context_settings)
+    ):
+        path = context.command_path
+        parts.append(f"\n{'#' * (path.count(' ') + 1)} `{path}`\n\n```text\n{_help(context)}\n```\n")
     return "".join(parts)
 
 
-def _commands(group: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield the words of each visible command; the commands of a group follow it."""
-    for name, command in group.commands.items():
+def _commands(above: Any) -> Iterator[Any]:
+    """Yield the context of each visible command; the commands of a group follow it."""
+    for name, command in above.command.commands.items():
         if not command.hidden:
-            yield (*above, name)
+            yield (context := command.context_class(command, parent=above, info_name=name))
             if hasattr(command, "commands"):
-                yield from _commands(command, (*above, name))
+                yield from _commands(context)
 
 
-def _help(words: tuple[str, ...]) -> str:
-    done = CliRunner().invoke(app, [*words, "--help"], prog_name="transom", env={"COLUMNS": "80"})
-    lines = [line.rstrip() for line in done.stdout.strip().splitlines()]
+def _help(context: Any) -> str:
+    lines = [line.rstrip() for line in context.get_help().strip().splitlines()]
     return "\n".join(line for line in lines if not line.lstrip().startswith("-h, --help"))

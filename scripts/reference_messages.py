@@ -107,13 +107,14 @@ def _room(module: str) -> str:
 
 def _messages(module: str, tree: ast.Module, codes: dict[str, int]) -> Iterator[Message]:
     for function in [tree, *(node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef)))]:
-        said = _said(function)
+        said = None  # a walk of its own, which few scopes need
         for call in _own(function):
             name = call.func.id if isinstance(call.func, ast.Name) else ""
             given = {keyword.arg: keyword.value for keyword in call.keywords}
             words = [*call.args, *(given[key] for key in ("what", "why", "hint")[len(call.args) :] if key in given)]
             if name not in codes or not words:
                 continue
+            said = _said(function) if said is None else said
             hint = call.args[2] if len(call.args) > 2 else given.get("hint")
             for what in _texts(words[0], said):
                 yield Message(module, what, codes[name], _constant(hint, said))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import json
 import subprocess
@@ -128,13 +129,15 @@ def short(name: str) -> str:
     return name.removeprefix("transom_cli").removeprefix(".") or "transom_cli"
 
 
+@functools.cache
 def matching(*patterns: str) -> list[str]:
     return [name for name in GRAPH.paths if any(fnmatchcase(short(name), p) for p in patterns)]
 
 
-def pure() -> list[str]:
+@functools.cache
+def pure() -> tuple[str, ...]:
     readers = matching(*READERS)
-    return [name for name in matching(*PURE) if name not in readers]
+    return tuple(name for name in matching(*PURE) if name not in readers)
 
 
 def is_pure(name: str) -> bool:

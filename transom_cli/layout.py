@@ -133,6 +133,11 @@ class AttemptDir:
         return self.path / "modules.json"
 
     @property
+    def standbys(self) -> Path:
+        """How many standbys are ready on each node, as JSON; absent if there are none."""
+        return self.path / "standbys.json"
+
+    @property
     def standby_log(self) -> Path:
         """What standbys print before their launch begins."""
         return self.path / "standby.log"

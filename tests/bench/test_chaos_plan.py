@@ -17,6 +17,7 @@ from chaos_plan import (
     KINDS,
     LOSES_NODE,
     NODES,
+    STORIES,
     Injection,
     Moment,
     make_plan,
@@ -94,8 +95,9 @@ def test_plan_is_described() -> None:
 
 
 def test_recovery_plans_are_repeatable_and_meet_every_story() -> None:
-    plans = [make_recovery_plan(f"1/{number}", 90) for number in range(1, 40)]
-    assert plans == [make_recovery_plan(f"1/{number}", 90) for number in range(1, 40)]
+    plans = [make_recovery_plan(f"1/{number}") for number in range(1, 40)]
+    assert plans == [make_recovery_plan(f"1/{number}") for number in range(1, 40)]
     kinds = {fault.kind for plan in plans for fault in plan.injections}
     assert kinds == {"rank-kill", "rank-stop", "rank-stuck", "standby-kill", "both-kill", "agent-kill", "operator-kill"}
-    assert all(plan.injections[0].moment.after == "step" and plan.options for plan in plans)
+    assert all(plan.injections[0].moment.after in ("ready", "steady") and plan.options for plan in plans)
+    assert all(len({fault.story for fault in plan.injections}) == STORIES for plan in plans)

@@ -27,7 +27,8 @@ def strace() -> None:
         pytest.skip(f"nothing can be traced here: {tried.stderr.strip()}")
 
 
-@pytest.mark.parametrize(("nodes", "alone"), [pytest.param(1, True, marks=pytest.mark.long), (500, False)])
+@pytest.mark.long
+@pytest.mark.parametrize(("nodes", "alone"), [(1, True), (500, False)])
 def test_a_nodes_operations_are_bounded_and_do_not_grow_with_the_run(nodes: int, alone: bool) -> None:
     """alone: no launcher fetches its heartbeat tables."""
     found = measured(SECONDS, 2, nodes, alone=alone)

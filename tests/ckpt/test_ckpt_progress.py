@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from ckpt_memory_attempt import JOB, AttemptNodes, run_in
 from ckpt_slow_holder import __file__ as SLOW
 
@@ -65,6 +66,7 @@ def status(run: RunDir, found: Memory, later: float) -> str:
     return "\n".join(status_lines(found.added_to(view)))
 
 
+@pytest.mark.long
 def test_running_write_and_restore_are_reported(tmp_path: Path) -> None:
     run, attempt = run_in(tmp_path)
     with SlowNodes(run, attempt) as nodes:

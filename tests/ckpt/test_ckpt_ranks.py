@@ -42,6 +42,7 @@ def test_two_ranks(kind: str, tmp_path: Path):
     _read_by_one_rank(tmp_path / "stepped")
 
 
+@pytest.mark.long
 def test_no_thread_of_the_checkpointers_group_is_left_when_the_interpreter_shuts_down(tmp_path: Path):
     for out, _ in several_ranks(2, "ckpt_exit_worker.py", str(tmp_path), codes=(15,), popen=Popen):
         used, at_exit = map(int, out.splitlines()[-1].split())

@@ -25,6 +25,7 @@ def _trained(directory: Path, *words: str) -> list[dict]:
     return [json.loads(out.splitlines()[-1]) for out, _ in done]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["fsdp", pytest.param("plain", marks=pytest.mark.long)])
 def test_torchtitan_containers_are_saved_killed_and_restored_bit_for_bit(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -64,6 +64,21 @@ def test_other_failures_are_restarted(steps: tuple[int, ...], lines: list[str]) 
         assert started(actions) == [NODES]
 
 
+def test_end_that_nothing_explains_does_not_hide_a_loop() -> None:
+    """The log of one launch could not be read in time, or its survivors failed before they entered it."""
+    state = ruled()
+    for at in (10.0, 30.0):
+        state, _ = fails(state, at, 7)
+    found = (RankExit(1, "n2", 1, None, 50.0, step=7),)
+    state, _ = feed(
+        state, launcher.RanksExited(51.0, 2, found), launcher.Tick(53.0), launcher.LaunchEnded(54.0, 2),
+        launcher.LogsRead(55.0, 2, "unknown", ""),
+    )  # fmt: skip
+    assert state.launch.number == 3
+    _, actions = fails(state, 70.0, 7)
+    assert "3 times in a row, never past the same step" in outcome(actions).outcome.why
+
+
 def test_steps_of_processes_are_no_evidence_of_a_loop() -> None:
     """A trainer that resumes from its own checkpoint counts from 1 in each start."""
     state = launcher.State(7, 0, launcher.Nodes(NODES, 3), 1, launcher.Policy(relaunches=20, rules=RULES))

@@ -40,6 +40,12 @@ def test_survivors_stay_and_the_lost_rank_is_replaced() -> None:
     assert actions == [launcher.Journal("l1", "recovered", words)]
 
 
+def test_standby_that_started_from_scratch_is_not_called_one() -> None:
+    state, _ = feed(reentered(), launcher.StandbyTook(11.0, 1), launcher.StandbyTook(11.2, 1, took=False))
+    _, actions = feed(state, launcher.RanksEntered(12.0, 1, (0, 1, 2)), launcher.Stepped(13.0, 1, 4))
+    assert isinstance(actions[-1], launcher.Journal) and "a new process took rank 1" in actions[-1].words
+
+
 def test_elastic_replicas_train_without_the_lost_rank_until_it_joins() -> None:
     state, _ = failed(training(recoverable=True))
     state, actions = feed(state, launcher.LogsRead(11.0, 0, "unknown", "", hearing=(0, 2), elastic=True))
@@ -79,13 +85,55 @@ def test_if_one_survivor_cannot_enter_again_the_launch_is_ended(hearing: tuple[i
     assert actions[-1] == launcher.StartLaunch(1, NODES)
 
 
-def test_survivor_that_does_not_enter_in_time_is_ended_with_the_others() -> None:
+def stuck() -> tuple[State, list[launcher.Action]]:
+    """Rank 2 has entered launch 1 in time, and rank 0 has not."""
     state, _ = feed(reentered(), launcher.RanksEntered(12.0, 1, (2,)))
     due = next_deadline(state)
     assert due == 11.0 + state.policy.reenter
-    state, actions = feed(state, launcher.Tick(due))
+    return feed(state, launcher.Tick(due))
+
+
+def test_survivor_that_does_not_enter_in_time_is_killed_and_replaced_alone() -> None:
+    state, actions = stuck()
+    words = "rank 0 did not enter launch 1 within 15 s: killed, to be replaced alone"
+    assert actions == [launcher.Journal("l1", "reentry", words), launcher.KillRanks(1, (0,))]
+    state, actions = feed(state, launcher.RanksKilled(27.0, 1, exits(-9, None, None)))
+    said = launcher.Journal("l1", "reentry", "rank 0 to replace in launch 1")
+    assert actions == [said, launcher.ReplaceRanks(1, (0,))]
+    assert (state.launch.kept, state.launch.replaced, state.phase) == ((2,), (0, 1), Phase.TRAINING)
+    state, actions = feed(state, launcher.RanksEntered(29.0, 1, (0, 1, 2)), launcher.Stepped(30.0, 1, 4))
+    words = "recovered in 20.0 s: new processes took ranks 0, 1, 1 survivor re-entered, step 4 repeated"
+    assert actions == [launcher.Journal("l1", "recovered", words)]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        launcher.RanksKilled(27.0, 1, exits(-9, None, None), words="rank 0 cannot be killed"),
+        launcher.RanksKilled(27.0, 1, (), ("n1",)),
+        launcher.RanksKilled(27.0, 1, exits(-9, None, 1)),
+        launcher.RanksKilled(27.0, 1, ()),
+        launcher.Tick(57.0),
+    ],
+)
+def test_all_ranks_are_ended_if_a_stuck_one_cannot_be_replaced_alone(answer: launcher.Event) -> None:
+    state, actions = feed(stuck()[0], answer)
     assert actions[0] == launcher.Journal("l2", "seen", "rank 0 did not enter launch 1 within 15 s")
+    assert (actions[-1], state.phase) == (launcher.EndLaunch(1, "l2", evidence=False), Phase.ENDING)
+
+
+def test_stuck_ranks_are_replaced_once_in_a_launch() -> None:
+    state, _ = feed(stuck()[0], launcher.RanksKilled(27.0, 1, exits(-9, None, None)))
+    _, actions = feed(state, launcher.RanksExited(40.0, 1, exits(1, None, None)), launcher.Tick(41.0))
     assert actions[-1] == launcher.EndLaunch(1, "l2", evidence=False)
+
+
+def test_if_no_survivor_enters_or_replicas_are_elastic_all_ranks_are_ended() -> None:
+    state, _ = failed(training(recoverable=True))
+    elastic, _ = feed(state, launcher.LogsRead(11.0, 0, "unknown", "", hearing=(0, 2), elastic=True))
+    for begun in (reentered(), feed(elastic, launcher.RanksEntered(12.0, 1, (2,)))[0]):
+        _, actions = feed(begun, launcher.Tick(26.0))
+        assert actions[-1] == launcher.EndLaunch(1, "l2", evidence=False)
 
 
 def test_launch_that_has_not_stepped_is_not_entered_again() -> None:

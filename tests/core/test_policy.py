@@ -178,6 +178,15 @@ def test_second_start_that_reads_a_corrupt_checkpoint_stops_the_run() -> None:
     assert [again(), again(9_900.0), again(5_000.0)] == [RELAUNCH, STOP, RELAUNCH]
 
 
+def test_an_error_after_steps_that_no_heartbeat_has_shown_yet_is_not_one_before_the_first_step() -> None:
+    quick = RankExit(1, "n2", 1, None, 5.0, step=11)
+    one = incident(
+        outcome=OutcomeSeen(1.0, "7.0", "failed", "why", (quick,)), log_category="user_code", log_line="KeyError"
+    )
+    found = verdict(one, *DEFAULT, max_step=-1)
+    assert (found.cause, found.restart) == ("rank_failed", True) and "before the first step" not in found.words
+
+
 def test_a_command_that_no_rank_can_run_is_a_mistake_and_on_one_node_alone_is_none() -> None:
     def ended(*ends: RankExit) -> Incident:
         return incident(outcome=OutcomeSeen(1.0, "7.0", "failed", "why", ends))

@@ -42,6 +42,7 @@ def train(folder: Path, checkpoints: str, steps: int) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_example_resumes_from_its_newest_checkpoint(tmp_path: Path) -> None:
     assert EXAMPLE is not None
     (tmp_path / "train.py").write_text(EXAMPLE[1])

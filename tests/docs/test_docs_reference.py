@@ -74,6 +74,11 @@ def commands_in(text: str) -> Iterator[str]:
         yield re.sub(r"\s+# .*", "", line)
 
 
+@functools.cache
+def all_commands() -> Any:
+    return typer.main.get_command(app)
+
+
 SHOWN = [(path.name, line) for path in (ROOT / "README.md", *DOCS) for line in commands_in(path.read_text())]
 SHOWN += [(name, line) for name, lines in EXAMPLES.items() for line in lines if line.startswith("transom")]
 
@@ -81,7 +86,7 @@ SHOWN += [(name, line) for name, lines in EXAMPLES.items() for line in lines if 
 @pytest.mark.parametrize(("where", "line"), SHOWN)
 def test_shown_command_exists_with_its_options(where: str, line: str) -> None:
     words = [word for word in shlex.split(line.split(";")[0])[1:] if word not in ("|", "&&")]
-    command: Any = typer.main.get_command(app)
+    command = all_commands()
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"-h", "--help"}

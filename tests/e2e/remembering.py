@@ -25,6 +25,7 @@ parser.add_argument("--delay", type=float, default=0.1)
 parser.add_argument("--every", type=int, default=1, help="steps between snapshots")
 parser.add_argument("--persist", type=int, default=1000, help="every so many snapshots one becomes durable")
 parser.add_argument("--hang", type=int, default=-1, help="after this step, in the run's first start")
+parser.add_argument("--building", type=float, default=0.0, help="seconds to build the model before the training")
 parser.add_argument("--final", type=Path, required=True, help="rank 0 writes a hash of the final model there")
 args = parser.parse_args()
 
@@ -32,11 +33,21 @@ torch.set_num_threads(1)
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
+def build() -> torch.nn.Module:
+    torch.manual_seed(7)
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.2), torch.nn.Linear(64, 1))
+
+
+if args.building:
+    built = build()
+    time.sleep(args.building)
+    print(f"rank {rank} has built the model, random state {torch.get_rng_state().sum().item()}", flush=True)
+
+
 @recoverable
 def train(ctx: Context) -> None:
     dist.init_process_group("gloo")
-    torch.manual_seed(7)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.2), torch.nn.Linear(64, 1))
+    model = built if args.building else build()
     called = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(100 + rank)

@@ -71,6 +71,24 @@ def test_only_the_hung_rank_is_replaced(person: Person, sandbox: Sandbox, tmp_pa
     wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a process has outlived the run")
 
 
+def test_stuck_survivor_is_killed_and_replaced_alone(person: Person, sandbox: Sandbox, tmp_path: Path) -> None:
+    run = person.start("-N", "3", "--set", "launch.recoverable=true", "--", *remembering(tmp_path / "final"))
+    job = person.wait(run, at_step(10), 180)["job_id"]
+    attempt = run.attempt(job, 0)
+    stuck, stays = (find_rank(sandbox, job, rank)[0].ident for rank in (0, 2))
+    faults.stop_rank(sandbox, job, 0)
+    faults.kill_rank(sandbox, job, 1)
+    wait_for(lambda: "rank 2 goes on from step" in logs(attempt, 1), "rank 2 is not in launch 1")
+    assert find_rank(sandbox, job, 2)[0].ident == stays, "it was started again"
+    assert stuck not in [proc.ident for proc in processes.of_job(sandbox.cluster, job)]
+    view = person.wait(run, over, 240)
+    print(logs(attempt, 1)[-3000:], *recoveries(attempt), sep="\n")
+    assert (view["phase"], view["step"], view["starts"], len(launches(run, job))) == ("done", STEPS, 0, 2)
+    (recovered,) = [one["words"] for one in recoveries(attempt) if one["what"] == "recovered"]
+    assert "new processes took ranks 0, 1, 1 survivor re-entered" in str(recovered)
+    wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a process has outlived the run")
+
+
 def test_survivors_go_on_from_their_own_state_without_a_snapshot(
     person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
 ) -> None:

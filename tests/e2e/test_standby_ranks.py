@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from e2e.support import STEPS, Person, at_step, over, remembering
 from e2e.test_agents import wait_for
+from e2e.test_entered_again import logs, recoveries
 
 from transom_cli.layout import AttemptDir
 from transom_cli.sandbox import faults, processes
@@ -50,4 +51,45 @@ def test_a_relaunch_takes_the_ranks_that_wait(
     assert {int(one["pid"]) for one in exits} == ready
     assert ended(attempt, 1) == {"used"}
     assert ended(attempt, 2) == {"the standby has ended"}
+    wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a standby has outlived the run")
+
+
+def said(attempt: AttemptDir) -> list[str]:
+    """What the journal says of standbys."""
+    lines = map(json.loads, (attempt.path / "launcher.jsonl").read_text().splitlines())
+    return [f"{one['what']}: {one['words']}" for one in lines if one["type"] == "standby"]
+
+
+def test_standbys_that_have_run_the_script_take_a_lost_rank_and_then_all(
+    person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
+) -> None:
+    names = ("standby=true", "recoverable=true", "standby_reach=recoverable")
+    options = ("-N", "2", *(word for name in names for word in ("--set", f"launch.{name}")))
+    command = remembering(tmp_path / "final", "--building", "6", "--delay", "0.8")
+    run = person.start(*options, "--", *command)
+    job = person.wait(run, at_step(5), 240)["job_id"]
+    attempt = run.attempt(job, 0)
+
+    def ready(launch: int) -> bool:
+        words = f"ready: 2 of 2 for launch {launch}, waiting before the call of train in remembering.py, line "
+        return any(one.startswith(words) for one in said(attempt))
+
+    wait_for(lambda: ready(1), "no standby of launch 1 waits at the call")
+    pids = set(waiting(sandbox, job, 1))
+    assert "has built" not in logs(attempt, 1), "what it prints is kept back"
+    faults.kill_rank(sandbox, job, 1)
+    wait_for(lambda: ready(2), "no standby of launch 2 waits at the call")
+    for rank in (0, 1):
+        faults.kill_rank(sandbox, job, rank)
+    view = person.wait(run, over, 300)
+    print(*said(attempt), *recoveries(attempt), logs(attempt, 1)[-3000:], logs(attempt, 2)[-3000:], sep="\n")
+    assert (view["phase"], view["step"], view["starts"]) == ("done", STEPS, 0)
+    assert (tmp_path / "final").read_text() == undisturbed
+    (recovered,) = [str(one["words"]) for one in recoveries(attempt) if one["what"] == "recovered"]
+    assert "a standby took rank 1, 1 survivor re-entered" in recovered
+    one = json.loads((attempt.exits(1) / "rank-1.json").read_text())
+    assert (one["standby"], int(one["pid"]) in pids) == ("used", True)
+    assert ended(attempt, 2) == {"used"}
+    built = [line for n in range(3) for line in logs(attempt, n).splitlines() if "has built the model" in line]
+    assert len(built) == 5 and len({line.partition("random state")[2] for line in built}) == 1
     wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a standby has outlived the run")

@@ -27,18 +27,22 @@ def phases(*given: dict[str, Any]) -> list[list[dict[str, Any]]]:
     return list(json.loads(ran.stdout.splitlines()[-1]))
 
 
-def test_a_run_with_changing_numbers_of_ranks_ends_with_the_same_bits(tmp_path: Path) -> None:
-    undisturbed, elastic = tmp_path / "undisturbed", tmp_path / "elastic"
+@pytest.mark.parametrize(
+    ("worlds", "kills", "steps"),
+    [pytest.param((4, 4, 3, 2, 4), (5, 9), 16, marks=pytest.mark.long), ((2, 2, 1, 2), (3,), 8)],
+)
+def test_a_run_with_changing_numbers_of_ranks_ends_with_the_same_bits(
+    tmp_path: Path, worlds: tuple[int, ...], kills: tuple[int, ...], steps: int
+) -> None:
+    """The first of the worlds trains undisturbed; those after it share a run, killed at these steps, paused, ended."""
+    parts = [{"steps": steps, "kill": kill} for kill in kills] + [{"steps": steps - 4}, {"steps": steps}]
     whole, *_, grown = phases(
-        {"directory": undisturbed, "world": 4, "steps": 16},
-        {"directory": elastic, "world": 4, "steps": 16, "kill": 5},
-        {"directory": elastic, "world": 3, "steps": 16, "kill": 9},
-        {"directory": elastic, "world": 2, "steps": 12},
-        {"directory": elastic, "world": 4, "steps": 16},
+        {"directory": tmp_path / "undisturbed", "world": worlds[0], "steps": steps},
+        *({"directory": tmp_path / "elastic", "world": n} | part for n, part in zip(worlds[1:], parts, strict=True)),
     )
     assert len({one["digest"] for one in (*whole, *grown)}) == 1
-    assert grown[0]["start"] == 12 and grown[0]["position"] == whole[0]["position"] == 16 * 12
-    assert grown[0]["losses"] == whole[0]["losses"][12:]
+    assert grown[0]["start"] == steps - 4 and grown[0]["position"] == whole[0]["position"] == steps * 12
+    assert grown[0]["losses"] == whole[0]["losses"][steps - 4 :]
 
 
 class Loader:

@@ -40,6 +40,7 @@ def last(tmp_path: Path) -> rec.Record:
     return found
 
 
+@pytest.mark.long
 def test_every_step_of_the_first_optimizer_beats_after_its_first(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     code = """
@@ -51,6 +52,7 @@ import os; print(os.environ["TRANSOM_RANK_PID"].endswith(f":{os.getpid()}"))
     assert last(tmp_path).since_start, "they are no steps of the training"
 
 
+@pytest.mark.long
 def test_compiled_step_sends_heartbeats_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     code = """
@@ -65,6 +67,7 @@ print([str(w.message) for w in seen if "transom" in str(w.message) or "monotonic
     assert (last(tmp_path).step, last(tmp_path).count) == (5, 4)
 
 
+@pytest.mark.long
 def test_call_of_beat_ends_automatic_heartbeats(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     code = "train(first, model, 3)\nfrom transom_cli import beat\nbeat(100)\ntrain(first, model, 5)"
@@ -108,6 +111,7 @@ def test_outside_a_run_the_folder_does_nothing(tmp_path: Path) -> None:
     assert out == "[]\n"
 
 
+@pytest.mark.long
 def test_a_resumed_training_counts_from_where_it_resumed(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     code = """

@@ -93,6 +93,7 @@ def run(code: str, folder: Path) -> list[dict[str, float]]:
     return [{name: ns / 1e9 for name, ns in one.ns.items()} for one in found if one is not None]
 
 
+@pytest.mark.long
 def test_ddp_waits_at_the_end_of_backward(tmp_path: Path) -> None:
     waiting, slow = run(TRAINER, tmp_path)
     assert slow["forward"] > 2 * SLOW

@@ -13,7 +13,7 @@ import pytest
 from rank_place import Place, wait_for
 
 from transom_cli.heartbeat import paths
-from transom_cli.supervise.agent.standby import suits
+from transom_cli.supervise.agent.standby import REPORT, suits
 
 SCRIPT = """
 import json, os, signal, sys
@@ -39,6 +39,7 @@ class Waiting:
         self.packages.mkdir()
         self.script.write_text(SCRIPT)
         place.attempt.logs(2).mkdir(parents=True)
+        self.mark = place.attempt.exits(2) / "from-scratch-3"
         self.log = place.attempt.logs(2) / "rank-3.log"
 
     def learn(self, *names: str) -> None:
@@ -67,6 +68,7 @@ class Waiting:
 
     def go(self, wrapper: subprocess.Popen[str]) -> dict[str, object]:
         """Let the launch begin. Return what the script has printed in its log."""
+        self.mark.parent.mkdir(parents=True)
         message = json.dumps({"MASTER_PORT": "4711"})
         wrapper.communicate(message + "\n", timeout=60)
         said = self.log.read_text().splitlines()
@@ -98,6 +100,7 @@ def test_a_standby_becomes_a_rank_as_if_it_had_just_been_started(waiting: Waitin
     }  # fmt: skip
     ended = waiting.place.exit()
     assert (ended["code"], ended["standby"], ended["pid"]) == (7, "used", standby)
+    assert not waiting.mark.exists()
     assert waiting.place.record().child == standby
 
 
@@ -105,7 +108,8 @@ def test_without_a_launch_nothing_of_the_script_runs(waiting: Waiting) -> None:
     waiting.learn("fractions")
     wrapper = waiting.start()
     standby = waiting.waiter(wrapper)
-    assert wrapper.communicate(timeout=60) == ("", "")
+    said, error = wrapper.communicate(timeout=60)
+    assert error == "" and all(line.startswith(REPORT) for line in said.splitlines())
     assert wrapper.returncode == 0
     assert not waiting.log.exists()
     assert not _words(standby)
@@ -138,6 +142,7 @@ def test_an_import_with_effects_makes_it_start_from_scratch(waiting: Waiting, co
     assert said["pid"] == standby
     assert (said["readers"], said["env"]["MASTER_PORT"], said["signals"]) == (False, "4711", [True, True])  # type: ignore[index]
     assert f"this rank starts from scratch, not from its standby: {why}" in waiting.log.read_text()
+    assert waiting.mark.exists()
     assert waiting.place.exit()["code"] == 7
 
 
@@ -171,6 +176,7 @@ def test_a_standby_that_was_killed_is_replaced_by_an_ordinary_start(waiting: Wai
     assert said["pid"] != standby
     assert (said["ready"], said["env"]["MASTER_PORT"]) == (False, "4711")  # type: ignore[index]
     assert waiting.place.exit()["standby"] == "the standby has ended"
+    assert waiting.mark.exists()
 
 
 def test_signals_to_all_tasks_of_the_job_leave_a_standby_alone(waiting: Waiting) -> None:
@@ -223,6 +229,7 @@ def test_which_commands_can_wait(command: str, fits: bool) -> None:
     assert suits(command.split()) is fits
 
 
+@pytest.mark.long
 def test_rank_0_writes_what_it_has_imported_after_some_steps(place: Place, tmp_path: Path) -> None:
     out = tmp_path / "modules.json"
     code = f"""
@@ -241,6 +248,8 @@ for step in range(6):
             sys.executable, str(script), flags=("--auto-beat", "--learn", str(out)), SLURM_PROCID=rank
         ).communicate(timeout=120)
     assert said.splitlines() == ["False True"] * 4 + ["True False"] * 2
-    names = dict(json.loads(out.read_text()))
+    learned = json.loads(out.read_text())
+    names = learned["modules"]
+    assert learned["recoverable"] is False
     assert {"torch", "torch.optim.sgd"} <= names.keys()
     assert "__main__" not in names

@@ -165,7 +165,7 @@ def assert_exact(found: list[torch.Tensor], steps: int) -> None:
         assert torch.allclose(a, b, rtol=0, atol=1e-9), float((a - b).abs().max())
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kept", [pytest.param(True, marks=pytest.mark.long), False])
 def test_survivors_train_on_and_the_replacement_joins(tmp_path: Path, begun: list[Ranks], kept: bool) -> None:
     ranks = Ranks(tmp_path, kept=kept, pause=0.05)
     begun.append(ranks)
@@ -181,6 +181,7 @@ def test_survivors_train_on_and_the_replacement_joins(tmp_path: Path, begun: lis
     assert_exact(*ranks.finish())
 
 
+@pytest.mark.long
 def test_a_second_rank_is_lost_before_the_first_one_has_joined(tmp_path: Path, begun: list[Ranks]) -> None:
     ranks = Ranks(tmp_path, pause=0.05)
     begun.append(ranks)
@@ -192,6 +193,7 @@ def test_a_second_rank_is_lost_before_the_first_one_has_joined(tmp_path: Path, b
     assert_exact(*ranks.finish())
 
 
+@pytest.mark.long
 def test_replacement_ends_well_if_the_training_ends_before_it_joins(tmp_path: Path, begun: list[Ranks]) -> None:
     ranks = Ranks(tmp_path, pause=0.05)
     begun.append(ranks)
@@ -208,6 +210,7 @@ def test_replacement_ends_well_if_the_training_ends_before_it_joins(tmp_path: Pa
     assert "ended before this rank joined" in ranks.log(2)
 
 
+@pytest.mark.long
 def test_ranks_that_wait_for_the_lost_one_repeat_the_step_in_flight(tmp_path: Path, begun: list[Ranks]) -> None:
     ranks = Ranks(tmp_path, kept=False, pause=0.5, elastic=False)
     begun.append(ranks)

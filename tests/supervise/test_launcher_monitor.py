@@ -12,7 +12,7 @@ import pytest
 
 from transom_cli.core import launcher
 from transom_cli.core.events import RankExit
-from transom_cli.core.launcher import Launch, Nodes, Phase, RanksExited, State
+from transom_cli.core.launcher import Launch, Nodes, Phase, RanksExited, StandbyTook, State
 from transom_cli.core.stall_state import StallLimits
 from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps, encode
 from transom_cli.heartbeat.table import NodeTable, RankBeat
@@ -20,6 +20,7 @@ from transom_cli.heartbeat.table import encode as encode_table
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 from transom_cli.supervise.launcher.monitor import Monitor, ProgressLog
+from transom_cli.supervise.launcher.training import StepPlan, TrainingStep
 
 
 @pytest.fixture
@@ -125,6 +126,21 @@ def test_the_launchers_sight_writes_it_and_the_last_step_once_a_rank_has_failed(
     training: Any = Ended()
     assert any(isinstance(heard, RanksExited) for heard in monitor.step_events(4.0, training))
     assert [one["step"] for one in lines(attempt)] == [0, 3]
+
+
+def test_standby_of_no_use_is_reported_before_the_first_step(attempt: AttemptDir) -> None:
+    state = State(7, 0, Nodes(("n1",), 1), 1, launch=Launch(1, tasks_seen=True, standby=True))
+    options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
+    monitor = Monitor(options, attempt, HeartbeatMonitor(attempt.nodes, StallLimits()), lambda: state, lambda _: False)
+    plan = StepPlan(["sleep", "60"], {}, ("n1",), 1, standby=True)
+    step = TrainingStep(plan, attempt.exits(1))
+    try:
+        attempt.exits(1).mkdir(parents=True)
+        assert not any(isinstance(heard, StandbyTook) for heard in monitor.step_events(1.0, step))
+        (attempt.exits(1) / "from-scratch-0").touch()
+        assert StandbyTook(2.0, 1, took=False) in list(monitor.step_events(2.0, step))
+    finally:
+        step.kill()
 
 
 def test_a_launch_that_is_ended_while_its_ranks_step(attempt: AttemptDir) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 
 from transom_cli.layout import RunDir
+from transom_cli.supervise.agent.standby import REPORT
 from transom_cli.supervise.launcher import plan as launchplan
 from transom_cli.supervise.launcher import standby
 from transom_cli.supervise.launcher.group import Group
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
-from transom_cli.supervise.launcher.standby import SETTLED, TRIES, Standby
+from transom_cli.supervise.launcher.standby import SETTLED, TRIES, UNSAID, Standby
 
 READS = "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text(sys.stdin.readline()); sys.exit(3)"
 NODES = ("n1", "n2")
@@ -33,7 +35,13 @@ class Launcher:
         self.allocation = Allocation(7, 0, (*NODES, "n3"))
         self.wanted: list[tuple[int, tuple[str, ...]]] = []
         self.journal: list[str] = []
-        options = LaunchOptions(RunDir(folder), "srun", ("python", "x.py"), (sys.executable,), standby=True)
+        options = LaunchOptions(
+            RunDir(folder), "srun", ("python", "x.py"), (sys.executable,), standby=True, recoverable=True,
+            standby_reach="recoverable",
+        )  # fmt: skip
+        self.words: list[str] = []
+        self.ready: dict[str, int] = {}
+        self.ran_script: list[bool] = []
         self.took: list[int] = []
         self.standby = Standby(self.allocation, options, self.attempt, self._journal, self.took.append)
         self.now = 100.0
@@ -42,16 +50,26 @@ class Launcher:
 
     def _journal(self, _kind: str, **fields: Any) -> None:
         self.journal.append(fields["what"])
+        self.words.append(fields["words"])
+        self.ready = fields.get("ready", self.ready)
 
-    def _argv(self, _allocation: Allocation, _options: object, _attempt: object, launch: int,
+    def _argv(self, _allocation: Allocation, options: LaunchOptions, _attempt: object, launch: int,
               nodes: tuple[str, ...], **about: Any) -> list[str]:  # fmt: skip
         assert about["standby"] is True
         self.wanted.append((launch, nodes))
+        self.ran_script.append(options.standby_runs_script)
         return self.program
 
     def look(self, launch: int = 0, nodes: tuple[str, ...] = NODES, after: float = 0.0) -> None:
         self.now += after
         self.standby.look(launch, nodes, "n1", self.now)
+
+    def say(self, rank: int, node: str, launch: int = 1, **about: str) -> None:
+        """As the wrapper of a standby does, in the log of its step."""
+        said = {"launch": launch, "rank": rank, "node": node, "at": "", "why": "", "failed": "", **about}
+        with self.attempt.standby_log.open("a") as log:
+            print("a module's own words", file=log)
+            print(f"{REPORT}{json.dumps(said)}", file=log)
 
 
 @pytest.fixture
@@ -137,6 +155,74 @@ def test_none_is_started_before_the_modules_are_known_nor_across_jobs(launcher: 
     del launcher.allocation.borrowed["n2"]
     launcher.look(after=60)
     assert launcher.wanted == [(1, NODES)]
+
+
+AT = "before the call of train in train.py, line 9"
+
+
+def test_the_journal_says_how_many_are_ready_and_where_they_wait(launcher: Launcher) -> None:
+    launcher.program = [sys.executable, "-c", "import sys; sys.stdin.readline()"]
+    launcher.look()
+    launcher.look(after=SETTLED)
+    launcher.say(0, "n1", at=AT)
+    launcher.say(0, "n1", launch=7)
+    launcher.look(after=2)
+    assert launcher.journal == ["started"], "another one may follow soon"
+    launcher.say(1, "n2", at=AT)
+    launcher.look(after=2)
+    launcher.look(after=2)
+    assert launcher.journal == ["started", "ready"]
+    assert launcher.words[-1] == f"2 of 2 for launch 1, waiting {AT}"
+    assert launcher.ready == {"n1": 1, "n2": 1}
+    published = json.loads(launcher.attempt.standbys.read_text())
+    assert (published["launch"], published["ranks"], published["nodes"]) == (1, 2, launcher.ready)
+    assert launcher.standby.form(Group(1, NODES, "n1", {}, 5, lost=(1,))) is not None
+    assert launcher.words[-1] == f"rank 1 of launch 1 was ready, waiting {AT}"
+    assert not launcher.attempt.standbys.exists()
+
+
+def test_one_that_says_nothing_is_not_waited_for_and_was_not_ready(launcher: Launcher) -> None:
+    launcher.program = [sys.executable, "-c", "import sys; sys.stdin.readline()"]
+    launcher.look()
+    launcher.look(after=SETTLED)
+    launcher.say(0, "n1", why="module x comes from elsewhere")
+    launcher.look(after=2)
+    launcher.look(after=UNSAID)
+    assert launcher.words[-1] == "0 of 2 for launch 1; rank 0: module x comes from elsewhere"
+    assert launcher.standby.form(group(1, NODES)) is not None
+    assert launcher.words[-1] == "the ranks of launch 1 were not ready yet, but had begun"
+
+
+def test_no_script_runs_beforehand_after_one_has_failed(launcher: Launcher) -> None:
+    launcher.look()
+    launcher.look(after=SETTLED)
+    for rank, node in enumerate(NODES):
+        launcher.say(rank, node, failed="its script has ended: ValueError: no data")
+        launcher.say(rank, node)
+    launcher.look(after=2)
+    assert launcher.words[1:] == [
+        "2 of 2 for launch 1; rank 0: its script has ended: ValueError: no data (1 more like it)",
+        "a script has ended before it was a rank",
+    ]
+    assert launcher.journal[-1] == "only import from now on"
+    assert launcher.standby.form(group(1, NODES)) is not None
+    launcher.look(1)
+    launcher.look(1, after=SETTLED)
+    assert launcher.ran_script == [True, False]
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_no_script_runs_beforehand_after_a_launch_of_such_ranks_has_not_stepped(
+    launcher: Launcher, steps: bool
+) -> None:
+    launcher.look()
+    launcher.look(after=SETTLED)
+    assert launcher.standby.form(group(1, NODES)) is not None
+    if steps:
+        launcher.look(1)
+    launcher.look(2)
+    launcher.look(2, after=SETTLED)
+    assert launcher.ran_script == [True, steps]
 
 
 def test_which_runs_keep_standbys(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def start_launcher(run: RunDir, form: LaunchForm) -> int:
         job_step=form.job_step,
         observe=settings.run.mode == "observe",
         standby=settings.launch.standby,
+        standby_reach=settings.launch.standby_reach,
         recoverable=settings.launch.recoverable,
         agent_cpus=settings.launch.agent_cpus,
     )

@@ -29,7 +29,7 @@ from transom_cli.ckpt.save.snapshots import Snapshots
 from transom_cli.ckpt.state import Declared, State
 from transom_cli.ckpt.tiers.marks import usable
 from transom_cli.errors import UsageError
-from transom_cli.heartbeat import reentry
+from transom_cli.heartbeat import paths, reentry
 from transom_cli.heartbeat.client import beat, phase, resumed
 
 COPIES = 3600.0  # seconds that close() waits for copies to be written
@@ -109,6 +109,7 @@ class Checkpointer:
         unproven: Sequence[str] = (), patience: float = 120.0, **removed: NoReturn,
     ) -> None:  # fmt: skip
         refuse_removed(removed)
+        paths.await_rank("making a Checkpointer")
         keeping = check_keep(keep, keep_every, keep_best, monitor, mode)
         fresh = Declared("reshard", reshard if not isinstance(reshard, bool) else ["*"] * reshard)
         options = parse_options(

@@ -152,6 +152,10 @@ class Launch(Section):
         default=False,
         description="keep a Python per rank ready, with the training's modules imported, for the next relaunch",
     )
+    standby_reach: Literal["imports", "recoverable"] = Field(
+        default="imports",
+        description="how far standbys go: to the imports, or up to the call of the script's @recoverable function",
+    )
     recoverable: bool = Field(
         default=False,
         description="after a fault, ranks whose training is @recoverable stay, and only the lost ones are started",
@@ -162,6 +166,12 @@ class Launch(Section):
         description="CPUs of each node's agent and snapshot daemon, such as 0-1,64; empty: not bound",
     )
     container: Container = Field(default_factory=Container, description="container of the training step")
+
+    @model_validator(mode="after")
+    def _reach(self) -> Launch:
+        if self.standby_reach == "recoverable" and not (self.standby and self.recoverable):
+            raise ValueError('standby_reach="recoverable" needs standby=true and recoverable=true')
+        return self
 
 
 class Detect(Section):

@@ -73,10 +73,18 @@ def _exits_at_once(incident: Incident) -> set[int]:
 
 
 def _tail(fingerprint: str, step: int, incidents: Sequence[Incident], near: int) -> tuple[Incident, ...]:
-    """Return the last incidents, oldest first, with this fingerprint, that reached `step`."""
+    """Return the last incidents, oldest first, with this fingerprint, that reached `step`.
+
+    Ends of the program that nothing explains are left out: their logs could not be read in time, or survivors failed
+    too before they entered the next launch.
+    """
     found: list[Incident] = []
     for one in reversed(incidents):
-        if one.diagnosis is None or one.diagnosis.decided.fingerprint != fingerprint:
+        if one.diagnosis is None:
+            break
+        if one.diagnosis.decided.fingerprint != fingerprint:
+            if one.diagnosis.decided.category == "unknown" and one.diagnosis.cause == "rank_failed":
+                continue
             break
         if one.since_start or not 0 <= step <= reached(one) + near:
             break

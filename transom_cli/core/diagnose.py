@@ -214,7 +214,7 @@ def _user_error(incident: Incident, run: RunFacts, first: RankExit | None) -> Di
     """A Python traceback or a usage error before the run's very first step, or a command that no node could run: a
     restart would only say it again. Where one node alone cannot run it, that node is the likelier cause.
     """
-    if run.max_step >= 0 or run.durable >= 0 or run.step >= 0:
+    if _has_stepped(incident, run):
         return None
     code = first.code if first else incident.exit_code
     exits = incident.outcome.exits if incident.outcome else ()
@@ -228,6 +228,12 @@ def _user_error(incident: Incident, run: RunFacts, first: RankExit | None) -> Di
     line = incident.log_line or _WHY.get(code or 0, "a usage error (exit code 2)")
     words = who if line in who else f"{line} ({who}, before the first step)"
     return Diagnosis("user_error", words, (), sure=True, isolate="none", restart=False)
+
+
+def _has_stepped(incident: Incident, run: RunFacts) -> bool:
+    """Whether a rank of the run has completed a step. A launch may end before its first heartbeat is read."""
+    exits = incident.outcome.exits if incident.outcome else ()
+    return max(run.max_step, run.durable, run.step, *(x.step for x in exits)) >= 0
 
 
 def _never_started(incident: Incident, run: RunFacts) -> Diagnosis | None:
@@ -276,8 +282,11 @@ def _rank_ended(
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
     exits = incident.outcome.exits if incident.outcome else ()
-    begun = max(run.max_step, run.durable, run.step) >= 0
-    everywhere = not begun and bool(first.code) and len({x.node for x in exits if x.code == first.code}) > 1
+    everywhere = (
+        not _has_stepped(incident, run)
+        and bool(first.code)
+        and len({x.node for x in exits if x.code == first.code}) > 1
+    )
     blameless = incident.log_category in OWN_WORDS or bool(others) or everywhere
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     line += f"; or first {others[0].words}{more}: the nodes' clocks do not show the order" if others else ""
@@ -380,7 +389,7 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
         exit_codes,
         (signal,) if signal is not None else (),
         incident.ended,
-        before_first_step=max(run.max_step, run.durable, run.step) < 0,
+        before_first_step=not _has_stepped(incident, run),
         first_attempt=run.starts == 0,
         against_node=any(diagnosis.by_evidence(n) != "none" for n in diagnosis.nodes),
         repeats=repeats(same, incident, run.incidents),

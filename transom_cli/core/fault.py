@@ -24,6 +24,7 @@ _OUTCOMES = {
     "withheld": "only observed",
     "recovered": "back in",
     "nothing": "false alarm, closed after",
+    "unproven": "not confirmed, closed after",
     "ignored": "ignored, closed after",
     "stopped": "stopped the run after",
     "done": "run ended after",

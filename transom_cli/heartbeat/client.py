@@ -149,6 +149,7 @@ def known_step() -> int:
 def _open() -> Sink:
     """Find where the record goes, once per process."""
     global _sink
+    paths.await_rank("the first heartbeat")
     _sink = _NOWHERE
     try:
         found: tuple[Writer, Callable[[], None]] | None = None

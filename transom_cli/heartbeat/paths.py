@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import sys
 from zlib import crc32
 
 # pathlib and contextlib would double the start-up time of every rank's wrapper
@@ -52,7 +53,8 @@ RANK_MONITOR = "FT_RANK_MONITOR_IPC_SOCKET"
 NOWHERE = "/dev/null"
 """Stands for the heartbeat directory of a node that can have none: nothing can be below it."""
 
-WAITING = "TRANSOM_STANDBY"  # a standby's two descriptors, and the file of modules
+FROM_SCRATCH = "from-scratch-"  # and a rank, beside its exit record: its standby was of no use
+WAITING = "TRANSOM_STANDBY"  # a standby's three descriptors, and the file of modules
 RECOVERABLE = "TRANSOM_RECOVERABLE"  # set if the launcher orders survivors to enter their training again
 REPLICAS = "TRANSOM_REPLICAS"  # the ranks that train at the start of a launch; the others join them (replicas)
 ONLY = "TRANSOM_ONLY"  # among a standby's variables: the ranks that begin
@@ -232,6 +234,13 @@ def forget_launches(beats_dir: str, before: int) -> None:
                 os.unlink(f"{beats_dir}/{name}")
             except OSError:
                 pass
+
+
+def await_rank(before: str) -> None:
+    """In a standby that runs its script, wait until it is a rank (heartbeat.standby_script). before: what follows."""
+    waiting = sys.modules.get("transom_standby")
+    if waiting is not None:
+        waiting.await_rank(before)
 
 
 def own_launch() -> int:

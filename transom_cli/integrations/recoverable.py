@@ -111,6 +111,7 @@ def recoverable(function: Callable[..., Any] | None = None, *, replicas: str = "
 def _entered(function: Callable[..., T], *, elastic: bool) -> Callable[..., T]:
     @functools.wraps(function)
     def enter(*args: Any, **kwargs: Any) -> T:
+        paths.await_rank(f"the call of {function.__name__}")
         folder = os.environ.get(paths.BEAT_DIR, "") if os.environ.get(paths.RECOVERABLE) else ""
         main = threading.current_thread() is threading.main_thread()
         if not folder or not main or signal.getsignal(_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN):

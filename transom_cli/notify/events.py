@@ -181,7 +181,7 @@ def _closed(before: State, after: State, at: float) -> list[Notification]:
     for incident in after.incidents[len(before.incidents) :]:
         was = before.incident
         known = was is not None and was.id == incident.id and _worth_a_message(was, at)
-        if incident.result == "recovered" or (known and incident.result in ("nothing", "ignored")):
+        if incident.result == "recovered" or (known and incident.result in ("nothing", "unproven", "ignored")):
             found.append(_recovered(after, incident, at))
     return found
 

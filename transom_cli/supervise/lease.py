@@ -146,8 +146,8 @@ class Lease:
             ) from error
         pid = os.getpid()
         lease = cls(run, Holder(epoch, socket.gethostname(), _boot_id(), pid, _start_ticks(pid) or 0))
+        _held.add((run.path, epoch))  # first: who reads the lease of a process that does not hold it takes it
         lease._write()
-        _held.add((run.path, epoch))
         return lease
 
     def _text(self) -> str:

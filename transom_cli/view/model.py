@@ -161,6 +161,22 @@ class Preflight:
 
 
 @dataclass(frozen=True)
+class Standbys:
+    """Standbys that are ready for the next launch (`launch.standby`).
+
+    Attributes:
+        ranks: That the launch would have.
+        nodes: Number of ready ones by node.
+        words: The same for a person, with where they wait.
+    """
+
+    launch: int
+    ranks: int
+    nodes: dict[str, int]
+    words: str
+
+
+@dataclass(frozen=True)
 class Leaving:
     """The ranks save and end, and the run continues in its next attempt.
 
@@ -260,6 +276,7 @@ class RunView:
     learning_rate: float | None = None
     nccl: tuple[str, ...] = ()  # which ranks the others wait for, by two readings of NCCL's RAS
     speed: str = ""  # such as 3,432 tokens/s
+    standbys: Standbys | None = None
 
     @property
     def fresh(self) -> bool:

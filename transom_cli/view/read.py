@@ -25,7 +25,7 @@ from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
 from transom_cli.supervise.own_checkpoints import newest_own
-from transom_cli.view.model import FRESH, NodeView, Preflight, RunView, build_view
+from transom_cli.view.model import FRESH, NodeView, Preflight, RunView, Standbys, build_view
 from transom_cli.view.node_state import NodeSight, NodeViews, blind_nodes
 from transom_cli.view.outlook import next_steps, rank_operation, step_time
 from transom_cli.view.read_memory import Memory, read_memory
@@ -147,6 +147,15 @@ def read_view(run: RunDir, patience: float = 0.0) -> RunView:
         patience: Seconds to watch the lease of an operator on another host, if its file alone does not tell.
     """
     return Reader(run, patience).look()
+
+
+def _standbys(attempt: AttemptDir) -> Standbys | None:
+    said: dict[str, Any] = read_json(attempt.standbys)
+    try:
+        nodes = {str(node): int(count) for node, count in said["nodes"].items()}
+        return Standbys(int(said["launch"]), int(said["ranks"]), nodes, printable(str(said["words"])))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def read_brief(run: RunDir, folded: Folded) -> RunView:
@@ -309,13 +318,15 @@ class Reader:
 
     def _with_nodes(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
         """Add each node, and what the launcher of the current attempt reports."""
-        found = read_reports(self._run.attempt(state.job.id, state.job.restarts)) if state.job.id else {}
+        attempt = self._run.attempt(state.job.id, state.job.restarts)
+        found = read_reports(attempt) if state.job.id else {}
         standing, phases, lines = found.get("standing"), found.get("phases"), found.get("lines")
         reports = [one for one in standing if isinstance(one, dict)] if isinstance(standing, list) else []
         slow = {node: str(one.get("words", "")) for one in reversed(reports) for node in _culprits(one)}
         return replace(
             view,
             nccl=self._behind_in_nccl(state, sights) if view.phase in ("training", "starting") else (),
+            standbys=_standbys(attempt) if state.job.id and not state.phase.over else None,
             node_views=self._views.of(state, sights, slow, self._settings.node_silent),
             reports=tuple(str(one.get("words", "")) for one in reports),
             step_breakdown=phases if isinstance(phases, dict) else None,

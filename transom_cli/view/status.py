@@ -38,8 +38,8 @@ _TONES = {
 }  # fmt: skip
 _CONDITIONS = {"crash loop", "starved", "leaving"}  # explained in a row of their own
 _BAR = (12, 40)  # smallest and largest width of the progress bar
-_OUTCOMES = {"recovered": "good", "nothing": "dim", "ignored": "dim", "done": "dim", "stopped": "bad",
-             "failed again": "bad"}  # fmt: skip
+_OUTCOMES = {"recovered": "good", "nothing": "dim", "unproven": "dim", "ignored": "dim", "done": "dim",
+             "stopped": "bad", "failed again": "bad"}  # fmt: skip
 
 
 def status_lines(view: RunView, width: int = 80, *, everything: bool = False) -> list[str]:
@@ -65,6 +65,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False, map_li
         *_checkpoints(view, width),
         *(rows("goodput", view.goodput_summary, width, most=2) if view.goodput_summary else []),
         *map_rows(view, width or PIPED, map_lines),
+        *(rows("standbys", f"ready: {view.standbys.words}", width, most=2) if view.standbys is not None else []),
         *_excluded(view, width),
         *_requests(view, width),
         *_sources(view, width),

@@ -19,6 +19,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     return [json.loads(out.splitlines()[-1]) for out, _ in done]
 
 
+@pytest.mark.long
 def test_training_with_buffers_that_ddp_broadcasts_continues_bit_for_bit(ran: list[dict]) -> None:
     assert [found["broadcast"]["differ"] for found in ran] == [False, True], "the ranks' buffers differ at the save"
     for found in ran:

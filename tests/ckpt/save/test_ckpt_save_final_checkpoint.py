@@ -139,6 +139,7 @@ def test_request_replaced_before_its_step(world: Callable[..., World]) -> None:
     assert made.close() == ["closed ", "closed "]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("told", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_node_without_the_request_loses_only_that_checkpoint(world: Callable[..., World], told: int) -> None:
     """Whoever is told waits with it in the background; at the next usual one all come together."""
@@ -154,6 +155,7 @@ def test_node_without_the_request_loses_only_that_checkpoint(world: Callable[...
     assert (words in said) == (told == 0), "rank 0 speaks, if it was its own"
 
 
+@pytest.mark.long
 def test_a_step_that_is_saved_anyway_is_saved_once(world: Callable[..., World]) -> None:
     made = world(1, 1)
     for node in made.nodes:

@@ -30,6 +30,7 @@ def matched(folder: Path) -> Matched:
     return match([flight_recorder.read(rank, values) for rank, values in raw(folder).items()])
 
 
+@pytest.mark.long
 def test_a_rank_that_never_comes_to_a_collective(real_hangs: Path) -> None:
     found, stacks = read_hang(real_hangs / "skips")
     assert [culprit.rank for culprit in found.culprits] == [ODD] and found.confidence > 0.85

@@ -28,14 +28,25 @@ LINES = {
     "(raylet) [2025-08-25 14:56:20,376 E 17 17] (raylet) node_manager.cc:30: x": ("x", None, ""),
     "10.1.2.3: [rank5]: ValueError: x": ("ValueError: x", 5, "10.1.2.3"),
     "worker-1: Traceback": ("Traceback", None, "worker-1"),
+    "GPUB2F:   boom": ("boom", None, "GPUB2F"),
+    "dgx-a100-07: [rank3]: boom": ("boom", 3, "dgx-a100-07"),
+    "nid004711: boom": ("boom", None, "nid004711"),
+    "ip-10-0-4-17: boom": ("boom", None, "ip-10-0-4-17"),
+    "GPU1: 71 GiB": ("GPU1: 71 GiB", None, ""),
+    "cnn_2: 12 layers": ("cnn_2: 12 layers", None, ""),
+    "[PG 3 Rank 5] boom": ("boom", 5, ""),
     "trainer-1  | (Worker_TP0 pid=231) ERROR 10-17 16:33:42 [x.py:623] boom": ("boom", None, ""),
     "loss-1 | 0.5": ("0.5", None, ""),
+    "i.pretrain/0 [default3]:[rank3]:   boom": ("boom", 3, ""),
+    "loss/0 [1]: 2.5": ("loss/0 [1]: 2.5", None, ""),
     "step 1 | 0.5": ("step 1 | 0.5", None, ""),
     "[pod/train-0/pytorch] [rank3]: boom": ("boom", 3, ""),
     "(worker1, rank=5, pid=17, ip=10.0.0.7) boom": ("boom", 5, "10.0.0.7"),
     "Jan 05 10:00:00 [rank1]: boom": ("boom", 1, ""),
     "slurmstepd-gpu4: error: *** JOB 7": ("slurmstepd-gpu4: error: *** JOB 7", None, "gpu4"),
     "srun: error: gpu1: task 3: Killed": ("srun: error: gpu1: task 3: Killed", 3, "gpu1"),
+    "srun: error: gpu1: tasks 3,5-7: Killed": ("srun: error: gpu1: tasks 3,5-7: Killed", None, "gpu1"),
+    "[2026-01-05T03:17:51.1Z] dc5b74e6 [rank=3] ||   boom": ("boom", 3, ""),
     "plain text: 3": ("plain text: 3", None, ""),
 }  # fmt: skip
 
@@ -88,6 +99,10 @@ def test_what_a_logs_name_tells() -> None:
     assert of_file("slurm-4711.out") == (None, "")
     assert of_file("/x/frank-3.log") == (None, "")
     assert of_file("node=gpu-7/rank_0.log") == (0, "gpu-7")
+    assert of_file("logs/job.node-gpu7.err") == (None, "gpu7")
+    assert of_file("logs/rank_3/stdout") == (3, "")
+    assert of_file("glue_task_2/multi_node_training/slurm.out") == (None, "")
+    assert of_file("multi-node-training.log") == (None, ""), "no host's name"
 
 
 def test_lines_are_clean_and_short() -> None:

@@ -308,3 +308,88 @@ def test_an_nccl_warning_counts_beside_other_output_on_its_line(tmp_path: Path) 
     (first,) = of(tmp_path, f"{warning}, opcode 48, len 32710, vendor err 249    {info}\n").incidents
     assert first.category is Category.NETWORK_FABRIC
     assert of(tmp_path, f"{info}\n").incidents == ()
+
+
+def test_of_two_ranks_with_other_collectives_the_one_behind_is_the_culprit(tmp_path: Path) -> None:
+    said = "Rank {} is running collective: CollectiveFingerPrint(SequenceNumber={}, OpType=BARRIER)"
+    differ = f"[rank0]: {TRACE}[rank0]: RuntimeError: Detected mismatch between collectives on ranks. "
+    (first,) = of(tmp_path, f"{differ}{said.format(0, 8)}, but {said.format(3, 7)}.\n").incidents
+    assert first.culprits == (Culprit(rank=3),)
+    (first,) = of(tmp_path, f"{differ}{said.format(0, 8)}, but {said.format(3, 8)}.\n").incidents
+    assert first.culprits == (), "equal numbers: the program is wrong on both"
+
+
+def test_a_rank_in_a_collective_of_gloo_is_the_one_that_the_others_wait_for(tmp_path: Path) -> None:
+    waits = "".join(
+        f"[rank{n}]:[E] [Rank {n}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41, OpType=BROADCAST, "
+        "Timeout(ms)=600000) ran for 600043 milliseconds before timing out.\n"
+        for n in (0, 1, 3)
+    )
+    (first,) = of(tmp_path, waits + RESET.format(2)).incidents
+    assert (first.category, first.culprits) == (Category.NCCL_HANG, (Culprit(rank=2),))
+    (first,) = of(tmp_path, waits + RESET.format(2) + RESET.format(4)).incidents
+    assert first.culprits == (), "too many to be the ones that the others wait for"
+
+
+STATES = "Recovered model state\n", "Resuming training from step 40\n", "Loading the latest checkpoint\n"
+
+
+@pytest.mark.parametrize("resumed", STATES)
+def test_a_requeued_job_that_continues_replaces_how_the_job_before_was_ended(tmp_path: Path, resumed: str) -> None:
+    ended = f"{steps()}slurmstepd: error: *** JOB 7 ON gpu1 CANCELLED AT 2026-01-05T03:17:51 DUE TO TIME LIMIT ***\n"
+    assert of(tmp_path, ended + resumed + steps(first=41)).incidents == ()
+    assert of(tmp_path, ended + resumed + "step 41 loss 2.1\nTraining completed\n").incidents == ()
+    (first,) = of(tmp_path, ended + "Saving state\nFinished saving state\n" + steps(first=13)).incidents
+    assert first.category is Category.SLURM_TIME_LIMIT, "ranks print until Slurm kills them"
+    (first,) = of(tmp_path, ended + resumed + "step 41 loss 2.1\n").incidents
+    assert first.category is Category.SLURM_TIME_LIMIT, "too little is known of what follows"
+
+
+def test_a_name_below_or_above_the_line_is_the_culprits(tmp_path: Path) -> None:
+    daemon = "PRTE has lost communication with a remote daemon.\n\n  HNP daemon   : [prterun-g1-7@0,0] on node g1\n"
+    (first,) = of(tmp_path, f"{daemon}  Remote daemon: [prterun-g1-7@0,1] on node g2\n").incidents
+    assert first.culprits == (Culprit("g2"),)
+    actor = "ray.exceptions.ActorDiedError: The actor died unexpectedly.\n\tpid: 17\n\tip: 10.0.0.7\n"
+    why = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR\n"
+    (first,) = of(tmp_path, TRACE + actor + why).incidents
+    assert first.culprits == (Culprit("10.0.0.7"),)
+    assert of(tmp_path, f"serving\n\tip: 10.0.0.7\n{steps()}").incidents == ()
+
+
+def test_the_only_node_that_reports_an_exit_could_not_start_its_container(tmp_path: Path) -> None:
+    pyxis = "slurmstepd: error: pyxis: couldn't start container\n"
+    (first,) = of(tmp_path, pyxis + EXITED).incidents
+    assert (first.category, first.culprits) == (Category.SLURM_LAUNCH, (Culprit("gpu3", 1),))
+    (first,) = of(tmp_path, pyxis + EXITED + EXITED.replace("gpu3: task 1", "gpu4: task 2")).incidents
+    assert first.culprits == ()
+
+
+def test_the_only_rank_with_a_traceback_is_the_one_on_the_device(tmp_path: Path) -> None:
+    failed = "gpu1:17:19 [1] include/alloc.h:65 NCCL WARN Cuda failure 2 'out of memory'\n"
+    begins = '[rank5]: Traceback (most recent call last):\n[rank5]:   File "train.py", line 12, in main\n'
+    (first,) = of(tmp_path, failed + begins).incidents
+    assert (first.category, first.culprits) == (Category.CUDA_OOM, (Culprit("gpu1", 5, "1"),))
+    (first,) = of(tmp_path, failed + begins + begins.replace("rank5", "rank6")).incidents
+    assert first.culprits == (Culprit("gpu1", device="1"),)
+
+
+def test_a_report_that_a_terminal_has_wrapped_names_its_rank(tmp_path: Path) -> None:
+    failed = "[2026-01-05 03:17:51,778] torch.distributed.elastic.multiprocessing.api: [ERROR] failed (exitcode: -6)\n"
+    (first,) = of(tmp_path, f"{failed} local_rank: 2 (pid: 17) of binary: /usr/bin/python\n").incidents
+    assert first.culprits == (Culprit(rank=2),)
+
+
+def test_a_device_that_failed_is_reported_although_a_later_launch_trains(tmp_path: Path) -> None:
+    ecc = f"[rank6]: {TRACE}[rank6]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+    (first,) = of(tmp_path, ecc + EXITED + OMP + steps()).incidents
+    assert (first.category, action_of(first)) == (Category.GPU_HARDWARE, Action.ISOLATE)
+
+
+def test_tasks_that_crash_together_name_their_node_until_srun_ends_the_others(tmp_path: Path) -> None:
+    crash = "srun: error: {}: tasks {}: Segmentation fault\n"
+    one, two = crash.format("gpu3", "24-47"), crash.format("gpu2", "0-23")
+    ends = "srun: Terminating job step 7.0\n"
+    (first,) = of(tmp_path, one + ends + two).incidents
+    assert (first.category, first.culprits) == (Category.PROCESS_CRASH, (Culprit("gpu3"),))
+    (first,) = of(tmp_path, one + two + ends).incidents
+    assert first.culprits == (), "nothing shows which node was first"

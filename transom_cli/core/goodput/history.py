@@ -131,7 +131,7 @@ _OF_PHASE = {
     Phase.FAILED: Kind.IDLE,
     Phase.STOPPED: Kind.IDLE,
 }
-_NO_FAULT = ("nothing", "ignored")  # results of an incident that cost nothing
+_NO_FAULT = ("nothing", "unproven", "ignored")  # results of an incident that cost nothing
 
 
 class JournalHistory:

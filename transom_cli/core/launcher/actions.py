@@ -89,6 +89,14 @@ class KillRanks:
 
 
 @dataclass(frozen=True)
+class ReplaceRanks:
+    """Start these ranks of the present launch again: they have been killed before they entered it."""
+
+    launch: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class ReadLogs:
     """alive: the launch has not been ended. Also find out which of its ranks wait for orders.
 
@@ -169,6 +177,7 @@ Action = (
     | EndLaunch
     | JudgeHang
     | KillRanks
+    | ReplaceRanks
     | ReadLogs
     | WatchSpares
     | SubmitTopUp

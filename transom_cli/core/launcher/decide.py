@@ -123,6 +123,8 @@ def _phase_late(state: State, at: float) -> Decision:
     if state.phase is Phase.ENDING:
         stuck = (THIS_LAUNCHER, f"the end of launch {number}, which has taken {waited} so far,")
         return _ended(state, LaunchEnded(at, number, survivors=(stuck,)))
+    if reentry.replacing(state):
+        return fail(state, at, reentry.late(state))
     if state.phase is Phase.READING and state.launch.ended is None:
         unjudged = state.incident is not None and state.incident.stalled and not state.launch.culprits
         return reentry.end_all(state, at, f"no answer for {waited}", evidence=unjudged)
@@ -131,7 +133,7 @@ def _phase_late(state: State, at: float) -> Decision:
     if state.phase is Phase.CHECKING:
         return checks.late(state, at)
     if state.launch.awaited:
-        return fail(state, at, reentry.late(state, at))
+        return reentry.kill_stuck(state, at) or fail(state, at, reentry.late(state))
     return fail(state, at, Sign(f"launch {number} did not start a task within {waited}", exits=()))
 
 
@@ -200,6 +202,14 @@ def _settle(state: State, at: float) -> Decision:
     first = first_bad(launch.exits)
     silent = f"the training step ended (srun exit code {launch.srun_code}) without a report from its ranks"
     return fail(state, at, Sign(first.words if first else silent, exits=launch.exits))
+
+
+def _ranks_killed(state: State, e: RanksKilled) -> Decision:
+    if not reentry.replacing(state):
+        return hangs.killed(state, e)
+    if e.launch != state.launch.number:
+        return state, ()
+    return reentry.stuck_killed(state, e) or fail(state, e.at, reentry.late(state))
 
 
 def _ended_well(state: State, at: float, which: str) -> Decision:
@@ -289,7 +299,7 @@ _HANDLERS: dict[type[Event], Callable[[State, Any], Decision]] = {
     RanksEntered: reentry.entered,
     StandbyTook: reentry.standby_took,
     HangJudged: hangs.judged,
-    RanksKilled: hangs.killed,
+    RanksKilled: _ranks_killed,
     Stalled: _stalled,
     NodeUnreachable: _unreachable,
     Stepped: _stepped,

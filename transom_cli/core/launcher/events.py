@@ -242,9 +242,10 @@ class RanksEntered(Event):
 
 @dataclass(frozen=True)
 class StandbyTook(Event):
-    """The ranks that this launch starts were standbys."""
+    """The ranks that this launch starts were standbys; took: False if one of them started from scratch after all."""
 
     launch: int
+    took: bool = True
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,9 @@ nodes, or with spares in place of nodes without survivors, that relaunch keeps t
 launch is ended, and recovers as any other does. A launch whose ranks have not stepped since they entered it is never
 entered again: so each fault is met in this way once.
 
+Survivors that do not enter the launch in time are stuck. They alone are killed and started again, in the same launch:
+the others wait for them at its rendezvous. If that is not possible, the launch is ended.
+
 Elastic replicas train on without the lost ranks, which join them later.
 """
 
@@ -13,8 +16,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transom_cli.core.events import RankExit
-from transom_cli.core.launcher.actions import EndLaunch, Journal
-from transom_cli.core.launcher.events import RanksEntered, StandbyTook
+from transom_cli.core.launcher.actions import EndLaunch, Journal, KillRanks, ReplaceRanks
+from transom_cli.core.launcher.events import RanksEntered, RanksKilled, StandbyTook
 from transom_cli.core.launcher.judgement import Sign
 from transom_cli.core.launcher.state import Decision, Phase, Reason, State
 from transom_cli.plural import several
@@ -54,7 +57,7 @@ def never(state: State) -> str:
 
 def end_all(state: State, at: float, why: str, *, evidence: bool = False) -> Decision:
     """End a launch whose survivors have waited for a decision."""
-    name = state.incident.id if state.incident is not None else ""
+    name = _incident(state)
     entry = Journal(name, "reentry", f"the survivors are ended too: {why}")
     return state.enter(Phase.ENDING, at), (entry, EndLaunch(state.launch.number, name, evidence=evidence))
 
@@ -87,7 +90,7 @@ def entered(state: State, e: RanksEntered) -> Decision:
 
 
 def standby_took(state: State, e: StandbyTook) -> Decision:
-    return (replace(state, launch=replace(state.launch, standby=True)) if state.trains(e.launch) else state), ()
+    return (replace(state, launch=replace(state.launch, standby=e.took)) if state.trains(e.launch) else state), ()
 
 
 def late_at(state: State) -> float | None:
@@ -96,9 +99,44 @@ def late_at(state: State) -> float | None:
     return state.since + state.policy.reenter if waiting else None
 
 
-def late(state: State, at: float) -> Sign:
-    words = f"{named(state.launch.awaited)} did not enter launch {state.launch.number} within {at - state.since:.0f} s"
+def late(state: State) -> Sign:
+    launch = state.launch
+    words = f"{named(launch.awaited)} did not enter launch {launch.number} within {state.policy.reenter:.0f} s"
     return Sign(words, exits=())
+
+
+def kill_stuck(state: State, at: float) -> Decision | None:
+    """Kill the survivors that are awaited. None: they cannot be replaced alone.
+
+    Elastic replicas would form their group with a rank that lacks their state.
+    """
+    launch = state.launch
+    leaves = state.stop is not None or state.departure.reason is not Reason.NONE
+    if leaves or launch.over_since is not None or launch.absent or launch.awaited == launch.kept:
+        return None
+    entry = Journal(_incident(state), "reentry", f"{late(state).words}: killed, to be replaced alone")
+    state = replace(state, launch=replace(launch, culprits=launch.awaited)).enter(Phase.READING, at)
+    return state, (entry, KillRanks(launch.number, launch.awaited))
+
+
+def replacing(state: State) -> bool:
+    """Whether stuck survivors are being killed. A hang has culprits only after a step."""
+    launch = state.launch
+    awaited = launch.culprits == launch.awaited != ()
+    return state.phase is Phase.READING and launch.ended is None and awaited and state.progress.step < 0
+
+
+def stuck_killed(state: State, e: RanksKilled) -> Decision | None:
+    """Replace the survivors that were stuck. None: they do not end, or others have ended with them."""
+    launch = state.launch
+    ended = {x.rank for x in e.exits}
+    if state.stop or e.unheard or e.words or ended != set(launch.awaited):
+        return None
+    kept = tuple(rank for rank in launch.kept if rank not in launch.awaited)
+    replaced = tuple(sorted((*launch.replaced, *launch.awaited)))
+    now = replace(launch, kept=kept, awaited=(), culprits=(), replaced=replaced, standby=False)
+    entry = Journal(_incident(state), "reentry", f"{named(launch.awaited)} to replace in launch {launch.number}")
+    return replace(state, launch=now).enter(Phase.TRAINING, e.at), (entry, ReplaceRanks(launch.number, launch.awaited))
 
 
 def words(state: State, at: float, step: int) -> str:
@@ -118,17 +156,19 @@ def words(state: State, at: float, step: int) -> str:
 
 
 def deaf(ranks: tuple[int, ...]) -> str:
-    return (
-        f"{named(ranks)} {'does' if len(ranks) == 1 else 'do'} not wait for orders (the training is not @recoverable?)"
-    )
+    do = "does" if len(ranks) == 1 else "do"
+    return f"{named(ranks)} {do} not wait for orders (failed too, or the training is not @recoverable)"
 
 
 def entry(state: State) -> Journal:
-    name = state.incident.id if state.incident is not None else ""
     nodes = tuple(dict.fromkeys((*(x.node for x in state.launch.exits if x.node), *state.launch.unheard)))
     stay = several(len(survivors(state)), "rank")
     said = f"{stay} to enter the training again in the same process; {named(lost(state))} to replace"
-    return Journal(name, "reentry", said, nodes=nodes)
+    return Journal(_incident(state), "reentry", said, nodes=nodes)
+
+
+def _incident(state: State) -> str:
+    return state.incident.id if state.incident is not None else ""
 
 
 def named(ranks: tuple[int, ...]) -> str:

@@ -134,7 +134,8 @@ def _judge(state: State, incident: Incident, at: float) -> Step:
     if diagnosis is None:
         unknown = [probes for probes in incident.probes if probes.open]
         words = f"{unknown[0].node} could not be probed: {unknown[0].evidence}" if unknown else "everything answers"
-        return close(state.mark(at, "nothing", f"{words}; no fault found"), at, "nothing"), ()
+        result = "unproven" if unknown else "nothing"
+        return close(state.mark(at, "nothing", f"{words}; no fault found"), at, result), ()
     if diagnosis != incident.diagnosis:
         incident = replace(incident, diagnosis=diagnosis).marked(at, "diagnosed", diagnosis.words)
         if diagnosis.decided.words and diagnosis.restart:  # a stop is part of the diagnosis' own words

@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 
 from transom_cli.diagnose.clue import DEVICES, Category
 from transom_cli.diagnose.logs import grammar
-from transom_cli.diagnose.logs.matches import Hit
+from transom_cli.diagnose.logs.matches import ENDINGS, Hit
 from transom_cli.diagnose.logs.rulebook import Level
 
 LOOKED_AT = 1 << 20  # bytes read after the line, and before it
@@ -35,6 +35,10 @@ _NOT_FINITE = re.compile(rb"(?i)\b(?:nan|inf)\b")
 _DONE = (  # messages of libraries: a script may print its own after any outcome
     r"exits successfully|'train_runtime'|`Trainer.fit` stopped: `max_|Out of bounds values : 0 OK"
     r"|\[after training is done\]"
+)
+_RESUMED = (  # a launch that continues an earlier one; a job that is ended saves its state, but loads none
+    r"(?i)\b(?:resum(?:ed|ing)|recovered|restor(?:ed|ing)|loaded|loading) (?:(?:the|a|last|latest|from|training|model"
+    r"|optimizer) ){0,4}(?:checkpoint|state|snapshot)s?\b|\bresum(?:ed|ing) (?:training |run )?(?:from|at)\b"
 )
 _SAYS_DONE = r"(?i)\btraining (?:is )?(?:complete|finished)|\bsaving (?:the )?final model"  # counts after progress only
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
@@ -66,7 +70,8 @@ class Aftermath:
         at, end = hit.offset, hit.offset + LOOKED_AT
         try:
             if not hit.rule.lasts:
-                return hit.rule.category not in DEVICES and self._trains_again(path, at, end)
+                ended = hit.rule.category in ENDINGS
+                return hit.rule.category not in DEVICES and self._trains_again(path, at, end, ended)
             if any(next(self._in(path, one, at, end), None) for one in hit.rule.over):
                 return True
             kind = _LOSSES if hit.rule.category is Category.NUMERIC_DIVERGENCE else _LINES
@@ -84,10 +89,18 @@ class Aftermath:
         except (OSError, EOFError):
             return False
 
-    def _trains_again(self, path: Path, at: int, end: int) -> bool:
-        """Whether another launch follows, and trains. It replaces what ended this one, but mends no device."""
+    def _trains_again(self, path: Path, at: int, end: int, ended: bool) -> bool:
+        """Whether another launch follows, and trains. It replaces what ended this one, but mends no device.
+
+        ended: the job was ended from outside, so that what loads a checkpoint later is another job's launch.
+        """
         banner = next(self._in(path, self._banner, at, end), None) if self._banner else None
-        return banner is not None and len({line for _, line in self._in(path, _LINES, banner[0], end)}) >= ENOUGH
+        resumed = next(self._in(path, _RESUMED, at, end), None) if ended else None
+        for begins in filter(None, (banner, resumed)):
+            lines = len({line for _, line in self._in(path, _LINES, begins[0], end)})
+            if lines >= ENOUGH or (lines and next(self._in(path, _SAYS_DONE, begins[0], end), None) is not None):
+                return True
+        return False
 
     def _done(self, path: Path, at: int) -> bool:
         """Whether the training was complete before this offset."""

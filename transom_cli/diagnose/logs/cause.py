@@ -18,16 +18,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from transom_cli.diagnose.clue import DEVICES, Action, Category, Culprit
-from transom_cli.diagnose.logs.matches import RAISED, RAY, Hit
+from transom_cli.diagnose.logs.matches import RAISED, RAY, TRACEBACK, Hit
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Scope
 from transom_cli.plural import several
 
 CRIES = (Category.NETWORK_FABRIC, Category.NCCL_HANG)  # printed by victims
 MANY = 3  # waiting ranks whose numbers show that lower ones exist
 FEW = 0.25  # largest share of silent ranks that are still named as culprits
-_LOCAL_RANK = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (\d+) \(pid")
+_LOCAL_RANK = re.compile(r"(?:failed \(exitcode: -?\d+\)|^) ?local_rank: (\d+) \(pid")
 _KILLED_TASKS = re.compile(r": tasks? ([\d,-]{1,400}): (?:Terminated|Killed)")
 _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+_RUNNING = re.compile(r"Rank (\d{1,7}) is running \w[^(]{0,80}\(SequenceNumber=(\d{1,12})")
+DESYNC = "desync"  # the rule for PyTorch's comparison of the collectives of two ranks
+SRUN = "srun: error: "  # srun's report of tasks on one node
 TASK_FAILURE = "due-to-task-failure"  # the rule for Slurm's reason for ending a step
 BOX = "elastic-box"  # the rule for torchrun's failure box, which lists the rank that failed first last
 
@@ -51,6 +54,11 @@ def who_lags(hits: Sequence[Hit], ranks: frozenset[int] = frozenset()) -> Blamed
     if missing:
         return tuple(Culprit(rank=rank) for rank in sorted(missing)), ("the other ranks report that they wait for it",)
     crying = {hit.record.rank for hit in hits if hit.rule.category in CRIES and hit.record.rank is not None}
+    waiting = {hit.record.rank for hit in hits if hit.rule.category is Category.NCCL_HANG} - {None}
+    elsewhere = sorted({rank for hit in hits if "/gloo/" in hit.record.text and (rank := hit.record.rank) is not None})
+    if len(waiting) >= MANY and 0 < len(set(elsewhere) - waiting) <= FEW * len(crying):
+        said = f"{len(waiting)} ranks wait in an NCCL collective, this rank was in one of gloo instead"
+        return tuple(Culprit(rank=rank) for rank in elsewhere if rank not in waiting), (said,)
     known = ranks | set(range(max(crying))) if len(crying) >= MANY else ranks
     silent = sorted(known - crying)
     if crying and 0 < len(silent) <= max(1, int(FEW * len(known))):
@@ -73,6 +81,8 @@ def with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> t
     if not known and root.rule.blames is Blames.PRINTER and root.rule.category not in CRIES:
         ended = {h.culprit for h in hits if h.rule.name in _ENDS and h.culprit.rank is not None}
         known = list(ended) if len(ended) == 1 else _local(hits)
+    if len(known) == 1 and known[0].node and known[0].rank is None and root.rule.blames is Blames.PRINTER:
+        known = _alone(known[0], hits)
     nodes: dict[int, str] = {}
     for hit in hits:
         rank = hit.where.get("rank", "")
@@ -84,11 +94,35 @@ def with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> t
     return tuple(c if c.node or c.rank not in nodes else replace(c, node=nodes[c.rank]) for c in known)
 
 
+def _alone(of: Culprit, hits: Sequence[Hit]) -> list[Culprit]:
+    """Add the rank if exactly one is known to have failed, and not on another node."""
+    failed = [h for h in hits if h.rule.name in (*_ENDS, TRACEBACK) and h.record.rank is not None]
+    ranks = {h.record.rank for h in failed if h.record.node in ("", of.node)}
+    return [replace(of, rank=ranks.pop())] if len(ranks) == 1 and len(failed) == 1 else [of]
+
+
 def _local(hits: Sequence[Hit]) -> list[Culprit]:
     """Return the only local rank that torchrun reports as failed: it is the rank if the job has one node."""
     found = {int(match[1]) for hit in hits if (match := _LOCAL_RANK.search(hit.record.text))}
     several = len({hit.culprit.node for hit in hits} - {""}) > 1
     return [Culprit(rank=rank) for rank in found] if len(found) == 1 and not several else []
+
+
+def _behind(root: Hit) -> Blamed:
+    """Return the rank that is behind, of two whose collectives differ; nobody if both have run the same number."""
+    ran = {int(rank): int(number) for rank, number in _RUNNING.findall(root.record.text)}
+    if len(set(ran.values())) < 2:
+        return (), ()
+    last, least = max(ran.values()), min(ran.values())
+    behind = tuple(Culprit(rank=rank) for rank, number in ran.items() if number == least)
+    return behind, (f"it runs collective {least}, another rank {last}",)
+
+
+def _nodes_of_tasks(root: Hit, others: Sequence[Hit]) -> set[str]:
+    """Return the nodes whose tasks srun reports like the root, until it begins to end the step."""
+    ends = [h.offset for h in others if h.file == root.file and h.rule.name in ENDED and h.offset > root.offset]
+    same = [h for h in (root, *others) if h.rule is root.rule and h.file == root.file]
+    return {h.record.node for h in same if h.offset < min(ends, default=h.offset + 1)} - {""}
 
 
 def _left_alone(hits: Sequence[Hit]) -> tuple[Culprit, ...]:
@@ -360,11 +394,15 @@ def _incident(root: Hit, others: tuple[Hit, ...], ranks: frozenset[int]) -> Inci
             culprits, why = lagging
         elif root.rule.category is Category.NCCL_HANG and not named:
             culprits = ()  # ranks that complain wait; one that alone complains is named below
+    if root.rule.name == DESYNC:
+        culprits, why = _behind(root)
     if root.rule.name == TASK_FAILURE:
         culprits = _left_alone(others)
     if root.rule.blames is Blames.NAMED and len({h.culprit.node for h in (root, *others) if h.rule is root.rule}) > 1:
         culprits = ()  # several peers: the fault is on the path
     culprits = with_nodes(culprits, (root, *others), root)
+    if root.record.rank is None and root.record.text.startswith(SRUN) and len(_nodes_of_tasks(root, others)) > 1:
+        culprits = ()  # several nodes at once: nothing shows which was first
     same = [h for h in others if h.rule.name == root.rule.name and h.record.rank != root.record.rank]
     known = tuple(dict.fromkeys(c for c in culprits if c != Culprit()))
     signs = any(h.level <= Level.ENDING for h in others)

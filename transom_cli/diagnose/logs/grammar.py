@@ -12,6 +12,7 @@
     WARNING:absl:... | ... - WARNING - name - ... | [NeMo W ...] | WARNING 08-25 14:56:20 [x.py:3] ...  loggers
     worker-1: ... | 10.0.0.7: ...                            pdsh, DeepSpeed over several nodes
     trainer-1  | ... | [pod/train-0/pytorch] ... | (head, rank=0, pid=17) ...     Compose, kubectl, SkyPilot
+    pretrain/0 [default3]:[rank3]: ... | dc5b74e6 [rank=3] || ...           TorchX and NeMo-Run, Determined
 
 Each kind of label is removed once, in any order of the labels; anything else stays in the text. Those of ranks may
 repeat: torchrun's `--tee` and torch both print `[rank0]:`. So may the frames of boxes, as rich and typer draw them.
@@ -35,7 +36,7 @@ _LABELS = (
     r"\[rank(?P<rank>\d{1,7})\]:?",
     r"\[[Rr]ank (?P<rank>\d{1,7})\]:?",
     r"[Rr]ank ?#?(?P<rank>\d{1,7}):(?=\s|\[)",
-    r"\[PG (?:ID|GUID)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
+    r"\[PG (?:ID|GUID|\d)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
     r"(?:\[\d{1,5},|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[)(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",
     r"\[(?:default|trainer|worker)\w{0,20}?(?P<local>\d{1,5})\]:",
     r"\[(?P<label>[EWIF])(?:\d{3,4} \d\d:\d\d:\d\d(?:\.\d{1,9})?)?(?: \d{1,9})? ?" + _SOURCE + r"\]",
@@ -50,6 +51,7 @@ _LABELS = (
     r"\((?:[\w.<>:-]{1,60} )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)"
     r"|\((?:raylet|autoscaler|gcs_server)\)",
     r"\([\w.-]{1,60}, (?:rank=(?P<rank>\d{1,7}), )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)",
+    r"[0-9a-f]{8} \[rank=(?P<rank>\d{1,7})\] \|\|",
     r"\[pod/[\w.-]{1,120}(?:/[\w.-]{1,120})?\]",
     r"(?P<time>\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?)(?:\) - )?",
     r"(?P<syslog>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d) (?P<node>" + _HOST
@@ -72,16 +74,24 @@ _LABELS = (
 _RANKS = 6  # labels that may repeat
 _TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")  # srun --label; only at the start of a line
 _FANNED = re.compile(
-    r"(?!slurmstepd)(?P<node>(?:\d{1,3}\.){3}\d{1,3}|\w{0,30}-?(?:node|gpu|worker|host)[\w.-]{0,30}\d): (?=\S)"
+    r"(?!slurmstepd)(?P<node>(?:\d{1,3}\.){3}\d{1,3}|\w{0,30}-?(?:node|gpu|worker|host)[\w.-]{0,30}\d"
+    r"|GPU(?=\w{0,28}\d)[\w-]{3,30}|(?:dgx|hgx|DGX|HGX|compute)-?[\w-]{0,30}\d|(?:nid|cn)-?\d{2,6}|ip(?:-\d{1,3}){4}"
+    r"): (?= *\S)"
 )  # pdsh
 _COMPOSE = re.compile(r"[a-z0-9][\w.-]{0,60}[-_]\d{1,4} {1,40}\| ")  # Compose's service and number
+_TORCHX = re.compile(
+    r"[A-Za-z][\w.-]{0,60}/\d{1,5} (?=\[(?:default|trainer|worker|rank)\w{0,20}?\d{1,5}\]:)"
+)  # role, replica
 # A progress bar after which another process prints without a line end.
 _BAR = re.compile(r"[^\[]{0,60}\d%\|[^\[]{0,300}(?:\[\d\d:\d\d[^\]]{0,40}\])?(?=\[rank\d|slurmstepd)")
 _WARNING = re.compile(r"(?:[\w.-]{1,40}: ){0,2}warning\b ?[:!\]]", re.IGNORECASE)
 _SLURMD = re.compile(r"slurmstepd-(?P<node>" + _HOST + r"): ")
-_SRUN = re.compile(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?P<rank>\d{1,7}): ")  # of one task alone
+_SRUN = re.compile(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?:(?P<rank>\d{1,7})|[\d,-]{1,400}): ")
 _FILE_RANK = re.compile(r"(?:^|[/_.-])(?:rank|task|proc)[-_=.]?(\d{1,7})(?=\D|$)", re.IGNORECASE)
-_FILE_NODE = re.compile(r"(?:^|[/_.-])(?:host|node)[-_=]([A-Za-z][\w-]{0,62})(?=[/.]|$)")
+_FILE_NODE = re.compile(r"(?:^(?:host|node)[-_=]|[_.-](?:host|node)(?:=|[-_](?=\w*\d)))([A-Za-z][\w-]{0,62})(?=\.|$)")
+# A folder's whole name: `multi_node_run` and `glue_task_2` name neither a node nor a rank.
+_FOLDER_RANK = re.compile(r"(?:^|/)(?:rank|task|proc)[-_=.]?(\d{1,7})/", re.IGNORECASE)
+_FOLDER_NODE = re.compile(r"(?:^|/)(?:host|node)[-_=]([A-Za-z][\w-]{0,62})/")
 
 
 Groups = tuple[tuple[str, int], ...]  # names and numbers of groups
@@ -141,6 +151,7 @@ def record(line: str) -> Record:
     at, seen = 0, 0
     any_label, places, labels = _labels()
     task = _TASK.match(line) or _FANNED.match(line) or _COMPOSE.match(line) or ("%|" in line and _BAR.match(line))
+    task = task or ("]:" in line and _TORCHX.match(line))
     if task:
         found, at = task.groupdict(), task.end()
     while True:
@@ -162,7 +173,7 @@ def record(line: str) -> Record:
         at, seen = match.end(), seen | (1 << n if n >= _RANKS else 0)
     text = line[at:].lstrip(" :").rstrip(" \u2502\u2503") if at else line.strip()
     slurm = _SLURMD.match(text) or _SRUN.match(text)
-    found.update(slurm.groupdict() if slurm else {})
+    found.update({name: value for name, value in slurm.groupdict().items() if value} if slurm else {})
     rank, local = found.get("rank"), found.get("local")
     return Record(
         line=line,
@@ -179,8 +190,10 @@ def record(line: str) -> Record:
 
 
 def of_file(name: str) -> tuple[int | None, str]:
-    """Return the rank and node in a log's file name: `rank-3.log`, `job.rank3.err`, `node=n7.log`."""
-    rank, node = _FILE_RANK.search(name), _FILE_NODE.search(name)
+    """Return the rank and node in a log's path: `rank-3.log`, `job.rank3.err`, `node=n7.log`, `rank_3/stdout`."""
+    folder, base = name[: name.rfind("/") + 1], name[name.rfind("/") + 1 :]
+    rank, node = _FILE_RANK.search(base), _FILE_NODE.search(base)
+    rank, node = rank or _FOLDER_RANK.search(folder), node or _FOLDER_NODE.search(folder)
     return (int(rank[1]) if rank else None), (node[1] if node else "")
 
 

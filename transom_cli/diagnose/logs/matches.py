@@ -102,7 +102,7 @@ MOST_PER_FILE = 4000
 TRACEBACK = "traceback"  # the rule for a traceback's head
 CHAINED = "chained"  # the rule for Python's text between two chained exceptions
 RAY = "ray-task"  # the rule for the exception of a Ray task, below which Ray prints what the task raised: a chain too
-BOX_HOST = "elastic-box-host"  # in torchrun's failure box, the line above the rank's
+HOSTS = ("elastic-box-host", "actor-ip")  # rules for a host on its own line: torchrun's box, Ray's actor; more is below
 LAUNCH = "new-launch"  # the rule for what the first process of a launch prints
 RESTARTS = "attempts left"  # torchrun announces a launch
 OVER = ("task-exited", "elastic-box", "step-ended", "mpi-abort")  # rules for a launcher that reports a failed launch
@@ -111,7 +111,7 @@ ENDINGS = Category.SLURM_NODE_FAIL, Category.SLURM_TIME_LIMIT, Category.SLURM_PR
 LATER = 300.0  # seconds: long enough for Slurm to kill a job's processes
 LEFT = "force-terminated"  # the rule for srun's last line, through which all output of its tasks comes
 DESTRUCTOR = "destructor"  # the rule for exceptions in destructors, which Python ignores
-ALONE = (LAUNCH, TRACEBACK, CHAINED, BOX_HOST, DESTRUCTOR)  # rules whose lines only say something about others
+ALONE = (LAUNCH, TRACEBACK, CHAINED, *HOSTS, DESTRUCTOR)  # rules whose lines only say something about others
 _ALWAYS = (*ALONE, LEFT)  # rules whose lines are never only counted
 INTERRUPT = "interrupted"  # the rule for KeyboardInterrupt: exceptions that it passed on its way up are no failures
 CODE = 4  # blanks before a line of code in a traceback
@@ -234,7 +234,7 @@ class Collector:
             self._begin_launch()
         if banner:
             return None
-        if hit.rule.name in (BOX_HOST, TRACEBACK, CHAINED) or hit.rule.frame:
+        if hit.rule.name in (*HOSTS, TRACEBACK, CHAINED) or hit.rule.frame:
             self._remember(hit)
             return None
         hit = hit if hit.launch == self._launch else replace(hit, launch=self._launch)
@@ -297,7 +297,7 @@ class Collector:
 
     def _remember(self, hit: Hit) -> None:
         rank, frame = hit.record.rank, hit.record.text.startswith("File")
-        if hit.rule.name == BOX_HOST:
+        if hit.rule.name in HOSTS:
             self._host = hit
         elif hit.rule.name == CHAINED:
             last = self._newest()

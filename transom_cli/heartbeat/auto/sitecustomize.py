@@ -173,5 +173,5 @@ if _in_run and (_parent == f"{_JOB}{getpid()}" or not _parent.startswith(_JOB)):
     sys.meta_path.insert(0, _Import(_OPTIMIZER, _register))
 
 if _waiting := environ.pop("TRANSOM_STANDBY", ""):
-    _go, _report, _modules = _waiting.split(",", 2)
-    _beside("standby.py")["wait"](_modules, int(_go), int(_report))
+    _go, _report, _output, _modules = _waiting.split(",", 3)
+    _beside("standby.py")["wait"](_modules, int(_go), int(_report), int(_output))

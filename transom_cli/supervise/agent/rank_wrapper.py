@@ -1,7 +1,7 @@
 r"""The wrapper around one rank: sets its environment, prepares its heartbeat record, and records how the rank ended.
 
     python -I -S .../agent/rank_wrapper.py --attempt-dir D [--launch L] [--node-beats-dir B] [--torchrun] \
-        [--auto-beat] [--learn FILE] [--standby FILE] [--only RANKS] -- COMMAND...
+        [--auto-beat] [--learn FILE] [--standby FILE [--run-script]] [--only RANKS] -- COMMAND...
 
 It is started by its path, in isolated mode and without `site`, and imports only light modules, because every rank of a
 large job pays for its start-up. The command becomes a child (no shell; same stdio, folder and process group) that is
@@ -12,7 +12,7 @@ its own copy, and must end first, so that its end is recorded. If Slurm sends th
 With --torchrun, the command starts ranks of its own, and sets their variables and records itself.
 
 With --standby, the rank's process waits until the launch begins (agent/standby). FILE: what it imports; with --learn,
-rank 0 writes it.
+rank 0 writes it. With --run-script, its script runs up to the call of a @recoverable function.
 
 With --only, a task that is none of these ranks ends at once.
 
@@ -59,7 +59,7 @@ class Options:
 
     def __init__(self, argv: list[str]) -> None:
         self.attempt_dir, self.launch, self.beats_dir = "", 0, ""
-        self.torchrun = self.auto_beat = False
+        self.torchrun = self.auto_beat = self.run_script = False
         self.standby = self.learn = ""
         self.only: list[str] = []
         self.hosts: list[str] = []
@@ -78,6 +78,8 @@ class Options:
                 self.launch = int(next(words, ""))
             elif word == "--standby":
                 self.standby = next(words, "")
+            elif word == "--run-script":
+                self.run_script = True
             elif word == "--learn":
                 self.learn = next(words, "")
             elif word == "--only":
@@ -118,7 +120,8 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         with contextlib.suppress(OSError):  # said when the launch begins
             _enter_beats(options, env)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        waiting = Standby(options.standby, options.command, dict(env), lambda: _prepare(wrapper, mask))
+        prepare = lambda: _prepare(wrapper, mask)  # noqa: E731
+        waiting = Standby(options.standby, options.command, dict(env), prepare, script=options.run_script)
         begun = waiting.wait()
         if begun is None:
             return 0
@@ -138,7 +141,8 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         what = f"{rank} of launch {options.launch} is not started on {options.node}"
         return _complain(f"{what}: launch {options.launch + 1} or a later one has taken its place", REPLACED)
     started = time.time()
-    pid, former = _release(waiting, env, _log_path(options, env), beats) or _start(options.command, env, beats)
+    mark = os.path.join(options.attempt_dir, "exits", str(options.launch), f"{paths.FROM_SCRATCH}{env.get('RANK', '')}")
+    pid, former = _release(waiting, env, _log_path(options, env), mark, beats) or _start(options.command, env, beats)
     from transom_cli.supervise.agent import exit_record  # import now: its file may be out of reach later
 
     status = _wait(pid, former, cgroups)
@@ -160,7 +164,7 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
     }
     launch = _present_launch(options.launch, beats)
     if waiting is not None:
-        ended["standby"] = waiting.why or "used"
+        ended["standby"] = waiting.outcome()
     name = f"node-{_node_rank(env)}.json" if options.torchrun else f"rank-{env['RANK']}.json"
     try:
         exit_record.publish(os.path.join(options.attempt_dir, "exits", str(launch)), name, ended)
@@ -331,14 +335,18 @@ def _start(command: list[str], env: dict[str, str], beats: int | None) -> tuple[
         os._exit(126)
 
 
-def _release(waiting: Standby | None, env: dict[str, str], log: str, beats: int | None) -> tuple[int, set[int]] | None:
+def _release(
+    waiting: Standby | None, env: dict[str, str], log: str, mark: str, beats: int | None
+) -> tuple[int, set[int]] | None:
     """Make the standby the rank, and return the same as `_start`; None if there is none that lives."""
     if waiting is None:
         return None
     former = _block()
-    if waiting.go(env, log):
+    if waiting.go(env, log, mark):
         _note_child(beats, waiting.pid)
         return waiting.pid, former
+    with contextlib.suppress(OSError):
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
     signal.pthread_sigmask(signal.SIG_SETMASK, former)
     return None
 

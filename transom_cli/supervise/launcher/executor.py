@@ -32,6 +32,7 @@ from transom_cli.core.launcher import (
     PersistMemory,
     RanksKilled,
     ReadLogs,
+    ReplaceRanks,
     RequestCheckpoint,
     RollBack,
     StandbyTook,
@@ -79,6 +80,7 @@ class Executor:
         self._allocation, self._options, self._attempt = allocation, options, attempt
         self._agents, self._inbox = agents, inbox
         self._nodes: tuple[str, ...] = ()  # of the present launch
+        self._group: Group | None = None
         self._port = 0  # of its rendezvous
         self._said_rendezvous = False
         self._cannot_roll_back = ""  # why
@@ -86,7 +88,8 @@ class Executor:
         self.orphans = OrphanReaper(agents.end, journal)
         took = lambda launch: inbox.put(StandbyTook(0.0, launch))  # noqa: E731
         self._standby = Standby(allocation, options, attempt, journal, took)
-        started = (self._standby, NewRanks(allocation, options, attempt, self._foreign))
+        self._new = NewRanks(allocation, options, attempt, self._foreign)
+        started = (self._standby, self._new)
         self._ways: tuple[GroupChange, ...] = (Survivors(agents, attempt, started), *started)
         self.step: TrainingStep | TrainingSteps | None = None
         self.before_verdict: Callable[[tuple[str, ...]], None] = lambda _: None  # with the nodes of a launch that ends
@@ -126,9 +129,21 @@ class Executor:
             env[paths.REPLICAS] = ",".join(map(str, replicas))
         self._fence(launch)
         self._nodes = nodes
-        group = Group(launch, nodes, master, env, self._port, action.lost, self.step, replicas)
+        self._group = group = Group(launch, nodes, master, env, self._port, action.lost, self.step, replicas)
         self.step = next(step for way in self._ways if (step := way.form(group)) is not None)
         return self.step.argv
+
+    def replace(self, action: ReplaceRanks) -> None:
+        """Start ranks of the present launch again. Standbys are those of the next launch."""
+        launch, former, exits = action.launch, self.step, self._attempt.exits(action.launch)
+        assert self._group is not None and former is not None
+        try:
+            for rank in action.ranks:  # one that entered the launch at the last moment has left a record
+                (exits / f"rank-{rank}.json").unlink(missing_ok=True)
+            more = self._new.form(replace(self._group, lost=action.ranks)).steps
+            self.step = TrainingSteps.entered_again(former, action.ranks, exits, more)
+        except OSError as error:
+            self._inbox.put(StartFailed(0.0, launch, f"ranks of launch {launch} cannot be started again: {error}"))
 
     def keep_standby(self, launch: int, now: float) -> None:
         """Keep the ranks of the next launch ready, while this one steps."""

@@ -387,6 +387,8 @@ class Launcher:
             self._executor.judge(action)
         elif isinstance(action, launcher.KillRanks):
             self._executor.kill(action)
+        elif isinstance(action, launcher.ReplaceRanks):
+            self._executor.replace(action)
         elif isinstance(action, launcher.WatchSpares):
             self._nodes.watch(action.nodes)
         elif isinstance(action, launcher.SubmitTopUp):

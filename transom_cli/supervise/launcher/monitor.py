@@ -83,6 +83,9 @@ class Monitor:
             yield launcher.SlurmAway(now, launch, step.waits)
         if not self._state().launch.tasks_seen and self._has_appeared(launch):
             yield launcher.TasksSeen(now, launch)
+        state = self._state()
+        if state.launch.standby and state.progress.step < 0 and step.from_scratch:
+            yield launcher.StandbyTook(now, launch, took=False)
         try:
             seen = launcher.RanksExited(0.0, launch, step.exits(), code is not None, code)
         except OSError:

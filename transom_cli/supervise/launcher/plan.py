@@ -92,6 +92,7 @@ class LaunchOptions:
     within: tuple[str, ...] = ()  # the command prefix that puts a rank into a container
     observe: bool = False  # report what the launcher would do, and leave the ranks alone
     standby: bool = False  # keep the ranks of the next launch ready
+    standby_reach: str = "imports"  # or "recoverable": they have run the script up to the call
     recoverable: bool = False  # ranks that survive a failure may stay
     agent_cpus: str = ""  # CPUs of agents and snapshot daemons, such as 0-1,64; "": not bound
     job_step: str = ""  # its name in the user's own script; "": the batch script is transom's
@@ -108,6 +109,10 @@ class LaunchOptions:
         """Whether a rank is a process that can wait: it is started by the wrapper, and reads PYTHONPATH."""
         plain = self.kind == "srun" and self.auto_beat and not (self.within or self.foreign or self.observe)
         return self.standby and plain
+
+    @property
+    def standby_runs_script(self) -> bool:
+        return self.keeps_standby and self.recovers and self.standby_reach == "recoverable"
 
     @property
     def recovers(self) -> bool:
@@ -266,6 +271,7 @@ def training_argv(
     argv += ["--auto-beat"] if options.auto_beat else []
     if options.keeps_standby:
         argv += ["--standby" if standby else "--learn", str(attempt.modules)]
+        argv += ["--run-script"] if standby and options.standby_runs_script else []
     argv += ["--", *command(every or nodes, options, master, f"{attempt.name}.{launch}")]
     return argv
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import transom_cli
 from transom_cli.core.events import RankExit
 from transom_cli.core.slurm_messages import slurm_is_away, task_exits
+from transom_cli.heartbeat.paths import FROM_SCRATCH
 from transom_cli.slurm.guards import backoff
 from transom_cli.supervise.attempt_files import ExitRecords
 
@@ -73,6 +74,11 @@ class TrainingSteps:
         return next((step.waits for step in self._steps if step.waits), "")
 
     @property
+    def from_scratch(self) -> bool:
+        """As of one step: that of the ranks that the launch has started."""
+        return self._steps[0].from_scratch
+
+    @property
     def code(self) -> int | None:
         """That of the first step that has failed; 0 if all have ended well."""
         codes = [step.code for step in self._steps]
@@ -103,6 +109,7 @@ class TrainingStep:
 
     def __init__(self, plan: StepPlan, exits: Path) -> None:
         self._exits = [ExitRecords(exits)]  # of the launches that the ranks were in
+        self._folder = exits  # of the launch in which they started
         self._lost: set[int] = set()  # ranks that other steps have replaced
         self._plan = plan
         self._said: dict[int, RankExit] = {}
@@ -180,6 +187,11 @@ class TrainingStep:
         return tuple(known[n] for n in sorted(known) if n not in self._lost)
 
     @property
+    def from_scratch(self) -> bool:
+        """Whether a rank says that its standby was of no use."""
+        return self._plan.standby and any(self._folder.glob(f"{FROM_SCRATCH}*"))
+
+    @property
     def steps(self) -> list[TrainingStep]:
         return [self]
 
@@ -191,6 +203,10 @@ class TrainingStep:
     @property
     def argv(self) -> list[str]:
         return self._plan.argv
+
+    @property
+    def tasks(self) -> int:
+        return self._plan.tasks
 
     @property
     def code(self) -> int | None:

@@ -27,6 +27,7 @@ _THIN = 0.15  # percent: narrowest bar
 _RESULTS = {
     "recovered": "good",
     "nothing": "dim",
+    "unproven": "dim",
     "ignored": "dim",
     "done": "dim",
     "stopped": "bad",
