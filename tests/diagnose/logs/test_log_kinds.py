@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs.cause import Incident
 from transom_cli.diagnose.logs.diagnosis import diagnose_logs
-from transom_cli.diagnose.logs.matches import collect
-from transom_cli.diagnose.logs.reader import hits_in, hits_in_file
+from transom_cli.diagnose.logs.kinds import hit_of
+from transom_cli.diagnose.logs.matches import Found, Hit, collect
+from transom_cli.diagnose.logs.reader import hits_in_file
 from transom_cli.diagnose.logs.rule_files import load
 from transom_cli.diagnose.logs.rulebook import Rulebook
 
@@ -128,7 +130,7 @@ def test_an_exception_that_a_launcher_passes_on_at_its_own_level(tmp_path: Path,
 STORM = (
     "[rank{r}]:[E105 03:17:{s:02d}.1 ProcessGroupNCCL.cpp:616] [Rank {r}] Watchdog caught collective operation "
     "timeout: WorkNCCL(SeqNum={n}, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600{s:03d} milliseconds.",
-    "gpu{r}:47{r}:4799 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error",
+    "gpu{r}:{p}7{r}:4799 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error",
     "[rank{r}]: RuntimeError: CUDA error: an illegal memory access was encountered",
     "srun: error: gpu{r}: task {r}: Exited with exit code {c}",
     "step {n} | loss 2.{n}",
@@ -144,20 +146,71 @@ EVENTS = (
 )
 
 
+TAILS = (
+    "",
+    " {w}",
+    " /data/{w}/{w}.jpg: {w}",
+    " {w} {n}",
+    " {w}: CUDA out of memory",
+    " port error {w}",
+    " [rank1] {w}",
+    " warning: {w}",
+    " \t{w}",
+    " caf\u00e9 {w}",
+    " 0x{n:x}",
+)
+
+
+def one_by_one(text: bytes, name: str) -> list[Hit]:
+    """Match each line on its own."""
+    lines = [(n, part) for n, line in enumerate(text.split(b"\n"), 1) for part in line.split(b"\r")]
+    starts = accumulate((len(part) + 1 for _, part in lines), initial=0)
+    told = (Found(part, n, at) for (n, part), at in zip(lines, starts, strict=False) if BOOK.which(part))
+    return collect(filter(None, (hit_of(one, BOOK) for one in told)), name)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_lines_that_are_only_counted_change_nothing(tmp_path: Path, seed: int) -> None:
     rng, lines = random.Random(seed), list[str]()
-    while len(lines) < 4000:
-        forms = rng.sample(STORM, rng.randint(1, len(STORM)))
+    while len(lines) < 2000:
+        forms = rng.sample([*STORM, f"{XID}{{x}}, pid=7"], rng.randint(1, 4))
+        tails = rng.sample(TAILS, rng.choice((1, 1, 3)))
         for n in range(rng.choice((3, 40, 400))):
-            lines.append(rng.choice(forms).format(r=rng.randrange(3), s=n % 60, n=n, c=rng.choice((1, 1, 2))))
+            tail = rng.choice(tails if rng.random() < 0.98 else TAILS)
+            words = {
+                "w": "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=9)),
+                "x": rng.choice((44, 44, 44, 79, 31)),
+            }
+            values = {
+                "r": rng.randrange(3),
+                "s": n % 60,
+                "n": n,
+                "c": rng.choice((1, 1, 2)),
+                "p": rng.choice((4, 4, 5)),
+            }
+            lines.append((rng.choice(forms) + tail).format(**values, **words))
         lines.append(rng.choice(EVENTS).format(r=rng.randrange(3), n=len(lines)))
     path = tmp_path / "job.out"
-    path.write_text(rng.choice("\r\n") + "\n".join(lines))
-    with path.open("rb") as file:
-        each_line = collect(hits_in(file, BOOK), str(path))
+    path.write_bytes((rng.choice("\r\n") + "\n".join(lines)).encode())
+    each_line = one_by_one(path.read_bytes(), str(path))
     assert list(hits_in_file(path, BOOK)) == each_line
-    assert sum(hit.more for hit in each_line) > 500
+    assert sum(hit.more for hit in each_line) > 300
+
+
+def test_one_line_among_thousands_that_begin_like_it(tmp_path: Path) -> None:
+    storm = [
+        f"[rank{n % 3}]: RuntimeError: CUDA error: unknown error in {chr(97 + n % 26) * 3}{n:x}y" for n in range(3000)
+    ]
+    storm[2000] = "[rank1]: RuntimeError: CUDA error: unknown error in x: uncorrectable ECC error encountered"
+    (tmp_path / "job.out").write_text("\n".join(storm))
+    hits = {hit.lineno: hit.rule.name for hit in hits_in_file(tmp_path / "job.out", BOOK)}
+    assert hits[2001] == "gpu-ecc" != hits[1]
+
+
+def test_number_that_tells_after_a_storm_of_others(tmp_path: Path) -> None:
+    lines = [f"{XID}44, pid={n}, Ch 000000{n % 90 + 10}" for n in range(200)]
+    (first,) = of(tmp_path, "\n".join([*lines, f"{XID}79, pid=99, Ch 00000010", *lines]))
+    assert (first.root.lineno, first.category) == (201, Category.GPU_HARDWARE)
 
 
 DIED = (

@@ -94,11 +94,20 @@ _FOLDER_RANK = re.compile(r"(?:^|/)(?:rank|task|proc)[-_=.]?(\d{1,7})/", re.IGNO
 _FOLDER_NODE = re.compile(r"(?:^|/)(?:host|node)[-_=]([A-Za-z][\w-]{0,62})/")
 
 
+Groups = tuple[tuple[str, int], ...]  # names and numbers of groups
+
+
 @lru_cache(maxsize=1)
-def _labels() -> tuple[tuple[re.Pattern[str], ...], re.Pattern[str]]:
-    """Compile the labels, each and all in one, when the first line is split."""
-    plain = (re.sub(r"\(\?P<[a-z]+>", "(?:", label) for label in _LABELS)
-    return tuple(map(re.compile, _LABELS)), re.compile("|".join(f"({label})" for label in plain))
+def _labels() -> tuple[re.Pattern[str], dict[int, tuple[int, Groups]], tuple[re.Pattern[str], ...]]:
+    """Compile the labels when the first line is split: all in one, with the number and the groups of each by the number
+    of the group around it, and each."""
+    each = tuple(map(re.compile, _LABELS))
+    around, places = 1, dict[int, tuple[int, Groups]]()
+    for n, one in enumerate(each):
+        places[around] = n, tuple((name, around + group) for name, group in one.groupindex.items())
+        around += 1 + one.groups
+    plain = (re.sub(r"\(\?P<[a-z]+>", "(", label) for label in _LABELS)
+    return re.compile("|".join(f"({label})" for label in plain)), places, each
 
 
 @dataclass(frozen=True)
@@ -132,14 +141,15 @@ def clean(raw: bytes) -> str:
     text = (
         raw.decode("utf-8", "replace") if len(raw) <= 4 * LOOKED_AT else raw[: 4 * LOOKED_AT].decode("utf-8", "replace")
     )
-    return _CONTROL.sub("", text.replace("\t", " "))[:LOOKED_AT].rstrip()
+    text = text if text.isprintable() else _CONTROL.sub("", text.replace("\t", " "))
+    return text[:LOOKED_AT].rstrip()
 
 
 def record(line: str) -> Record:
     """Split a clean line into its labels and its text."""
     found: dict[str, str] = {}
     at, seen = 0, 0
-    labels, any_label = _labels()
+    any_label, places, labels = _labels()
     task = _TASK.match(line) or _FANNED.match(line) or _COMPOSE.match(line) or ("%|" in line and _BAR.match(line))
     task = task or ("]:" in line and _TORCHX.match(line))
     if task:
@@ -147,18 +157,20 @@ def record(line: str) -> Record:
     while True:
         while at < len(line) and line[at] == " ":
             at += 1
-        one = any_label.match(line, at)  # rejects at once what no label matches
-        if one is None:
+        match = any_label.match(line, at)
+        if match is None:
             break
-        first = (one.lastindex or 1) - 1
-        for n, label in enumerate(labels[first:], first):
-            match = None if seen >> n & 1 else label.match(line, at)
-            if match:
-                found = {**{name: value for name, value in match.groupdict().items() if value}, **found}
-                at, seen = match.end(), seen | (1 << n if n >= _RANKS else 0)
+        n, groups = places[match.lastindex or 1]
+        if seen >> n & 1:
+            later = ((n, labels[n].match(line, at)) for n in range(n + 1, len(labels)) if not seen >> n & 1)
+            n, match = next((one for one in later if one[1]), (n, None))
+            if match is None:
                 break
-        else:
-            break
+            groups = tuple(match.re.groupindex.items())
+        for name, number in groups:
+            if value := match[number]:
+                found.setdefault(name, value)
+        at, seen = match.end(), seen | (1 << n if n >= _RANKS else 0)
     text = line[at:].lstrip(" :").rstrip(" \u2502\u2503") if at else line.strip()
     slurm = _SLURMD.match(text) or _SRUN.match(text)
     found.update({name: value for name, value in slurm.groupdict().items() if value} if slurm else {})

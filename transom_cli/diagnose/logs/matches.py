@@ -30,14 +30,14 @@ _WARNS = re.compile(r"\.py:\d+: \w+Warning: ")  # Python's warnings module
 class Found:
     """raw: the line, or its part between carriage returns. lineno: from 1. offset: of the line in the file, bytes.
 
-    words: the line without its numbers, if they are known. more: how many lines of its kind are left out before it.
+    more: how many lines of its kind are left out before it. like: the hit of one of these.
     """
 
     raw: bytes
     lineno: int
     offset: int
-    words: bytes = b""
     more: int = 0
+    like: Hit | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,7 @@ class Collector:
                 self._at = lines + hit.lineno
                 continue
             self._at = lines + hit.lineno
+            hit = hit if self._ended is None else _in_full(hit)  # its own time says which launch it is of
             placed = self._beside(self._placed(hit, lines))
             if placed is not None and not self._replaces(placed):
                 self._keep(placed)
@@ -179,7 +180,8 @@ class Collector:
             return False
         if rule.level >= Level.ENDING and (self._left or rule.category in ENDINGS):
             return False
-        if self._ended is not None or (self._over and self._pids.get((record.node, record.device)) != record.pid != ""):
+        pid = self._pids.get((record.node, record.device))
+        if self._ended is not None or (record.pid and (pid is None or (self._over and pid != record.pid))):
             return False
         if rank in self._heads or rank in self._inside or at - self._traced.get(rank, -BELOW) < BELOW:
             return False
@@ -187,7 +189,8 @@ class Collector:
             self._host and at <= self._host.lineno
         ):
             return False
-        return all(above is None or at - above.lineno > BELOW for above in (self._wrapper, self._chain))
+        above = max(self._wrapper.lineno if self._wrapper else 0, self._chain.lineno if self._chain else 0)
+        return not above or at - above > BELOW
 
     def _count(self, hit: Hit, lines: int) -> None:
         rank = self._rank if hit.record.rank is None else hit.record.rank
@@ -352,14 +355,17 @@ class Collector:
     def _counted(self, place: int) -> Hit:
         hit, more, lines = self._last[place]
         launch = self._kept[place].launch
-        return replace(_in_full(hit if lines is None else self._placed(hit, lines)), more=more, launch=launch)
+        if lines is not None:
+            own = hit.reread() if hit.reread is not None else None
+            hit = self._placed(replace(own, printed=hit.printed) if own else hit, lines)
+        return replace(_in_full(hit), more=more, launch=launch)
 
 
 def _in_full(hit: Hit) -> Hit:
     """Return the hit with what its own line says."""
     again = hit.reread() if hit.reread is not None else None
     if again is None:
-        return replace(hit, reread=None)
+        return hit if hit.reread is None else replace(hit, reread=None)
     of = hit.record
     record = replace(again.record, rank=of.rank, node=of.node, level=of.level)
     return replace(hit, record=record, where={**hit.where, **again.where}, reread=None)

@@ -26,7 +26,6 @@ from transom_cli.diagnose.logs.rulebook import Rulebook
 BLOCK = 4 << 20
 AROUND = 4096  # bytes kept of a very long line, before and after a match
 _DENSE, _SPARSE = 8, 32  # lines in a row with a text, and without one
-_PART = 1 << 20  # bytes of dense text that are split into lines at once
 _OVERLAP = 1 << 20  # bytes without a line end that are kept for the next block
 
 
@@ -56,13 +55,14 @@ def find(file: BinaryIO, book: Rulebook, kinds: Kinds | None = None) -> Iterator
 def _in_block(block: bytes, end: int, lineno: int, offset: int, book: Rulebook, kinds: Kinds) -> Iterator[Found]:
     """Without RE2, and where line after line contains a text, a search costs more than to look up a line's words."""
     at = silent = 0
+    text = b""  # the block without carriage returns
     while at < end:
         if rulebook.FAST and (at == 0 or silent > _SPARSE):
             counted, silent = at, 0
             at = yield from _searched(block, at, end, lineno, offset, book, stop_where_dense=True)
             lineno += block.count(b"\n", counted, at)
-        stop = block.find(b"\n", min(at + _PART, end), end) + 1 or end
-        lines = kinds.lines(block[at:stop].replace(b"\r", b"\n"), at, silent, _SPARSE if rulebook.FAST else stop)
+        text = text or block.replace(b"\r", b"\n")
+        lines = kinds.lines(text, at, end, silent, _SPARSE if rulebook.FAST else end)
         counted, at, silent = at, *(yield from _looked_up(block, lines, lineno, at, offset, book))
         lineno += block.count(b"\n", counted, at)
 
@@ -72,16 +72,16 @@ def _looked_up(
 ) -> Generator[Found, None, tuple[int, int]]:
     while True:
         try:
-            start, raw, words, more = next(lines)
+            start, raw, more, like = next(lines)
         except StopIteration as stopped:
             end: tuple[int, int] = stopped.value
             return end
         if len(raw) > AROUND:
             lineno, at = lineno + block.count(b"\n", at, start), start
             yield from _searched(block, start, start + len(raw), lineno, offset, book)
-        elif not book.dull(raw):
+        elif like is not None or not book.dull(raw):
             lineno, at = lineno + block.count(b"\n", at, start), start
-            yield Found(raw, lineno, offset + start, words, more)
+            yield Found(raw, lineno, offset + start, more, like)
 
 
 def _searched(

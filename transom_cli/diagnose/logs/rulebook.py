@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
@@ -220,6 +221,8 @@ def _pattern(text: str) -> str:
 _DIGIT = re.compile(r"(?<!\{)(?<!\{\d)(?<!,)(?:\d|\\d)(?![\d,]*\})")  # in an expression, except in quantifiers
 _LOOSE = re.compile(r"\\d[+*]|\\d\{1,\d+\}|0-9")  # in an expression: any number
 _GROUP = re.compile(r"\(\?P<\w+>")
+_NEGATED = re.compile(r"\[\^[^\]]*[0-9][^\]]*\]")
+_VALUE = re.compile(r"\{\d*,?\d*\}|\\.|\d")  # in an expression: a digit, or what contains one without meaning it
 NUMBERS = b"0123456789.+-"
 _ADDRESS = re.compile(rb"0[xX][0-9a-fA-F]+|[0-9a-fA-F]*:(?:[0-9a-fA-F]*:)+[0-9a-fA-F]*")
 _DULL = 4096  # kinds of lines
@@ -242,6 +245,22 @@ def _unanchored(expression: str) -> str:
     return f"(?{flag}:{_GROUP.sub('(?:', expression).removeprefix('^')})"
 
 
+def _precedence(rule: Rule) -> tuple[int, int]:
+    return (-rule.weight, -rule.level) if rule.level is not Level.BENIGN else (-sys.maxsize, 0)
+
+
+def _zeroed(expression: str) -> str:
+    """Return an expression that finds the matches of this one if all digits are zeros, and perhaps others."""
+    loose = _NEGATED.sub("[^\n]", expression)
+    return _VALUE.sub(lambda one: one[0] if len(one[0]) > 1 else "0", loose)
+
+
+_ZEROS = bytes.maketrans(b"123456789", b"000000000")
+_ESCAPE = re.compile(r"\\[a-zA-Z]")
+_WORD = re.compile(r"[a-zA-Z]{3,}")
+_LABELLING = frozenset(("rank", "warning", r"%\|", "slurmstepd"))  # what `grammar` looks for beyond the first words
+
+
 @dataclass(frozen=True)
 class Match:
     """A rule that matches a line, and the groups that its expression found."""
@@ -258,7 +277,7 @@ class Rulebook:
         texts = sorted({text for rule in self.rules for text in rule.any}, key=lambda t: (-len(t), t))
         telling = {text for rule in self.rules if rule.level is not Level.BENIGN or rule.below for text in rule.any}
         self.first = compile_texts([text for text in texts if text in telling]).first
-        self._which = compile_texts(texts).which
+        self.which = compile_texts(texts).which
         by_text: dict[str, list[int]] = {}
         for n, rule in enumerate(self.rules):
             for text in dict.fromkeys(rule.any):
@@ -268,6 +287,7 @@ class Rulebook:
         self._numbered = numbered
         without = [text.lower().encode().translate(None, NUMBERS).decode() for text in numbered]
         self._without_numbers = compile_texts(without).which
+        self._of_texts: dict[tuple[int, ...], list[int]] = {}
         self._dull: set[bytes] = set()
         self._silent: dict[bytes, bool] = {}
         self._compiled: dict[tuple[int, bool], tuple[tuple[Expression, ...], tuple[Expression, ...]]] = {}
@@ -296,36 +316,74 @@ class Rulebook:
 
     def remember_dull(self, raw: bytes, record: Record) -> None:
         """Remember that no rule matched the line, unless a candidate rule looks at numbers (an Xid, an exit code)."""
-        hits = self._which(record.line.encode("utf-8", "replace"))
+        hits = self.which(record.line.encode("utf-8", "replace"))
         if len(self._dull) < _DULL and all(self._is_blind(n) for hit in hits for n in self._of[hit]):
             self._dull.add(raw.translate(None, NUMBERS))
 
-    def numbers(self, raw: bytes) -> Expression | None:
-        """Return an expression that finds what rules say about numbers in lines with these words; None for nothing."""
+    def numbers(self, raw: bytes) -> tuple[Expression | None, tuple[Expression, ...]]:
+        """Return an expression that finds what rules say about numbers in lines with these words; None for nothing.
+        Also return expressions that find where other such lines may have it, if their digits are replaced by zeros."""
         texts = [_pattern(text) for text in self._with_numbers(words_of(raw))]
-        known = sorted({n for hit in self._which(raw) for n in self._of[hit]})
+        known = sorted({n for hit in self.which(raw) for n in self._of[hit]})
         exact = (one for n in known for one in (*self.rules[n].match, *self.rules[n].unless) if _exact(one))
         parts = [*texts, *map(_unanchored, exact)]
-        return compile_bytes("|".join(parts)) if parts else None
+        places = tuple(compile_bytes(_zeroed(part)) for part in parts)
+        return (compile_bytes("|".join(parts)) if parts else None), places
+
+    def begun(self, stem: bytes) -> int:
+        """Return how many bytes before the end of a line's stem a text may begin that ends behind it."""
+        end = stem.lower().translate(_ZEROS)
+        return next((len(prefix) for prefix in self._prefixes if end.endswith(prefix)), 0)
+
+    def words_after(self, stem: bytes, rule: Rule | None) -> Expression:
+        """Return an expression for words that matter after a line's stem, which this rule matches best: they are what
+        the expressions of the rules before it look for, and what labels contain."""
+        of = [self.rules[n] for n in self._candidates(tuple(self.which(stem)))]
+        of = of[: of.index(rule) + 1] if rule in of else of
+        expressions = " ".join(_GROUP.sub(" ", one) for one in of for one in (*one.match, *one.unless))
+        words = {one.lower() for one in _WORD.findall(_ESCAPE.sub(" ", expressions))}
+        return compile_bytes(f"(?i:{'|'.join(sorted(words | _LABELLING))})")
+
+    @cached_property
+    def _prefixes(self) -> list[bytes]:
+        """Beginnings of texts, up to a space; the longest ones first."""
+        of = (text.lower().encode().translate(_ZEROS) for rule in self.rules for text in rule.any)
+        return sorted({text[:n] for text in of for n in range(1, len(text)) if text[n] == ord(" ")}, key=len)[::-1]
+
+    def best(self, record: Record) -> Match | None:
+        """Return the best of `matches`."""
+        first = next(self._matching(record), None)
+        return None if first is None or (first.rule.level is Level.BENIGN and not first.rule.below) else first
 
     def matches(self, record: Record, *, benign: bool = False) -> tuple[Match, ...]:
         """Return the matching rules, best first: by weight, then level. A benign match returns nothing, except with
         `benign` or if the rule concerns the exception below the line: then it comes first."""
-        hits = self._which(record.line.encode("utf-8", "replace"))
-        known = sorted({n for hit in hits for n in self._of[hit]})
-        found = []
-        for n in known:
+        found = tuple(self._matching(record))
+        if found and found[0].rule.level is Level.BENIGN:
+            return found[:1] if benign or found[0].rule.below else ()
+        return found
+
+    def _matching(self, record: Record) -> Iterator[Match]:
+        """Yield the matching rules, best first; after a benign one, the others do not matter."""
+        text = record.text
+        for n in self._candidates(tuple(self.which(record.line.encode("utf-8", "replace")))):
             rule = self.rules[n]
-            match, unless = self._expressions(n, rule.built_in and len(record.text) <= SHORT)
-            if any(one.search(record.text) for one in unless):
+            match, unless = self._expressions(n, rule.built_in and len(text) <= SHORT)
+            if any(one.search(text) for one in unless):
                 continue
-            where = _where(match, record.text)
-            if where is None:
-                continue
-            if rule.level is Level.BENIGN:
-                return (Match(rule),) if benign or rule.below else ()
-            found.append(Match(rule, where))
-        return tuple(sorted(found, key=lambda m: (m.rule.weight, m.rule.level), reverse=True))
+            where = _where(match, text)
+            if where is not None:
+                yield Match(rule, where)
+
+    def _candidates(self, texts: tuple[int, ...]) -> list[int]:
+        """Return the rules that have one of these texts: benign ones first, then by weight and level."""
+        known = self._of_texts.get(texts)
+        if known is None:
+            of = sorted({n for text in texts for n in self._of[text]})
+            if len(self._of_texts) >= _DULL:
+                self._of_texts.clear()
+            known = self._of_texts[texts] = sorted(of, key=lambda n: _precedence(self.rules[n]))
+        return known
 
     def _expressions(self, n: int, short: bool) -> tuple[tuple[Expression, ...], tuple[Expression, ...]]:
         """Return `match` and `unless` of a rule, compiled when they are first used."""
