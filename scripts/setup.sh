@@ -23,6 +23,26 @@ SERVICES="munge and mariadb; slurmctld, slurmd and slurmdbd only once they are c
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
+during() { # during WHAT COMMAND... says what is done, and on a terminal also for how long
+    local code=0 clock
+    say "$1"
+    if [ ! -t 2 ]; then
+        "${@:2}"
+        return
+    fi
+    (for ((s = 1; ; s++)); do
+        sleep 1
+        kill -0 $$ 2>/dev/null || exit # Ctrl-C ends the script, but not what runs in its background
+        printf '\rsetup: %d s ' "$s" >&2
+    done) &
+    clock=$!
+    "${@:2}" || code=$?
+    kill "$clock"
+    wait "$clock" 2>/dev/null || true
+    printf '\r\033[K' >&2
+    return "$code"
+}
+
 fail() { # fail WHAT [HINT...]
     printf 'error: %s\n' "$1" >&2
     shift
@@ -99,8 +119,7 @@ make_venv() {
     .venv/bin/python -c 'import pip' 2>/dev/null && return
     local python
     python=$(find_python)
-    say "making .venv with $python"
-    "$python" -m venv --clear .venv
+    during "making .venv with $python" "$python" -m venv --clear .venv
 }
 
 has_torch() {
@@ -117,14 +136,14 @@ fill_venv() {
     fi
     if ! has_torch; then
         # The release that transom is tested with, where this machine's index has it; any other that fits, else.
-        say "installing torch"
-        "${pip[@]}" install 'torch==2.13.0' || "${pip[@]}" install torch
+        during "installing torch: hundreds of MB, minutes" "${pip[@]}" install 'torch==2.13.0' ||
+            during "installing another release of torch" "${pip[@]}" install torch
     fi
-    say "installing transom and what it needs"
-    "${pip[@]}" install -e '.[train,dev]'
+    during "installing transom and what it needs: a minute or two" "${pip[@]}" install -e '.[train,dev]'
     printf '%s\n' "$want" >"$STAMP"
 }
 
+trap 'printf "\nsetup: interrupted; \`make setup\` continues\n" >&2; exit 130' INT
 install_packages
 make_venv
 fill_venv

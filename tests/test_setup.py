@@ -92,3 +92,15 @@ def test_root_without_a_terminal_needs_no_answer(tmp_path: Path) -> None:
     done = setup_with(tmp_path, id="echo 0", env=SUDO, **MISSING)
     assert done.returncode == 7
     assert "setup:   slurmctld slurmd" in done.stderr
+
+
+def test_interrupted_installation_ends_and_tries_nothing_else(tmp_path: Path) -> None:
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    pip = '*" install "*) echo "pip $*" >&2; kill -INT $PPID; exit 2'  # as pip does after Ctrl-C
+    python.write_text(f'#!/bin/sh\ncase "$*" in *find_spec*) exit 1;; {pip};; esac\n')
+    python.chmod(0o755)
+    tools = {"cksum": "echo 1", "readlink": "echo 2", "cat": "exit 1"}
+    done = setup_with(tmp_path, apt_get="exit 9", dpkg_query="echo installed", **tools)  # type: ignore[arg-type]
+    assert done.returncode == 130 and "setup: interrupted; `make setup` continues" in done.stderr
+    assert done.stderr.count(" install torch") == 1, done.stderr

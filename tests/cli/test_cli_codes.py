@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from cli_support import transom
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from transom_cli.cli import requests
 from transom_cli.cli.app import app
 from transom_cli.cli.show import code_of
 from transom_cli.core import events as ev
 from transom_cli.core.operator.state import State
-from transom_cli.errors import EXIT_CODES, Unknown
+from transom_cli.errors import EXIT_CODES, NoSuchRun, Unknown, UsageError
 from transom_cli.layout import RunDir
 from transom_cli.supervise.journal import Journal
 from transom_cli.supervise.lease import read_holder
@@ -129,3 +130,18 @@ def test_stop_without_a_name_needs_a_yes(run: RunDir) -> None:
     done = transom("stop", "--root", run.path.parent)
     assert done.returncode == 2 and f"transom stop {run.run_id}" in done.stderr
     assert not list(run.requests.iterdir()), "nothing was requested"
+
+
+def test_resume_without_a_name_takes_the_newest_run_that_has_ended_and_needs_a_yes(run: RunDir) -> None:
+    def resume(*words: str) -> Result:
+        return CliRunner().invoke(app, ["resume", "--root", str(run.path.parent), *words])
+
+    error = resume().exception
+    assert isinstance(error, NoSuchRun) and error.why == f"the newest, {run.run_id}, is submitting"
+    given_up(run)
+    newer = RunDir(run.path.parent / run.run_id.replace("20260304", "20260305"))  # it has been resumed
+    shutil.copytree(run.path, newer.path)
+    remember(newer, ev.Resumed(10.0, "bob"))
+    error = resume().exception
+    assert isinstance(error, UsageError) and error.hint.startswith(f"transom resume {run.run_id}\n")
+    assert f"resuming run {run.run_id}, failed " in resume("--yes").stderr

@@ -105,7 +105,11 @@ def test_a_range_of_nodes_is_one_to_shrink_in(tmp_path: Path, given: str) -> Non
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [("two", "`--nodes two` is no number of nodes"), ("4-2", "min_nodes (4) is above nodes (2)"), ("0", "job.nodes")],
+    [
+        ("two", "`--nodes two` is not a number of nodes"),
+        ("4-2", "min_nodes (4) is above nodes (2)"),
+        ("0", "job.nodes"),
+    ],
 )
 def test_what_is_no_number_of_nodes_is_refused(tmp_path: Path, given: str, words: str) -> None:
     done = transom(tmp_path, "run", "--dry-run", "-N", given, "--", "true")

@@ -125,6 +125,18 @@ def test_repeat_offenders_are_listed(desk: Desk) -> None:
     assert result in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("state", "update", "says"),
+    [("DOWN+DRAIN", "resume", "Slurm: resumed"), ("DOWN*+DRAIN", "undrain", "no longer drained (it is down; once it")],
+)
+def test_lift_resumes_a_lost_node_only_if_it_responds_again(desk: Desk, state: str, update: str, says: str) -> None:
+    desk.scontrol(f"NodeName=n2 State={state} NodeAddr=n2 Port=1 Reason={desk.ours} [ann@2026-01-01T00:00:00]")
+    desk.record(desk.isolation)
+    done = desk.transom("nodes", "--lift", "n2")
+    assert done.returncode == 0 and says in done.stderr, done.stderr
+    assert desk.log.read_text() == f"update nodename=n2 state={update}\n"
+
+
 def test_a_lift_resumes_what_we_drained_and_asks_the_run(desk: Desk) -> None:
     desk.record(desk.isolation)
     done = desk.transom("nodes", "--lift", "n[2]")

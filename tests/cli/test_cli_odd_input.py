@@ -136,7 +136,7 @@ def test_damaged_journal_says_how_to_continue(run: RunDir, content: bytes, comma
     ("words", "code", "what"),
     [
         (("explain", "r", "i1", "-i", "i2"), 2, "`i1` and `--incident i2` were both given"),
-        (("list", "--state", ","), 2, "--state names no state"),
+        (("list", "--state", ","), 2, "`--state` names no state"),
         (("list", "--since", "7"), 2, "for example 12h or 7d"),
         (("status", "4711"), 10, "job 4711 belongs to the run r-"),
         (("status", "--root", "/nonexistent"), 10, "no such directory"),

@@ -93,9 +93,11 @@ class Refusing(FakeSlurm):
 def test_refusal_is_noted_and_the_rest_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RUNS_WITHIN", 0.05)  # nothing runs the script
     slurm = Refusing()
-    trial = try_job(slurm, tmp_path, (), slurm.nodes(), sleep=slurm.tick)
+    said: list[str] = []
+    trial = try_job(slurm, tmp_path, (), slurm.nodes(), sleep=slurm.tick, say=said.append)
     assert trial.refused == {"exclusions": "Slurm said: Access/permission denied"}
     assert trial.waited is not None and list(tmp_path.iterdir()) == []
+    assert said[0] == "submitting a job of one task" and "waiting for Slurm to start it" in said[1]
     assert all(job.state.ended for job in slurm.jobs()), "the job is cancelled"
     slurm.calls = ("submit",)
     assert "Invalid account" in try_job(slurm, tmp_path, (), (), sleep=slurm.tick).error

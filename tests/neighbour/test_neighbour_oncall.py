@@ -331,7 +331,7 @@ def test_without_a_live_operator_or_users_on_call_the_command_says_whom_to_ask(
     def ask() -> None:
         with pytest.raises(NotPermitted, match=f"The operator of the run `{waiting.run_id}` is not running"):
             send_request(run_to_request(folder / "runs", "waiting"), "stop")
-        with pytest.raises(NotPermitted, match="takes requests of nobody else"):
+        with pytest.raises(NotPermitted, match="takes requests from nobody else"):
             send_request(nobody, "stop")
 
     call_as(ordinary_user, ask, group)

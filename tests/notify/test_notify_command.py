@@ -98,7 +98,7 @@ def test_the_targets_of_a_run_are_those_that_it_was_started_with(home: Path) -> 
         ((), "no notification targets are configured"),
         (("-f", "F", "nobody"), "no notification target `nobody`"),
         (("-f", "F", "--event", "lunch"), "`--event lunch` is not an event"),
-        (("-f", "F", "--run", "x"), "exclude each other: a run has its own settings"),
+        (("-f", "F", "--run", "x"), "cannot be combined: a run has its own settings"),
     ],
 )
 def test_what_cannot_be_tried_is_refused(home: Path, words: tuple[str, ...], says: str) -> None:

@@ -47,7 +47,7 @@ def test_what_sbatch_answers(text: str, job: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "\n", "Submitted batch job\n", "x7\n", "7\nSubmission is late\n"])
 def test_invalid_sbatch_output_is_refused(text: str) -> None:
-    with pytest.raises(SlurmUnknown, match="makes no sense"):
+    with pytest.raises(SlurmUnknown, match="cannot be parsed"):
         parse_submitted(text)
 
 

@@ -65,7 +65,7 @@ def test_environment_before_and_of_the_starter_is_kept() -> None:
     ("line", "said"),
     [
         ("torchrun --nnodes 1:4 t.py", "transom run -N 4"),
-        ("torchrun --nproc-per-node 2", "gets no script"),
+        ("torchrun --nproc-per-node 2", "has no script"),
         ("torchrun --run-path t.py", "inside torchrun's own process"),
         ("deepspeed --include worker-0:0,1 t.py", "Slurm chooses the nodes"),
         ("accelerate launch --num_processes 3 --num_machines 2 t.py", "a multiple of --num_machines"),
@@ -96,7 +96,7 @@ def test_numbers_of_the_starter_become_settings_unless_they_contradict() -> None
 
 def test_python_within_torchrun_is_refused() -> None:
     torchrun = Settings.model_validate({"launch": {"kind": "torchrun"}})
-    with pytest.raises(UsageError, match=r"leave python away: transom run --torchrun ... -- x.py --lr 1"):
+    with pytest.raises(UsageError, match=r"remove python: transom run --torchrun ... -- x.py --lr 1"):
         refuse_python_within_torchrun(("python", "-u", "x.py", "--lr", "1"), torchrun)
     refuse_python_within_torchrun(("x.py",), torchrun)
     refuse_python_within_torchrun(("python", "x.py"), Settings())

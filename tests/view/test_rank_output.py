@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 from view_made import JOB, Made
 from view_scenes import SCENES
 
+from transom_cli.cli.app import app
+from transom_cli.errors import TransomError, UsageError
 from transom_cli.layout import RunDir
 from transom_cli.view.logs import Follower, drawn, find_root, log_files
 from transom_cli.view.read import read_view
@@ -76,6 +79,27 @@ def test_failed_run_names_file_line_and_command(tmp_path: Path) -> None:
     assert f"{path}:3" in text and f"transom logs {run.run_id}" in text and f"transom resume {run.run_id}" in text
     marked = [one for one in Follower(run, view).more() if plain(drawn(one, root, 1)).startswith(">>")]
     assert [(one.rank, one.text) for one in marked] == [(3, line)]
+
+
+def test_without_output_the_state_of_the_run_says_why(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / SCENES["preflight"](tmp_path).run_id)
+
+    def logs(*words: str) -> Result:
+        return CliRunner().invoke(app, ["logs", str(run.path), *words])
+
+    for words in ((), ("--rank", "3")):
+        error = logs(*words).exception
+        assert isinstance(error, TransomError) and error.why.startswith("its state is preflight: 12 of 64 nodes")
+    write(run, 0, 0, "hello\n")
+    assert "hello" in logs().stdout
+    error = logs("--rank", "3", "--follow").exception
+    assert isinstance(error, UsageError) and error.what.endswith("has no output of rank 3")
+
+
+def test_run_that_ended_without_output_says_so(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / SCENES["done"](tmp_path).run_id)
+    done = CliRunner().invoke(app, ["logs", str(run.path), "--follow"])
+    assert done.exit_code == 0 and done.stderr == f"run {run.run_id} is done, and its ranks printed nothing\n"
 
 
 @pytest.mark.parametrize("text", ["\x1b[2Jx\n", "\xff\x00bad\n", "99:99:99 no time\n"])

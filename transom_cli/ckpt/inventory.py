@@ -140,4 +140,4 @@ def read_origin(checkpoint: Path, manifest: Manifest) -> Origin | None:
     except OSError as error:
         raise StateMismatch(f"{IMPORTED} cannot be read ({error.strerror or error})") from None
     except (ValueError, KeyError, TypeError):
-        raise StateMismatch(f"{IMPORTED} does not say what it should") from None
+        raise StateMismatch(f"{IMPORTED} is incomplete") from None

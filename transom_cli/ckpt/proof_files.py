@@ -132,7 +132,7 @@ def find(path: Path) -> Path:
         for candidate in candidates(directory):
             if (candidate.path / DCP_METADATA).is_file():
                 return candidate.path
-    raise NoCheckpoint(f"{path} is no checkpoint", f"neither it nor a step-<n> in it has torch's {DCP_METADATA}")
+    raise NoCheckpoint(f"{path} is not a checkpoint", f"neither it nor a step-<n> in it has torch's {DCP_METADATA}")
 
 
 def _tensors(name: str, one: Whole, two: Whole, on_bytes: OnBytes) -> Change | None:
@@ -186,7 +186,7 @@ def _opened(checkpoint: Path) -> Whole:
     try:
         return Whole(checkpoint)
     except FileNotFoundError:
-        raise NoCheckpoint(f"{checkpoint} is no checkpoint", f"it has no {DCP_METADATA}") from None
+        raise NoCheckpoint(f"{checkpoint} is not a checkpoint", f"it has no {DCP_METADATA}") from None
 
 
 def _is_stored(name: str) -> bool:

@@ -100,7 +100,7 @@ def seal(
 
     step = step_of(checkpoint.name) if step is None else step
     if step is None:
-        raise UsageError(f"The name {checkpoint.name} does not tell the step", hint="give it: --step N")
+        raise UsageError(f"The step cannot be read from the name {checkpoint.name}", hint="give it: --step N")
     try:
         made = seal_one(checkpoint, step)
     except OSError as error:

@@ -68,7 +68,7 @@ def export(
 
     form = _format(out, form)
     if only and everything:
-        raise UsageError("--only and --all do not go together", hint="per-rank state alone: --only ranks")
+        raise UsageError("`--only` and `--all` cannot be combined", hint="per-rank state alone: --only ranks")
     if everything and form is Format.safetensors:
         raise UsageError("Per-rank state is not tensors alone: safetensors does not hold it", hint="--format torch")
     refuse_taken(out, force=force)
@@ -169,7 +169,7 @@ def _format(file: Path, form: Format | None) -> Format:
     found = form or _SUFFIXES.get(file.suffix.lower())
     if found is None:
         raise UsageError(
-            f"The name {file.name} does not tell a format",
+            f"The format cannot be read from the name {file.name}",
             f"known suffixes: {' '.join(_SUFFIXES)}",
             "--format torch, or --format safetensors",
         )

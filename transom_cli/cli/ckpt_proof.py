@@ -70,7 +70,7 @@ def deep(paths: list[Path], as_json: bool) -> None:
             typer.echo(f"{path.name}  {one if isinstance(one, str) else one.text}")
     if all(isinstance(one, str) or one.wrong for _, one in found):
         why = "\n".join(f"{path.name}: {_why(one)}" for path, one in found)
-        raise NoCheckpoint("No checkpoint is as it was saved", why)
+        raise NoCheckpoint("No checkpoint matches its recorded digests", why)
 
 
 def _why(one: DeepVerdict | str) -> str:

@@ -36,10 +36,10 @@ def diagnose(
 ) -> None:
     """Find what ended a job from its logs.
 
-    Prints the root line, the rank or node to blame, and what to do. Needs neither Slurm nor a run directory. Also reads
-    compressed logs (.gz) and dumps of a hang: stacks of py-spy and faulthandler, PyTorch's flight recorder. If no rule
-    knows the cause, it shows the lines that are new near the end. Exit code 0: the logs were read, whatever they
-    contain.
+    Prints the line with the root cause, the rank or node to blame, and what to do. Needs neither Slurm nor a run
+    directory. Also reads compressed logs (.gz) and dumps of a hang: stacks of py-spy and faulthandler, PyTorch's flight
+    recorder. If no rule knows the cause, it shows the lines that are new near the end. Exit code 0: the logs were read,
+    whatever they contain.
     """
 
     if learn and json_:

@@ -41,7 +41,7 @@ def doctor(
     from transom_cli.submit.unsupported import cluster_of
     from transom_cli.supervise.operator.registry import Registry, operator_folder
     from transom_cli.view.findings import symptom_lines
-    from transom_cli.view.terminal import waiting
+    from transom_cli.view.terminal import Waiting, waiting
 
     def runs() -> Path:
         """Load all settings, even if --root is given, so that errors in them are reported."""
@@ -60,7 +60,8 @@ def doctor(
 
         settings = load(None, {}, os.environ)
         flags = tuple(job_flags(settings)) if job else None
-        return Site(flags, settings.job.partition or "", settings.isolate.shared_history)
+        partition, shared = settings.job.partition or "", settings.isolate.shared_history
+        return Site(flags, partition, shared, say=lambda words: bars[-1].add(0, words))
 
     def operators() -> tuple[int, int | None]:
         registry = Registry(operator_folder(os.environ))
@@ -77,12 +78,14 @@ def doctor(
         raise UsageError("`--job` belongs to `--site`", hint="transom doctor --site --job")
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
     found: list[Symptom] = []
+    bars: list[Waiting] = []
     there = cluster()
     runner = Runner(timeout=10.0, cluster=there)
     wanted = options if site else None
     symptoms = iter(examine(slurm_client(10.0, there), runner, runs, backend, drain, operators, wanted))
     while True:
-        with waiting(f"{len(found)} checks done"):  # of one check: what is printed is progress, too
+        with waiting(f"{len(found)} checks done") as bar:  # of one check: what is printed is progress, too
+            bars.append(bar)
             one = next(symptoms, None)
         if one is None:
             break

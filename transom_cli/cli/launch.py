@@ -148,7 +148,7 @@ def adopt(
             file.write(changed)
     except FileExistsError:
         raise UsageError(
-            f"{target} exists already", hint="--force replaces it, or choose another name with -o"
+            f"{target} already exists", hint="--force replaces it, or choose another name with -o"
         ) from None
     target.chmod(script.stat().st_mode & 0o777)
     before, after = text.splitlines(keepends=True), changed.splitlines(keepends=True)

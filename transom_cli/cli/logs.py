@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from transom_cli.cli.status import NoColor, Root, Run
 from transom_cli.errors import TransomError, UsageError
+
+if TYPE_CHECKING:
+    from transom_cli.view.model import RunView
 
 AGAIN, LOOK = 0.5, 2.0  # seconds between two reads, and without a new line before a newer launch is looked for
 
@@ -31,7 +34,7 @@ def logs(
     from transom_cli.cli.units import duration
     from transom_cli.config.run_settings import runs_root
     from transom_cli.plural import several
-    from transom_cli.view.logs import MOST, Follower, drawn, find_root
+    from transom_cli.view.logs import MOST, Follower, drawn, find_root, log_files
     from transom_cli.view.read import read_view
     from transom_cli.view.terminal import show
 
@@ -39,8 +42,12 @@ def logs(
     after = time.time() - duration(since, "--since") if since else 0.0
     view, ranks, nodes = read_view(found), rank or [], node or []
     output, root_line = Follower(found, view, ranks, nodes), find_root(found, view)
-    if not output.files:
-        _nothing(found.run_id, ranks, nodes)
+    others = (ranks or nodes) and any(one.rank is not None for one in log_files(found, view))
+    if not output.files and (others or ((ranks or nodes) and view.over)):
+        asked = [*(f"rank {one}" for one in ranks), *(f"node `{one}`" for one in nodes)]
+        raise UsageError(
+            f"Run `{found.run_id}` has no output of {', '.join(asked)}", hint=f"transom logs {found.run_id}"
+        )
     if len(output.files) > MOST:
         kept = [one for one in output.files if root_line is not None and one.rank == root_line.rank]
         kept += [one for one in output.files if one not in kept][: MOST - len(kept)]
@@ -55,9 +62,10 @@ def logs(
             show([drawn(one, root_line, width) for one in lines], colours=not no_color)
         return bool(lines)
 
-    print_new(after)
+    if not print_new(after) and not after:
+        _explain_nothing(view, follow=follow)
     if root_line is not None:
-        typer.echo(f"root line: {root_line.place}", err=True)
+        typer.echo(f"root cause: {root_line.place}", err=True)
     quiet = time.monotonic()
     while follow and not (view.over and time.monotonic() - quiet > LOOK):
         time.sleep(AGAIN)
@@ -68,8 +76,12 @@ def logs(
             output.look_again(view)
 
 
-def _nothing(run_id: str, ranks: list[int], nodes: list[str]) -> None:
-    if ranks or nodes:
-        asked = [*(f"rank {one}" for one in ranks), *(f"node `{one}`" for one in nodes)]
-        raise UsageError(f"Run `{run_id}` has no output of {', '.join(asked)}", hint=f"transom logs {run_id}")
-    raise TransomError(f"Run `{run_id}` has no output yet", "its job has not started", f"transom status {run_id}")
+def _explain_nothing(view: RunView, *, follow: bool) -> None:
+    """Say why there is no output. Raises TransomError if there may be some later, and the caller does not wait."""
+    if view.over:
+        typer.echo(f"run {view.run_id} is {view.status}, and its ranks printed nothing", err=True)
+        return
+    why = f"its state is {view.status}" + (f": {view.condition}" if view.condition else "")
+    if not follow:
+        raise TransomError(f"Run `{view.run_id}` has no output yet", why, f"transom logs -f {view.run_id} waits for it")
+    typer.echo(f"waiting for the output of run {view.run_id}: {why}", err=True)

@@ -42,7 +42,7 @@ def test(
     from transom_cli.notify.checks import preview, sample_message, select_targets, send_all
 
     if run is not None and file is not None:
-        raise UsageError("`--run` and `-f` exclude each other: a run has its own settings")
+        raise UsageError("`--run` and `-f` cannot be combined: a run has its own settings")
     settings = load(file, {}, os.environ) if run is None else read_settings(run_to_act_on(runs_root(root), run))
     targets = select_targets([table.target() for table in settings.notify.targets], target)
     messages = [(t, sample_message(t, settings.name, event)) for t in targets]

@@ -43,7 +43,7 @@ def operate_all_runs(root: Path | None, *, idle_exit: bool) -> None:
         raise NotPermitted(
             f"Other users can change {registry.folder}",
             "what they write there would run in your name",
-            "take the write permission for group and others away, or set TRANSOM_STATE_DIR to a private folder",
+            "remove write permission for group and others (chmod go-w), or set TRANSOM_STATE_DIR to a private folder",
         )
     find_lost: Callable[[], None] | None = None
     if not idle_exit:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from transom_cli.cli.status import Json, Root, Run
-from transom_cli.errors import SlurmUnreachable, TransomError, Unknown, UsageError, printable
+from transom_cli.errors import NoSuchRun, SlurmUnreachable, TransomError, Unknown, UsageError, printable
 
 if TYPE_CHECKING:
     from transom_cli.core.operator.state import State, UserRequest
     from transom_cli.layout import RunDir
 
 STOP_PATIENCE = 60.0  # seconds; Slurm gives a job 30 s between TERM and KILL, in which it may save
+CONSIDERED = 50  # newest runs among which `resume` without a name looks
 _BY_HAND = {"stop": "scancel", "requeue": "scontrol requeue", "resume": "scontrol release"}
 PATIENCE = 15.0  # seconds until the operator has recorded a request
 
@@ -40,7 +41,7 @@ def stop(
     state = fold(found.journal).state
     already = state.phase.over
     if not (already or run or yes):
-        _confirm(found.run_id)
+        _confirm("stop", found.run_id, f"Stop run {found.run_id}?")
     if not already:
         with waiting(f"stopping {found.run_id}: ranks may save, Slurm gives them 30 s"):
             submit_request(found, "stop")
@@ -78,16 +79,20 @@ def resume(
         bool, typer.Option("--force", help="Also with another number of ranks, or if no checkpoint restored.")
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return when Slurm has accepted the job.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask if no run is named.")] = False,
     json_: Json = False,
 ) -> None:
     """Continue a run that has ended, or is held.
 
+    If no run is named, the newest one that can be resumed is meant, and `resume` asks first.
     A held job is released. A stopped, failed or given-up run continues as the same run, with the same command and
     settings, from its newest proven checkpoint. Another number of nodes needs --force, unless the run may shrink to it.
     Exit code 1: there is nothing to resume.
     """
     from transom_cli.supervise.journal import fold
 
+    if run is None:
+        run = _newest_resumable(root, yes=yes)
     found = _found(run, root)
     changes = {"nodes": nodes, "time": time, "partition": partition, "exclude": exclude}
     given = {name: value for name, value in changes.items() if value is not None}
@@ -199,12 +204,47 @@ def _change_options(run: RunDir, state: State, changes: dict[str, str], *, force
     return count, fewest
 
 
-def _confirm(run_id: str) -> None:
-    """Ask whether to stop the newest run, which the user did not name."""
+def _newest_resumable(root: Any, *, yes: bool) -> str:
+    """Return the ID of the user's newest run that has ended or is held, once the user agrees.
+
+    Raises:
+        NoSuchRun: there is none.
+    """
+    import time
+
+    from transom_cli.cli.common import bounded, run_to_act_on
+    from transom_cli.config.run_settings import runs_root
+    from transom_cli.core.operator.state import Phase
+    from transom_cli.ownership import is_own
+    from transom_cli.submit.rundir import list_runs
+    from transom_cli.supervise.journal import fold
+    from transom_cli.view.text import span
+
+    where = bounded(runs_root(root))
+    newest = run_to_act_on(where, None)
+    for one in [one for one in list_runs(where) if is_own(one)][:CONSIDERED]:
+        state = fold(one.journal).state
+        ended = state.phase in (Phase.FAILED, Phase.STOPPED) and not state.policy.observe
+        if not ended and state.phase is not Phase.HELD:
+            continue
+        why = f": {state.verdict}" if state.verdict else ""
+        about = printable(f"run {one.run_id}, {state.phase.value} {span(time.time() - state.since)} ago{why}")
+        if yes:
+            print(f"resuming {about}", file=sys.stderr)
+        else:
+            _confirm("resume", one.run_id, f"Resume {about}?")
+        return one.run_id
+    phase = fold(newest.journal).state.phase.value
+    hint = f"transom status {newest.run_id}"
+    raise NoSuchRun(f"No run in {where} can be resumed", f"the newest, {newest.run_id}, is {phase}", hint)
+
+
+def _confirm(verb: str, run_id: str, question: str) -> None:
+    """Ask whether to act on a run that the user did not name."""
     if not sys.stdin.isatty():
-        hint = f"transom stop {run_id}\nor: transom stop --yes"
-        raise UsageError("`stop` needs the name of a run", "without a terminal it cannot ask", hint)
-    typer.confirm(f"Stop run {run_id}?", abort=True, err=True)
+        hint = f"transom {verb} {run_id}\nor: transom {verb} --yes"
+        raise UsageError(f"`{verb}` needs the name of a run", "without a terminal it cannot ask", hint)
+    typer.confirm(question, abort=True, err=True)
 
 
 def _found(run: str | None, root: Any) -> RunDir:

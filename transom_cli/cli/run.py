@@ -435,7 +435,7 @@ def nodes_range(given: str | None) -> dict[str, int]:
     found = re.fullmatch(r"(\d+)(?:[-:](\d+))?", given.strip())
     if found is None:
         raise UsageError(
-            f"`--nodes {given}` is no number of nodes",
+            f"`--nodes {given}` is not a number of nodes",
             hint="--nodes 4; or --nodes 2-4: 4 nodes, and the run continues while at least 2 are left",
         )
     low, high = int(found[1]), int(found[2] or found[1])

@@ -34,7 +34,7 @@ def states(text: str | None) -> tuple[str, ...]:
     """Return the states of `failed,held`. Raises UsageError."""
     found = tuple(filter(None, re.split(r"[,\s]+", (text or "").lower())))
     if text is not None and not found:
-        raise UsageError("--state names no state", hint=f"give one or more of {', '.join(STATES)}")
+        raise UsageError("`--state` names no state", hint=f"give one or more of {', '.join(STATES)}")
     unknown = [one for one in found if one not in STATES]
     if unknown:
         raise UsageError(f"There is no state `{unknown[0]}`", f"a run is {', '.join(STATES[:-1])} or {STATES[-1]}")

@@ -49,11 +49,12 @@ DrainSettings = tuple[tuple[str, ...], Path | None]
 @dataclass(frozen=True)
 class Site:
     """What `--site` needs of the settings. job: sbatch's options for the trial job, None: submit none. partition: that
-    runs use, "": Slurm's default. shared: `isolate.shared_history`."""
+    runs use, "": Slurm's default. shared: `isolate.shared_history`. say: is called with what is done next."""
 
     job: tuple[str, ...] | None = None
     partition: str = ""
     shared: Path | None = None
+    say: Callable[[str], object] = lambda _: None
 
 
 def examine(
@@ -116,7 +117,7 @@ def _site(slurm: Slurm, runner: Runner, runs: Path, config: Mapping[str, str], s
         yield trial.NOT_TRIED
     else:
         step = None if runner.cluster else lambda argv: runner.run(argv, timeout=3 * STEP)
-        yield from trial.of_trial(trial.try_job(slurm, runs, site.job, sample(nodes), step))
+        yield from trial.of_trial(trial.try_job(slurm, runs, site.job, sample(nodes), step, say=site.say))
 
 
 def _slurm(

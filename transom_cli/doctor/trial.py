@@ -81,6 +81,7 @@ def try_job(
     nodes: Sequence[Node],
     step: Callable[[Sequence[str]], object] | None = None,
     sleep: Callable[[float], None] = time.sleep,
+    say: Callable[[str], object] = lambda _: None,
 ) -> Trial:
     """Submit the job, and do to it what a run's job needs.
 
@@ -89,6 +90,7 @@ def try_job(
         nodes: to connect to from the job.
         step: runs srun with these words, as the operator's probes do; None: not tried, since the job is on another
             cluster.
+        say: is called with what is done next.
     """
     folder = root / f".transom-doctor-{secrets.token_hex(4)}"
     out, name = folder / "out", f"transom:doctor-{secrets.token_hex(4)}"
@@ -104,6 +106,7 @@ def try_job(
             refused[call] = error.why or error.what
 
     try:
+        say("submitting a job of one task")
         make_private(folder)
         text = _SCRIPT.format(connections="\n    ".join(tries), out=shlex.quote(str(out)))
         publish_text(folder / "job.sbatch", text)
@@ -118,6 +121,7 @@ def try_job(
         attempt("exclusions", lambda: slurm.update_pending(job_id, exclude=[]))
         attempt("release", lambda: slurm.release(job_id))
         released = time.monotonic()
+        say(f"job {job_id}: waiting for Slurm to start it, for up to {STARTS_WITHIN:.0f} s")
         sleep(_SETTLE)
         attempt("start time", lambda: slurm.start_now(job_id))
         found = _until(slurm, job_id, lambda job: job.state is not JobState.PENDING, STARTS_WITHIN, sleep)
@@ -125,6 +129,7 @@ def try_job(
             return _with(trial, refused=refused, reason=found.reason)
         began = time.monotonic()
         trial = _with(trial, waited=began - released)
+        say(f"job {job_id} runs: ports, files, a step")
         while time.monotonic() < began + RUNS_WITHIN:
             lines = _lines(out)
             if lines and trial.seen is None:
@@ -134,9 +139,11 @@ def try_job(
             sleep(_POLL)
         trial = _with(trial, facts=tuple(_lines(out)))
         if step is not None and found.nodes:
+            say(f"job {job_id} runs: a step from this host")
             attempt("probe", lambda: step(step_argv(job_id, found.nodes[0])))
             trial = _with(trial, probed=refused.get("probe", ""))
         asked = time.monotonic()
+        say(f"job {job_id}: requeueing it")
         attempt("requeue", lambda: slurm.requeue_hold(job_id))
         if "requeue" not in refused:
             job = _until(slurm, job_id, _requeued, PENDING_WITHIN, sleep)

@@ -118,8 +118,9 @@ class CliSlurm:
             self._runner.run(["scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}"])
 
     def undrain(self, node: str, *, reason: str) -> None:
-        if may_undrain(self._node(node), reason):
-            self._runner.run(["scontrol", "update", f"nodename={node}", "state=undrain"])
+        seen = self._node(node)
+        if may_undrain(seen, reason):
+            self._runner.run(["scontrol", "update", f"nodename={node}", f"state={state_without_drain(seen)}"])
 
     def history(self, *job_ids: int) -> list[Start]:
         jobs = ",".join(map(str, job_ids))
@@ -152,6 +153,14 @@ def may_undrain(node: Node, reason: str) -> bool:
             f"scontrol show node {node.name}",
         )
     return node.drain
+
+
+def state_without_drain(node: Node) -> str:
+    """Return the state to ask for. A node that was lost while it was drained is also down (ReturnToService).
+
+    If it responds again, `resume` clears both. If it does not, `undrain` keeps it down: jobs on it would fail.
+    """
+    return "resume" if node.state == "down" and not node.not_responding else "undrain"
 
 
 def hosts(names: Sequence[str]) -> str:

@@ -65,7 +65,7 @@ _ENDED_BY_REASON = {
 def unexpected_output(text: str, reading: str) -> SlurmUnknown:
     """Return the error for output that is not what Slurm is documented to print."""
     return SlurmUnknown(
-        f"Slurm's answer to `{reading}` makes no sense",
+        f"Slurm's answer to `{reading}` cannot be parsed",
         clean(text)[:400] or "(an empty answer)",
         f"run `{reading}` by hand, and check that all Slurm commands on this host have the same version",
     )

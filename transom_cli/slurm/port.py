@@ -240,7 +240,11 @@ class Slurm(Protocol):
         """Drain a node. Raises SlurmDenied for ordinary users. A drained node keeps its reason."""
 
     def undrain(self, node: str, *, reason: str) -> None:
-        """Resume a drained node if its reason is still `reason`. Raises SlurmRefused for another owner's drain."""
+        """Resume a drained node if its reason is still `reason`; a node that does not respond stays down.
+
+        Raises:
+            SlurmRefused: another owner has drained it.
+        """
 
     def history(self, *job_ids: int) -> list[Start]:
         """Return all starts of these jobs in accounting, in one call.

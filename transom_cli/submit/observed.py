@@ -27,7 +27,7 @@ def require_observable(job: Job, user: str) -> None:
     if tagged(job.comment):
         run = tag_of(job.comment).split(":")[1]
         raise UsageError(
-            f"transom operates {name} already", f"it belongs to run `{run}`", f"`transom status {run}` shows it"
+            f"transom already operates {name}", f"it belongs to run `{run}`", f"`transom status {run}` shows it"
         )
     if job.user != user:
         hint = "its owner can observe it"
@@ -37,7 +37,7 @@ def require_observable(job: Job, user: str) -> None:
         raise UsageError(f"{name} cannot be observed", why, "observe a job of its own")
     if job.state.ended:
         hint = f"`transom diagnose {job.output or 'LOG'}` looks for the cause in its log"
-        raise UsageError(f"{name} has ended already", job.state.value, hint)
+        raise UsageError(f"{name} has already ended", job.state.value, hint)
 
 
 def observe_job(job: Job, settings: Settings, cluster: str, log: Path | None) -> RunDir:

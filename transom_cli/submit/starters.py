@@ -135,7 +135,7 @@ def translate(words: Sequence[str], kind: str = "srun") -> Started | None:
         raise UsageError(
             f"`{name}` cannot be combined with --torchrun",
             "Slurm starts each rank of it",
-            f"leave --torchrun away: transom run ... -- {' '.join(words)}",
+            f"remove --torchrun: transom run ... -- {' '.join(words)}",
         )
     return replace(started, env={**env, **started.env})
 
@@ -190,7 +190,7 @@ def refuse_python_within_torchrun(words: tuple[str, ...], settings: Settings) ->
     raise UsageError(
         "With --torchrun, the command is the script alone",
         "torchrun starts the interpreter, and would read the program `python` as a script",
-        f"leave python away: transom run --torchrun ... -- {' '.join(left)}",
+        f"remove python: transom run --torchrun ... -- {' '.join(left)}",
     )
 
 
@@ -289,7 +289,7 @@ def _split(words: list[str], known: _Flags, starter: str) -> tuple[list[str], li
             value = left.pop(0)
         flags.append((flag, value))
     if not left:
-        raise UsageError(f"`{starter}` gets no script", "its command line ends with flags", "transom run -- train.py")
+        raise UsageError(f"`{starter}` has no script", "its command line ends with flags", "transom run -- train.py")
     return left, flags
 
 

@@ -21,6 +21,8 @@ SCHEMA = 2
 _MOMENTS = ("now", "since", "submitted", "operator_at", "nodes_at", "slurm_queried_at", "slurm_start")
 _REPEATED = ("seen", "examined", "diagnosed")  # kinds of marks that add nothing if their message was printed before
 
+_LINE = {"over": "no longer"}  # "over" alone reads as the end of the run
+
 
 def to_json(view: RunView) -> str:
     return json.dumps(view_document(view), allow_nan=False)
@@ -67,7 +69,8 @@ class Change:
     Attributes:
         what: A phase, or the kind of an incident's mark.
         incident: "" if it concerns the run.
-        repeated: The incident has had the same message before.
+        repeated: The incident has had the same message before, and this kind of mark adds nothing to it.
+        brief: The incident has had the same message before.
     """
 
     at: float
@@ -75,11 +78,14 @@ class Change:
     message: str
     incident: str = ""
     repeated: bool = False
+    brief: bool = False
 
     @property
     def line(self) -> str:
         about = f"{self.incident} " if self.incident else ""
-        return printable(f"{clock_time(self.at)} {about}{self.what}: {self.message}")
+        if self.brief:
+            return printable(f"{clock_time(self.at)} {about}{self.what}")
+        return printable(f"{clock_time(self.at)} {about}{_LINE.get(self.what, self.what)}: {self.message}")
 
     def to_json(self, run_id: str) -> str:
         change = {"schema": SCHEMA, "run": run_id, "at": self.at, "at_utc": utc(self.at), "what": self.what}
@@ -88,8 +94,13 @@ class Change:
 
 @dataclass
 class Changes:
-    """Compares views of one run. The first view brings everything that has happened so far."""
+    """Compares views of one run. The first view brings everything that has happened so far.
 
+    Attributes:
+        earlier: Whether the first view also brings incidents that are over, or only counts them.
+    """
+
+    earlier: bool = True
     _phase: str = ""
     _marks: set[tuple[str, float, str]] = field(default_factory=set)
     _messages: set[tuple[str, str]] = field(default_factory=set)
@@ -99,7 +110,8 @@ class Changes:
 
     def of(self, view: RunView) -> list[Change]:
         """Return what has changed since the last view, oldest first."""
-        found = []
+        found: list[Change] = []
+        ended = [one for one in view.incidents if one.duration is not None] if not self._phase else []
         if view.phase != self._phase:
             self._phase = view.phase
             where = f"job {view.job_id}" if view.job_id else "no job yet"
@@ -107,13 +119,17 @@ class Changes:
             step = f", step {view.step}{counted}" if view.step >= 0 else ""
             why = f", {view.verdict}" if view.phase == "held" else ""
             found.append(Change(view.since or view.now, view.phase, f"{where}{step}{why}"))
+        if ended and not self.earlier:
+            self._marks |= {(one.id, at, what + message) for one in ended for at, what, message in one.marks}
+            words = f"{len(ended):,} earlier; see `transom explain {view.run_id}`"
+            found.append(Change(view.since or view.now, "incidents", words))
         for incident in reversed(view.incidents):
             for at, what, message in incident.marks:
                 if (incident.id, at, what + message) not in self._marks:
                     self._marks.add((incident.id, at, what + message))
-                    repeated = what in _REPEATED and (incident.id, message) in self._messages
+                    known = (incident.id, message) in self._messages
                     self._messages.add((incident.id, message))
-                    found.append(Change(at, what, message, incident.id, repeated))
+                    found.append(Change(at, what, message, incident.id, known and what in _REPEATED, known))
         found += [Change(one.began or view.now, one.what, one.message) for one in self._begun(view)]
         found += [Change(view.now, "noticed", report) for report in view.reports if report not in self._reports]
         found += [Change(view.now, "over", report) for report in sorted(self._reports - set(view.reports))]

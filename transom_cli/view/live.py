@@ -65,7 +65,7 @@ def watch_run(
         print(f"warning: the run has no live operator; start one with `transom attach {run.run_id}`", file=sys.stderr)
         return NO_OPERATOR
     if view.exit_code and view.verdict:
-        hint = f"The root line: {view.root_line}\n" if view.root_line else ""
+        hint = f"The root cause: {view.root_line}\n" if view.root_line else ""
         hint += f"See `transom logs {view.run_id}` and `transom explain {view.run_id}`."
         command = continue_command(view)
         begin = f" from step {view.durable:,}" if view.durable >= 0 else ""
@@ -139,8 +139,8 @@ def _rest(began: float) -> None:
 
 
 def _line_by_line(run: RunDir, *, json_: bool = False) -> RunView:
-    """Print a line, or a JSON object, for each change."""
-    changes, reader, monitor = Changes(), Reader(run, STALE), _watch_run_dir(run)
+    """Print a line, or a JSON object, for each change; incidents that are over are in the JSON only."""
+    changes, reader, monitor = Changes(earlier=json_), Reader(run, STALE), _watch_run_dir(run)
     try:
         while True:
             began = time.monotonic()

@@ -140,7 +140,8 @@ def log_files(run: RunDir, view: RunView, ranks: Iterable[int] = (), nodes: Iter
         if found:
             break
     else:
-        return [LogFile(run.job_log(view.job_id), None)] if view.job_id else []
+        job_log = run.job_log(view.job_id)
+        return [LogFile(job_log, None)] if view.job_id and job_log.exists() else []
     wanted = {*ranks}
     if names := {*nodes}:
         wanted |= ranks_on(AttemptDir(folder.parents[1]), int(folder.name), names)

@@ -215,7 +215,7 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
     if view.operator_pending:  # a second operator would only wait for the first
         attach = [("check", cluster_command(f"squeue --start -j {view.operator_job}", view.cluster))]
     if view.status == "crash loop":
-        return [*attach, explain, ("its output", f"transom logs {run}"), stop]
+        return [*attach, explain, ("output", f"transom logs {run}"), stop]
     if view.status == "starved":
         lift = [("use again", f"transom nodes --lift {node}") for node in view.to_lift]
         return [*attach, *lift, ("all nodes", "sinfo -R"), stop]
@@ -233,14 +233,14 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
     if status == "submitting" and view.path:
         return [*attach, ("its log", f"tail {shlex.quote(str(RunDir(Path(view.path)).operator_log))}")]
     if status == "starting" and view.path:
-        return [*attach, ("its output", f"transom logs -f {run}")]
+        return [*attach, ("output", f"transom logs -f {run}")]
     if status == "recovering":
         return [*attach, explain, *_pending_commands(view)]
     if status in ("failed", "stopped"):
         command = continue_command(view)
         further = [("continue", command)] if command else []
-        further += [("its output", f"transom logs {run}")] if job and view.path else []
-        further += [("root line", view.root_line)] if view.root_line else []
+        further += [("output", f"transom logs {run}")] if job and view.path else []
+        further += [("root cause", view.root_line)] if view.root_line else []
         if view.exit_code == StateDiffers.exit_code:
             further = [("check", f"transom ckpt verify --deep {run}")]
         if view.exit_code == NoCheckpoint.exit_code:

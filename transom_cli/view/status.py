@@ -98,7 +98,7 @@ def _headline(view: RunView) -> Line:
     if view.over and view.since:
         took = f", after {span(view.since - view.submitted)}" if view.submitted is not None else ""
         return line(*head, f" {span(view.now - view.since)} ago{took}")
-    began = view.since
+    began = view.since if (status, view.phase) != ("starting", "pending") else None  # unknown: Slurm was just asked
     if status == "preflight" and view.preflight is not None:
         began = view.preflight.since
         start = view.condition

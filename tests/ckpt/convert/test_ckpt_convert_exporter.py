@@ -119,7 +119,7 @@ def test_what_is_there_is_not_replaced(saved: Path, tmp_path: Path):
     assert torch.load(out) == {"note": {"losses": [1.5, 2], "name": "x"}}
     assert "not a regular file" in _refused("export", saved, "-o", tmp_path, "--force", "--format", "torch").what
     assert "inside the checkpoint" in _refused("export", saved, "-o", saved / "step-2" / "x.pt").what
-    assert "does not tell a format" in _refused("export", saved, "-o", tmp_path / "x").what
+    assert "format cannot be read from the name" in _refused("export", saved, "-o", tmp_path / "x").what
     missing = _refused("export", saved, "-o", tmp_path / "no" / "x.pt")
     assert missing.exit_code == 1 and not (tmp_path / "no").exists()
 

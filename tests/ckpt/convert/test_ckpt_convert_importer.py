@@ -184,7 +184,7 @@ def test_existing_step_is_never_replaced(there: Path, tmp_path: Path):
     torch.save({"x": torch.ones(2)}, tmp_path / "x.pt")
     (there / "step-4").mkdir()  # not even one that is no checkpoint
     error = _refused("import", tmp_path / "x.pt", there, "--step", 4)
-    assert error.exit_code == 2 and "exists already" in error.what and names_in(there / "step-4") == []
+    assert error.exit_code == 2 and "already exists" in error.what and names_in(there / "step-4") == []
     result = _done("import", tmp_path / "x.pt", there, "--step", 3)
     assert "there are newer ones: 4" in result.stderr
     assert names_in(there) == ["step-3", "step-4"]

@@ -92,7 +92,7 @@ def test_directory_without_a_step_in_its_name_needs_one(tmp_path: Path):
     with pytest.raises(UsageError, match="Nothing says how many steps"):
         ck.restore(tmp_path / "base")
     assert ck.restore(tmp_path / "base", step=7) == 7 and same(training, saved)
-    with pytest.raises(UsageError, match="is no checkpoint"):
+    with pytest.raises(UsageError, match="is not a checkpoint"):
         Checkpointer(training.state, tmp_path / "other", every=1).restore(tmp_path)
 
 

@@ -71,7 +71,7 @@ def test_what_is_printed_is_what_is_read(protection: Protection) -> None:
 def test_what_is_no_protection_is_told_with_the_forms_that_are(text: str) -> None:
     with pytest.raises(UsageError) as told:
         parse(text)
-    assert told.value.what == f"`{text}` is no protection of snapshots in memory"
+    assert told.value.what == f"`{text}` is not a protection of snapshots in memory"
     assert "`none`, `replica`, `xor:K` or `rs:K+M`" in told.value.why
 
 

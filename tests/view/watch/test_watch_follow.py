@@ -101,12 +101,29 @@ def test_each_change_is_told_once(tmp_path: Path) -> None:
     assert "\x1b" not in replace(quiet[0], message="\x1b[2J").line
 
 
+def test_lines_without_earlier_incidents_count_them_and_show_open_ones(tmp_path: Path) -> None:
+    view = scenes.one_node_of_many(tmp_path)
+    now = replace(view.incidents[0], duration=None)
+    past = replace(now, id="i0", began=view.now - 900, duration=5.0, result="recovered")
+    changes = Changes(earlier=False)
+    first = changes.of(replace(view, incidents=(now, past)))
+    assert {c.incident for c in first if c.incident} == {"i1"}
+    assert [c.message for c in first if c.what == "incidents"] == [f"1 earlier; see `transom explain {view.run_id}`"]
+    ended = replace(now, duration=9.0, marks=((view.now, "recovered", "step 12 done"),))
+    assert [c.message for c in changes.of(replace(view, incidents=(ended, past)))] == ["step 12 done"]
+
+
+def test_screen_without_steps_says_once_that_nothing_can_be_plotted() -> None:
+    assert [plain(one) for one in plot_lines(LivePlots(), 80, 30, most=2)] == ["no steps to plot yet"]
+
+
 def test_words_that_an_incident_has_told_are_marked(tmp_path: Path) -> None:
     view = scenes.one_node_of_many(tmp_path)
     mark = (view.now, "diagnosed", "the same words")
     later = [(view.now + 1, what, "the same words") for what in ("seen", "diagnosed", "probed", "stopped")]
     incident = replace(view.incidents[0], marks=(mark, *later))
     told = [c for c in Changes().of(replace(view, incidents=(incident,))) if c.incident]
+    assert told[-1].line.endswith(" i1 stopped") and told[0].line.endswith(": the same words")
     assert [(c.what, c.repeated) for c in told] == [
         ("diagnosed", False), ("seen", True), ("diagnosed", True), ("probed", False), ("stopped", False)
     ]  # fmt: skip

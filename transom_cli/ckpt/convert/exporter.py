@@ -129,7 +129,7 @@ def _as_safetensors(
     from transom_cli.ckpt.convert import safetensors_file  # an optional dependency
 
     if not tensors:
-        raise UsageError("There is no tensor in what is to be exported", hint="--format torch keeps other values too")
+        raise UsageError("The export would contain no tensor", hint="--format torch keeps other values too")
     partial = {str(whole.paths[key][0]) for key in tensors} & {str(whole.paths[key][0]) for key in others}
     record = safetensors_file.ExportRecord(step, {key: whole.paths[key] for key in tensors}, tuple(sorted(partial)))
     safetensors_file.write(file, tensors, record, _counted(whole, on_bytes))

@@ -102,7 +102,7 @@ def import_file(
 def _refuse(final: Path) -> None:
     if final.exists():
         raise UsageError(
-            f"{final} exists already",
+            f"{final} already exists",
             "a checkpoint is never replaced",
             f"give another --step, or move that one away: mv {final} {final}.old",
         )

@@ -25,7 +25,7 @@ def refuse_taken(out: Path, *, force: bool) -> None:
     if not out.is_file():
         raise UsageError(f"{out} exists and is not a regular file", hint="give another file")
     if not force:
-        raise UsageError(f"{out} exists already", hint="give another file, or --force to replace this one")
+        raise UsageError(f"{out} already exists", hint="give another file, or --force to replace this one")
 
 
 @contextlib.contextmanager

@@ -93,7 +93,7 @@ def _opened(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
-        raise BadFile(f"{path} is no safetensors file, or is damaged", str(error)) from None
+        raise BadFile(f"{path} is not a safetensors file, or is damaged", str(error)) from None
 
 
 def _decoded(path: Path, about: str, keys: set[str]) -> ExportRecord:

@@ -41,7 +41,7 @@ def read(path: Path) -> Any:
                 f"it needs code to be loaded ({found[1]}), and transom runs none from a file",
                 "save tensors, numbers, texts, lists and dicts only, as state_dict() gives them",
             ) from None
-        raise BadFile(f"{path} is no torch file, or is damaged", str(error).strip().partition("\n")[0]) from None
+        raise BadFile(f"{path} is not a torch file, or is damaged", str(error).strip().partition("\n")[0]) from None
 
 
 def _numpy_data() -> list[Any]:

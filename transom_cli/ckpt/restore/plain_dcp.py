@@ -141,7 +141,7 @@ class Stock:
         except (StateMismatch, NeedsCode) as error:
             raise BadFile(f"{source} cannot be imported", error.what, error.hint) from None
         except Exception as error:
-            raise BadFile(f"{source} is no directory of torch.distributed.checkpoint", str(error)) from None
+            raise BadFile(f"{source} is not a torch.distributed.checkpoint directory", str(error)) from None
         self._names: dict[str, str] = {}  # by the key that it gets: the key that it has
 
     def contents(self, under: str | None) -> tuple[Flat, Paths]:

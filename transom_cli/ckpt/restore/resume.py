@@ -424,7 +424,7 @@ def _step_of_manifest(path: Path) -> int:
         return decode((path / MANIFEST).read_bytes()).step
     except OSError as error:
         raise UsageError(
-            f"{path} is no checkpoint", f"it has neither {MANIFEST} nor {DCP_METADATA} ({describe(error)})",
+            f"{path} is not a checkpoint", f"it has neither {MANIFEST} nor {DCP_METADATA} ({describe(error)})",
             "give the directory of one checkpoint, such as step-100",
         ) from None  # fmt: skip
 

@@ -72,7 +72,7 @@ def parse(text: str) -> Protection:
     found = _FORM.fullmatch(text)
     if found is None:
         raise UsageError(
-            f"`{text}` is no protection of snapshots in memory",
+            f"`{text}` is not a protection of snapshots in memory",
             "it is `none`, `replica`, `xor:K` or `rs:K+M`: M nodes' worth of parity for every K nodes",
             "`rs:4+2` survives the loss of any 2 nodes of a group of 6, for half as much memory again",
         )

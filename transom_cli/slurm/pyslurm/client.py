@@ -187,8 +187,9 @@ class PySlurm:
             self._order("update_node", given, lambda: self._cli.drain(node, reason))
 
     def undrain(self, node: str, *, reason: str) -> None:
-        if cli.may_undrain(self._node(node), reason):
-            given = {"name": node, "state": "UNDRAIN"}
+        seen = self._node(node)
+        if cli.may_undrain(seen, reason):
+            given = {"name": node, "state": cli.state_without_drain(seen).upper()}
             self._order("update_node", given, lambda: self._cli.undrain(node, reason=reason))
 
     def history(self, *job_ids: int) -> list[Start]:

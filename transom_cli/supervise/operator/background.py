@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from transom_cli.supervise.operator.process import Service
 
 UNKNOWN = 22
-BUSY = 60.0  # seconds more for an operator process that lives: importing takes long on a busy host
+SLOW = 60.0  # seconds for an operator that is starting
+SILENT = "it has printed nothing; on a busy host it may still start"
 
 
 def operate_here(run: RunDir, build: Callable[[RunDir], Operator], services: Iterable[Service] = ()) -> int:
@@ -76,13 +77,8 @@ def start_operator(run: RunDir, patience: float = 15.0) -> None:
     before, process = read_holder(run), None
     name = registry.add(run, Shell.here()) if shared else ""
     words = ("--all", "--idle-exit") if shared else ("--run-dir", str(run.path))
-    deadline = time.monotonic() + patience
-
-    def may_come() -> bool:
-        lives = process is not None and process.poll() is None
-        return time.monotonic() < deadline + (BUSY if lives else 0.0)
-
-    while may_come() and not (shared and registry.answered(name)):
+    begun = time.monotonic()
+    while time.monotonic() < begun + patience and not (shared and registry.answered(name)):
         holder = read_holder(run)
         if holder is not None and holder != before and not holder.released and holder.here() and holder.alive_here():
             return
@@ -91,12 +87,14 @@ def start_operator(run: RunDir, patience: float = 15.0) -> None:
             break
         if ended or (process is None and not (shared and registry.process() is not None)):
             process = _start(words, registry.log if shared else run.operator_log)
+        elif time.monotonic() > begun + patience - 1.0:
+            patience = min(patience + 1.0, SLOW)  # it is starting, on a busy host
         time.sleep(0.05)
     if operator_alive(run, patience=0.5) is not None or _over(run):
         return
     raise TransomError(
         f"The operator of run `{run.run_id}` did not start",
-        (registry.refusal(name) if shared else "") or _last_lines(run.operator_log) or "it said nothing",
+        (registry.refusal(name) if shared else "") or _last_lines(run.operator_log) or SILENT,
         f"Start it in the foreground to see more: `transom attach --foreground {run.run_id}`.",
     )
 

@@ -21,6 +21,7 @@ from transom_cli.supervise.requests import LIFT, write_request
 
 DENIED = "denied"
 UNKNOWN = "unknown"
+DOWN = "it is down; once it responds: scontrol update nodename={} state=resume"
 WITHDRAWN = "the request to drain it is withdrawn"
 
 
@@ -30,7 +31,7 @@ class Lifted:
 
     Attributes:
         told: The active runs that received the request.
-        slurm: resumed, not drained, denied, unknown, or why it was not ours to resume.
+        slurm: resumed, no longer drained (but down), not drained, denied, unknown, or why it was not ours to resume.
         why: Slurm's message if it refused or did not answer.
         cluster: As the isolations name it.
     """
@@ -136,7 +137,7 @@ def _resume(history: NodeHistory, node: Node | None, run: str, slurm: Slurm) -> 
     if node is None:
         return "not a node of this cluster", ""
     if not node.drain:
-        return "not drained", ""
+        return "not drained", DOWN.format(node.name) if node.state == "down" else ""
     runs = {i.run for i in history.isolations if i.node == node.name and run in ("", i.run)}
     if not any(is_ours(node, one) for one in runs):
         return f"left drained by {node.reason_user or 'somebody'}: {node.reason}", ""
@@ -146,4 +147,5 @@ def _resume(history: NodeHistory, node: Node | None, run: str, slurm: Slurm) -> 
         return DENIED, error.why or error.what
     except TransomError as error:  # somebody was quicker, or Slurm is silent
         return UNKNOWN, error.why or error.what
-    return "resumed", ""
+    down = node.state == "down" and node.not_responding
+    return ("no longer drained", DOWN.format(node.name)) if down else ("resumed", "")

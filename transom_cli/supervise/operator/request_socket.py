@@ -217,7 +217,7 @@ def _nobody(run: RunDir, owner: int) -> TransomError:
             f"ask {name} to start it: `transom attach {run.run_id}`",
         )
     return NotPermitted(
-        f"The run `{run.run_id}` belongs to {name}, and its operator takes requests of nobody else",
+        f"The run `{run.run_id}` belongs to {name}, and its operator takes requests from nobody else",
         "its settings list nobody in run.on_call",
         f"ask {name} to act on it, or to set run.on_call for the next run",
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from transom_cli.health.gpu.status import LEVELS
-from transom_cli.plural import several
+from transom_cli.plural import several, was
 from transom_cli.view.model import NodeView, RunView
 from transom_cli.view.node_table import TONES, WORST_FIRST, gpu_rows, node_rows
 from transom_cli.view.outlook import planned_saves_line
@@ -210,7 +210,9 @@ def _rows(lines: list[Line]) -> list[tuple[str, list[Line]]]:
 
 def tabs(view: RunView, tab: str, chosen: Filter, shown: int, rank: int | None) -> Line:
     """Return the line of tabs. shown: the number of nodes listed. rank: whose output is shown."""
-    counts = {NODES: f" ({shown} of {len(view.node_views)})" if tab == NODES else ""}
+    nodes = len(view.node_views)  # if none is listed, "0 of 64" would read as 64 lost ones
+    listed = f"{shown} of {nodes}" if shown or chosen.text else str(nodes)
+    counts = {NODES: f" ({listed})" if nodes and tab == NODES else ""}
     counts[INCIDENTS] = f" ({len(view.incidents)})" if view.incidents else ""
     counts[OUTPUT] = "" if tab != OUTPUT else " of the job" if rank is None else f" of rank {rank}, < > others"
     parts: list[tuple[str, str]] = []
@@ -228,7 +230,10 @@ def empty(view: RunView, tab: str, chosen: Filter) -> str:
     if tab == NODES:
         nodes = len(view.node_views)
         if view.preflight is not None or (nodes and view.confirmed == "starting"):
-            return view.condition or f"{nodes} of {several(len(view.nodes), 'node')} have reported; no step yet"
+            return (
+                view.condition
+                or f"{nodes} of {several(len(view.nodes), 'node')} {was(nodes, 'has', 'have')} reported; no step yet"
+            )
         every = {1: "the node is", 2: "both nodes are"}.get(nodes, f"all {nodes} nodes are")
         return f"{every} ok; a lists them" if nodes else "no node has reported"
     return {INCIDENTS: "none so far", CHECKPOINTS: "none so far"}.get(tab, "no output yet")

@@ -83,12 +83,14 @@ def sparkline(values: Sequence[float], width: int) -> str:
 def plot_lines(plots: LivePlots, width: int, height: int, most: int = 3) -> list[Line]:
     """Stack the first `most` plots over a common time axis, each with a title.
 
-    A series with fewer than two points has no plot.
+    A series with fewer than two points has no plot. Without any plot, one line says so.
     """
     named = plots.named()[: min(most, max(1, (height - _AXIS) // (1 + _LEAST)))]
     drawn = [points for _, points in named if len(points) > 1]
     begin, end = (min(points[0][0] for points in drawn), max(points[-1][0] for points in drawn)) if drawn else (0, 0)
     each = max(_LEAST, (height - len(named) - _AXIS) // max(1, len(drawn)))
+    if not drawn:
+        return [line(("no steps to plot yet", "dim"))]
     lines: list[Line] = []
     for title, points in named:
         if len(points) < 2:
