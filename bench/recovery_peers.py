@@ -228,7 +228,7 @@ class Attempt:
 
         settled = (READY if _STANDBY[1] in self.case.options else 10.0) + self._start
         settled += READY if _SCRIPT[1] in self.case.options else 0.0
-        wait_for(lambda: there(1, settled), PATIENCE + 3 * self._start, "the training", 0.3)
+        wait_for(lambda: there(1, settled), PATIENCE + 3 * self._start + settled, "the training", 0.3)
         ranks = {line.rank: line.pid for line in lines}  # the newest of each
         spent = extra(self.folder, set(ranks.values()))
         step = lines[-1].step // EVERY * EVERY + EVERY + rng.randrange(1, EVERY)

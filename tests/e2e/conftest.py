@@ -46,5 +46,5 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     env = {**os.environ, paths.CHECKPOINT_DIR: str(folder), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     command = remembering(folder / "final", "--delay", "0")
     ranks = [subprocess.Popen(command, env={**env, "MASTER_PORT": str(port), "RANK": str(n)}) for n in range(2)]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    assert [rank.wait(300) for rank in ranks] == [0, 0]
     return (folder / "final").read_text()

@@ -15,6 +15,7 @@ from e2e.test_entered_again import logs, recoveries
 from transom_cli.layout import AttemptDir
 from transom_cli.sandbox import faults, processes
 from transom_cli.sandbox.cluster import Sandbox
+from transom_cli.sandbox.fault_processes import find_rank
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -60,8 +61,9 @@ def said(attempt: AttemptDir) -> list[str]:
     return [f"{one['what']}: {one['words']}" for one in lines if one["type"] == "standby"]
 
 
-def test_standbys_that_have_run_the_script_take_a_lost_rank_and_then_all(
-    person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
+@pytest.mark.parametrize("lost", [(1,), (0, 1)])
+def test_standbys_that_have_run_the_script_take_the_lost_ranks(
+    person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str, lost: tuple[int, ...]
 ) -> None:
     names = ("standby=true", "recoverable=true", "standby_reach=recoverable")
     options = ("-N", "2", *(word for name in names for word in ("--set", f"launch.{name}")))
@@ -69,27 +71,19 @@ def test_standbys_that_have_run_the_script_take_a_lost_rank_and_then_all(
     run = person.start(*options, "--", *command)
     job = person.wait(run, at_step(5), 240)["job_id"]
     attempt = run.attempt(job, 0)
-
-    def ready(launch: int) -> bool:
-        words = f"ready: 2 of 2 for launch {launch}, waiting before the call of train in remembering.py, line "
-        return any(one.startswith(words) for one in said(attempt))
-
-    wait_for(lambda: ready(1), "no standby of launch 1 waits at the call")
-    pids = set(waiting(sandbox, job, 1))
+    words = "ready: 2 of 2 for launch 1, waiting before the call of train in remembering.py, line "
+    wait_for(lambda: any(one.startswith(words) for one in said(attempt)), "no standby waits at the call")
+    assert person.status(run)["standbys"]["nodes"] == {"node1": 1, "node2": 1}
+    ready = set(waiting(sandbox, job, 1))
     assert "has built" not in logs(attempt, 1), "what it prints is kept back"
-    faults.kill_rank(sandbox, job, 1)
-    wait_for(lambda: ready(2), "no standby of launch 2 waits at the call")
-    for rank in (0, 1):
-        faults.kill_rank(sandbox, job, rank)
+    for pid in [find_rank(sandbox, job, rank)[0].pid for rank in lost]:
+        os.kill(pid, signal.SIGKILL)
     view = person.wait(run, over, 300)
-    print(*said(attempt), *recoveries(attempt), logs(attempt, 1)[-3000:], logs(attempt, 2)[-3000:], sep="\n")
+    print(*said(attempt), *recoveries(attempt), logs(attempt, 1)[-3000:], sep="\n")
     assert (view["phase"], view["step"], view["starts"]) == ("done", STEPS, 0)
     assert (tmp_path / "final").read_text() == undisturbed
-    (recovered,) = [str(one["words"]) for one in recoveries(attempt) if one["what"] == "recovered"]
-    assert "a standby took rank 1, 1 survivor re-entered" in recovered
-    one = json.loads((attempt.exits(1) / "rank-1.json").read_text())
-    assert (one["standby"], int(one["pid"]) in pids) == ("used", True)
-    assert ended(attempt, 2) == {"used"}
-    built = [line for n in range(3) for line in logs(attempt, n).splitlines() if "has built the model" in line]
-    assert len(built) == 5 and len({line.partition("random state")[2] for line in built}) == 1
+    exits = [json.loads((attempt.exits(1) / f"rank-{rank}.json").read_text()) for rank in lost]
+    assert {one["standby"] for one in exits} == {"used"} and {int(one["pid"]) for one in exits} <= ready
+    built = [line for n in range(2) for line in logs(attempt, n).splitlines() if "has built the model" in line]
+    assert len(built) == 2 + len(lost) and len({line.partition("random state")[2] for line in built}) == 1
     wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a standby has outlived the run")

@@ -51,6 +51,8 @@ class Script:
         self._folders = (os.getcwd(), os.path.dirname(os.path.realpath(sys.argv[0])))
         self._own = [os.path.realpath(os.environ[name]) for name in _OWN if os.environ.get(name)]
         temporary = {"/tmp", "/var/tmp", os.environ.get("TMPDIR") or "/tmp"}
+        temporary |= {os.environ[name] for name in os.environ if "CACHE" in name or name in ("HF_HOME", "TORCH_HOME")}
+        temporary = {one for one in temporary if one.startswith("/")}
         self._scratch = ("/dev/", "/proc/", *(f"{os.path.realpath(one)}/" for one in temporary))
 
     def begin(self) -> None:
@@ -104,7 +106,8 @@ class Script:
     def _fail(self, *error: "Any") -> None:
         """The script has failed before it was a rank: nothing that it does at its end is wanted."""
         self._hook(*error)
-        os._exit(1)
+        if not self._over:  # afterwards, a hook of the script's own may still call this one
+            os._exit(1)
 
     def _guard(self, place: str, name: str, before: str) -> None:
         module = sys.modules.get(place)
