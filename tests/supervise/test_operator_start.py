@@ -20,12 +20,12 @@ def test_operator_that_lives_is_waited_for_longer(
 ) -> None:
     """On a busy host its imports alone may take longer than the ordinary patience."""
     run, begun = RunDir(tmp_path / "run"), []
-    at = time.monotonic() + 0.6 if comes else float("inf")
+    at = time.monotonic() + 0.25 if comes else float("inf")
     run.path.mkdir()
 
     def start(*_: object) -> subprocess.Popen[bytes]:
         begun.append(subprocess.Popen(command))
-        time.sleep(0.1)
+        time.sleep(0.02)
         return begun[-1]
 
     monkeypatch.setenv("TRANSOM_STATE_DIR", str(tmp_path / "state"))
@@ -35,11 +35,11 @@ def test_operator_that_lives_is_waited_for_longer(
     monkeypatch.setattr(background, "operator_alive", lambda *_, **__: True if time.monotonic() > at else None)
     try:
         if comes:
-            background.start_operator(run, patience=0.2)
+            background.start_operator(run, patience=0.1)
             assert len(begun) == 1
         else:
             with pytest.raises(TransomError, match="did not start"):
-                background.start_operator(run, patience=0.2)
+                background.start_operator(run, patience=0.1)
     finally:
         for process in begun:
             process.kill()
