@@ -17,7 +17,7 @@ from operator import itemgetter
 
 from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.matches import Found, Hit
-from transom_cli.diagnose.logs.rulebook import Expression, Rulebook, words_of
+from transom_cli.diagnose.logs.rulebook import Expression, Rule, Rulebook, words_of
 
 ALIKE = 8
 MOST = 8192  # outcomes that are remembered
@@ -82,7 +82,8 @@ class _Kind:
     __slots__ = ("alike", "first", "numbers", "outcomes", "places", "rule", "words")
 
     def __init__(self, first: bytes, hit: Hit | None) -> None:
-        self.first, self.rule, self.alike = first, hit and hit.rule, 1
+        self.first, self.alike = first, 1
+        self.rule: Rule | None = hit.rule if hit is not None else None
         self.numbers: Expression | None = None
         self.places: tuple[Expression, ...] = ()
         self.words: Expression | None = None
@@ -118,7 +119,7 @@ class _Kind:
     def add(self, variant: tuple[bytes, ...], hit: Hit | None) -> None:
         """Count an outcome. A variant starts over if its lines differ, and the kind if its variants do."""
         first, count = self.outcomes.get(variant, _NONE)
-        rule = hit and hit.rule
+        rule = hit.rule if hit is not None else None
         if count and rule is not (first and first.rule):
             count = 0
         self.outcomes[variant] = (first if count else hit), count + 1

@@ -340,7 +340,7 @@ class Rulebook:
         the expressions of the rules before it look for, and what labels contain."""
         of = [self.rules[n] for n in self._candidates(tuple(self.which(stem)))]
         of = of[: of.index(rule) + 1] if rule in of else of
-        expressions = " ".join(_GROUP.sub(" ", one) for one in of for one in (*one.match, *one.unless))
+        expressions = " ".join(_GROUP.sub(" ", one) for each in of for one in (*each.match, *each.unless))
         words = {one.lower() for one in _WORD.findall(_ESCAPE.sub(" ", expressions))}
         return compile_bytes(f"(?i:{'|'.join(sorted(words | _LABELLING))})")
 
