@@ -167,7 +167,7 @@ def test_without_an_operator_a_job_that_leads_nowhere_is_held_and_says_why(perso
     view = person.wait(run, lambda v: v["operator"] and v["restarts"] == 1)
     view = person.wait(run, lambda v: v["phase"] == "held")
     assert view["verdict"] == f"held by its launcher: {why}"
-    assert "behind our back" not in str(view["incidents"])
+    assert "requeued the job without transom" not in str(view["incidents"])
     sandbox.slurm("scontrol", "release", str(job_id))
     sandbox.slurm("scontrol", "update", f"jobid={job_id}", "StartTime=now")
     view = person.wait(run, over)

@@ -149,7 +149,7 @@ def test_requeued_by_hand_after_it_the_run_follows(person: Person, sandbox: Sand
     sandbox.slurm("scontrol", "requeue", str(job))
     view = person.wait(run, over, LONG)
     assert (view["phase"], view["step"], view["starts"], view["excluded"]) == ("done", 150, 1, [])
-    assert "behind our back" in marks(view)
+    assert "requeued the job without transom" in marks(view)
 
 
 @pytest.mark.long

@@ -178,7 +178,7 @@ def test_external_requeue_is_followed_without_slurms_delay(person: Person, sandb
     sandbox.slurm("scontrol", "requeue", str(view["job_id"]))
     view = person.wait(run, over)
     assert (view["phase"], view["step"], view["starts"], view["excluded"]) == ("done", 40, 1, [])
-    assert "behind our back" in str(view["incidents"][0]["marks"])
+    assert "requeued the job without transom" in str(view["incidents"][0]["marks"])
 
 
 def test_scancel_is_a_stop_and_not_a_fault(person: Person, sandbox: Sandbox) -> None:

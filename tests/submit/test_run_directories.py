@@ -19,7 +19,7 @@ from transom_cli.config.model import Settings
 from transom_cli.errors import NoSuchRun, NotPermitted, TransomError, UsageError
 from transom_cli.layout import RunDir
 from transom_cli.submit import rundir
-from transom_cli.submit.rundir import clean_name, create_run, find_run, list_runs, new_run, plan_run
+from transom_cli.submit.rundir import clean_name, create_run, find_run, list_runs, new_run, path_error, plan_run
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
 
@@ -206,3 +206,9 @@ def test_name_of_a_run_wins_over_a_folder_of_that_name(
     monkeypatch.chdir(here)
     assert [run_of_words(word, root) for word in ("gpt", run.run_id)] == [run, run]
     assert [run_of_words(word, root) for word in ("./gpt/", "other", str(here / "gpt"))] == [None, None, None]
+
+
+def test_hint_of_a_denied_folder_names_the_folder_itself(tmp_path: Path) -> None:
+    denied = OSError(errno.EACCES, "Permission denied")
+    assert f"`ls -ld {tmp_path}`" in path_error(denied, tmp_path).hint
+    assert f"`ls -ld {tmp_path}`" in path_error(denied, tmp_path / "new").hint

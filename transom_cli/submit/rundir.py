@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import os
 import re
 import secrets
 import shutil
@@ -212,7 +213,8 @@ def path_error(
     if error.errno == errno.EROFS:
         return NotPermitted(what, why, hint=f"use a writable file system, or {instead}")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return NotPermitted(what, why, hint=f"check the permissions (`ls -ld {path.parent}`), or {instead}")
+        there = path if os.path.exists(path) else path.parent  # noqa: PTH110 - `Path.exists` may raise this error again
+        return NotPermitted(what, why, hint=f"check the permissions (`ls -ld {there}`), or {instead}")
     if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.EEXIST, errno.ELOOP):
         return UsageError(what, why, hint=instead)
     return TransomError(what, why, hint=instead)

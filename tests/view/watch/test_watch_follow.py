@@ -28,6 +28,7 @@ from transom_cli.view.read_nodes import NodeReader
 from transom_cli.view.text import plain
 from transom_cli.view.watch import follow as following
 from transom_cli.view.watch.follow import Follow
+from transom_cli.view.watch.panels import Filter, tabs
 from transom_cli.view.watch.plots import LivePlots, plot_lines
 
 
@@ -115,6 +116,12 @@ def test_lines_without_earlier_incidents_count_them_and_show_open_ones(tmp_path:
 
 def test_screen_without_steps_says_once_that_nothing_can_be_plotted() -> None:
     assert [plain(one) for one in plot_lines(LivePlots(), 80, 30, most=2)] == ["no steps to plot yet"]
+
+
+def test_tab_of_nodes_counts_those_that_are_listed_and_all_if_none_is(tmp_path: Path) -> None:
+    view = scenes.one_node_of_many(tmp_path)
+    names = [plain(tabs(view, "nodes", Filter(text=text), shown, 0)) for text, shown in (("", 4), ("", 0), ("x", 0))]
+    assert [name.split("  ")[0] for name in names] == ["1 nodes (4 of 64)", "1 nodes (64)", "1 nodes (0 of 64)"]
 
 
 def test_words_that_an_incident_has_told_are_marked(tmp_path: Path) -> None:

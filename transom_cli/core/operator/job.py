@@ -290,7 +290,7 @@ def _by_launcher(e: ev.JobSeen) -> bool:
 
 def _requeued_words(e: ev.JobSeen) -> str:
     if not _by_launcher(e):
-        return f"Slurm requeued the job behind our back (restart {e.restarts}{', ' + e.reason if e.reason else ''})"
+        return f"Slurm requeued the job without transom (restart {e.restarts}{', ' + e.reason if e.reason else ''})"
     did = [f"submitted job {e.job_id} in the place of job {e.succeeds}"] if e.succeeds else []
     did += [f"requeued it (restart {e.restarts})"] if e.by_launcher else []
     did += [f"held it: {e.held_why}"] if e.held_why else []

@@ -13,7 +13,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from transom_cli.view.terminal import STYLES
-from transom_cli.view.text import Line
+from transom_cli.view.text import Line, cut
 from transom_cli.view.watch.panels import Item
 
 _STYLES = {tone: Style.parse(style) for tone, style in STYLES.items()}
@@ -128,5 +128,5 @@ class Pane(ScrollView, can_focus=False):
         if at >= len(self._items):
             return Strip.blank(width)
         here = self.pointed and at == self._cursor
-        strip = strip_of(self._items[at].line, cursor=here, colours=self._colours)
+        strip = strip_of(cut(self._items[at].line, width), cursor=here, colours=self._colours)
         return strip.crop(0, width).extend_cell_length(width, _CURSOR if here else _PLAIN)
