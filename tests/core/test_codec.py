@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 
 import pytest
 from hypothesis import given, settings
@@ -11,42 +10,22 @@ from hypothesis import strategies as st
 
 from transom_cli.core import events as ev
 from transom_cli.core.codec import BadRecord, build, event_from_json, event_to_json, plain
-from transom_cli.core.events import Taken
-from transom_cli.core.node_hazard import Hazard
 from transom_cli.core.operator.state import Policy
 
 EVENTS = sorted(
     (c for c in vars(ev).values() if isinstance(c, type) and issubclass(c, ev.Event) and c is not ev.Event),
     key=lambda c: c.__name__,
 )
-numbers = st.floats(allow_nan=False, width=64)
-exits = st.builds(ev.RankExit, wall=numbers)
-taken = st.builds(Taken, at=numbers)
-others = st.builds(ev.OtherExclusion, seconds=numbers)
-several = st.lists(numbers, max_size=3).map(tuple)
-pairs = st.lists(st.tuples(numbers, numbers), max_size=3).map(tuple)
-hazards = st.builds(Hazard, failures=several, seconds=several, base=numbers, repeats=pairs)
-stalls = st.builds(ev.Stall, seconds=numbers, limit=numbers)
-
-
-def any_of(cls: type[ev.Event]) -> st.SearchStrategy[ev.Event]:
-    given_as = {f.name: numbers for f in fields(cls) if f.type == "float"}
-    given_as |= {f.name: st.lists(exits, max_size=3).map(tuple) for f in fields(cls) if "RankExit" in str(f.type)}
-    given_as |= {f.name: st.lists(taken, max_size=3).map(tuple) for f in fields(cls) if "Taken" in str(f.type)}
-    given_as |= {f.name: st.lists(others, max_size=3).map(tuple) for f in fields(cls) if "OtherExcl" in str(f.type)}
-    given_as |= {f.name: st.none() | hazards for f in fields(cls) if "Hazard" in str(f.type)}
-    given_as |= {f.name: stalls for f in fields(cls) if f.type == "Stall"}
-    return st.builds(cls, **{f.name: given_as.get(f.name, ...) for f in fields(cls)})
 
 
 @pytest.mark.parametrize("cls", EVENTS, ids=lambda c: c.__name__)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_round_trip(cls: type[ev.Event], data: st.DataObject) -> None:
-    event = data.draw(any_of(cls))
+    event = data.draw(st.builds(cls))
     line = json.dumps({"epoch": 3, **event_to_json(event)})
     assert "\n" not in line
-    assert event_from_json(json.loads(line)) == event
+    assert repr(event_from_json(json.loads(line))) == repr(event), "nan is not equal to itself"
 
 
 def test_a_newer_writer_and_an_older_one() -> None:

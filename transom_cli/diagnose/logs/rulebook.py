@@ -12,8 +12,8 @@ few: enough for an agent, which reads 64 KiB at a time.
 from __future__ import annotations
 
 import enum
+import math
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -245,8 +245,8 @@ def _unanchored(expression: str) -> str:
     return f"(?{flag}:{_GROUP.sub('(?:', expression).removeprefix('^')})"
 
 
-def _precedence(rule: Rule) -> tuple[int, int]:
-    return (-rule.weight, -rule.level) if rule.level is not Level.BENIGN else (-sys.maxsize, 0)
+def _precedence(rule: Rule) -> tuple[float, int]:
+    return (-rule.weight, -rule.level) if rule.level is not Level.BENIGN else (-math.inf, 0)
 
 
 def _zeroed(expression: str) -> str:
