@@ -77,6 +77,18 @@ def test_started_again_and_told(node: Node) -> None:
     assert node.attempt.endpoint("n2").exists()
 
 
+def test_closed_port_is_acted_on_although_the_agent_answered_a_moment_ago(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(revive, "ALIVE", 600.0)
+    node.lives = True
+    node.revival.look(("n2",))
+    until(lambda: node.asked and not node.revival._under_way)
+    node.lives = False
+    node.revival.at_once("n2")
+    assert node.said() == ["started again"]
+
+
 def test_an_agent_that_answers_is_left_alone_however_late_its_table(node: Node) -> None:
     node.lives = True
     for _ in range(20):

@@ -86,7 +86,7 @@ class Revival:
 
         Takes at most `COME` seconds, and the time to probe the slurmd.
         """
-        done = self._take(node)
+        done = self._take(node, closed=True)
         if done is not None:
             self._revive(node, done)
             return
@@ -110,11 +110,15 @@ class Revival:
             except subprocess.TimeoutExpired:
                 step.kill()
 
-    def _take(self, node: str) -> threading.Event | None:
-        """Claim a node. None if another thread has it, it is not due, or its tries are used up."""
+    def _take(self, node: str, *, closed: bool = False) -> threading.Event | None:
+        """Claim a node. None if another thread has it, it is not due, or its tries are used up.
+
+        closed: its port is closed. Then it does not count that the agent answered a moment ago.
+        """
         with self._lock:
-            spent = self._tries.get(node, 0) >= TRIES
-            if self._over or spent or node in self._under_way or time.monotonic() < self._due.get(node, 0.0):
+            tries = self._tries.get(node, 0)
+            early = time.monotonic() < self._due.get(node, 0.0) and not (closed and not tries)
+            if self._over or tries >= TRIES or node in self._under_way or early:
                 return None
             return self._under_way.setdefault(node, threading.Event())
 
