@@ -46,7 +46,7 @@ from transom_cli.rpc.sockets import free_port
 
 TRAINER = Path(__file__).with_name("peers_trainer.py")
 RANKS, EVERY, PATIENCE = 3, 10, 120.0
-READY = 20.0  # seconds of training after which standbys wait
+READY = 20.0  # seconds of training before the fault, if there are standbys
 STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 FT = "nvidia_resiliency_ext.fault_tolerance.launcher"
 FT_DEFAULT = ("--ignore-missing-fault-tol-cfg",)
@@ -227,8 +227,10 @@ class Attempt:
             return bool(whole) and whole[-1].step >= step and time.time() > whole[0].at + settle
 
         settled = (READY if _STANDBY[1] in self.case.options else 10.0) + self._start
-        settled += READY if _SCRIPT[1] in self.case.options else 0.0
         wait_for(lambda: there(1, settled), PATIENCE + 3 * self._start + settled, "the training", 0.3)
+        if _STANDBY[1] in self.case.options:
+            wait_for(self._standbys_wait, PATIENCE + 3 * self._start, "the standbys", 0.3)
+            there(1, 0.0)
         ranks = {line.rank: line.pid for line in lines}  # the newest of each
         spent = extra(self.folder, set(ranks.values()))
         step = lines[-1].step // EVERY * EVERY + EVERY + rng.randrange(1, EVERY)
@@ -248,6 +250,12 @@ class Attempt:
                 break
             time.sleep(0.3)
         return {**row, **judged(trace(self.folder), at), "load": round(os.getloadavg()[0], 1)}
+
+    def _standbys_wait(self) -> bool:
+        """Whether all standbys of the next launch are ready, as `transom status` shows."""
+        paths = self._sandbox().runs.glob(f"{self.folder.name}*/attempts/*/standbys.json")
+        said = [json.loads(path.read_text()) for path in paths]
+        return any(sum(one["nodes"].values()) == one["ranks"] for one in said)
 
     def end(self) -> None:
         if self.case.tool == "transom":

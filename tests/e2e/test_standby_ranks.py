@@ -71,9 +71,9 @@ def test_standbys_that_have_run_the_script_take_the_lost_ranks(
     run = person.start(*options, "--", *command)
     job = person.wait(run, at_step(5), 240)["job_id"]
     attempt = run.attempt(job, 0)
-    words = "ready: 2 of 2 for launch 1, waiting before the call of train in remembering.py, line "
-    wait_for(lambda: any(one.startswith(words) for one in said(attempt)), "no standby waits at the call")
-    assert person.status(run)["standbys"]["nodes"] == {"node1": 1, "node2": 1}
+    counts = {"node1": 1, "node2": 1}
+    view = person.wait(run, lambda view: (view["standbys"] or {}).get("nodes") == counts, 240)
+    assert "waiting before the call of train in remembering.py, line " in view["standbys"]["words"]
     ready = set(waiting(sandbox, job, 1))
     assert "has built" not in logs(attempt, 1), "what it prints is kept back"
     for pid in [find_rank(sandbox, job, rank)[0].pid for rank in lost]:
