@@ -71,7 +71,7 @@ class Life:
         self.alive, self.exits = places, {}
 
     def replace(self, action: launcher.ReplaceRanks) -> None:
-        """The launch goes on, and the ranks that are alive wait for the new ones."""
+        """The launch continues, and the ranks that are alive wait for the new ones."""
         assert action.launch == self.state.launch.number
         assert not set(action.ranks) & set(self.alive), "a rank is started beside itself"
         training = self.state.nodes.training
