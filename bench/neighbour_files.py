@@ -120,7 +120,7 @@ class World:
 
     def _agent(self, name: str) -> Agent:
         made: Any = Agent(self.attempt, "/nonexistent", name, feed=self.feeds[name])
-        made._ranks = self._Looks(lambda: tuple(rank.row(self.now) for rank in self.ranks[name]))
+        made.ranks = self._Looks(lambda: tuple(rank.row(self.now) for rank in self.ranks[name]))
         made._breakdown._read = lambda row: RankSteps(
             row.rank, row.launch, row.step, self.now, 1.0, {"forward": 0.3 * row.step}
         )
