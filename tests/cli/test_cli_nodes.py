@@ -223,6 +223,7 @@ def test_a_history_that_cannot_be_read_stops_no_run(desk: Desk) -> None:
     assert refused.returncode == 2 and "TRANSOM_STATE_DIR" in refused.stderr
 
 
+@pytest.mark.long
 def test_nodes_of_another_cluster_are_named_requested_there_and_excluded_only_there(desk: Desk) -> None:
     """sbatch refuses a whole job that excludes a node which its cluster does not have."""
     text = f"""#!/bin/sh

@@ -96,6 +96,7 @@ def test_the_place_among_the_ranks(env: dict[str, str], place: tuple[int, int, i
     assert ranks.Place.of(env) == ranks.Place(*place)
 
 
+@pytest.mark.long
 def test_dynamo_loads_only_when_used() -> None:
     program = (
         "import sys, faststart\n"

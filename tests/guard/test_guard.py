@@ -62,6 +62,7 @@ def test_two_replicas_are_both_named_in_the_very_step(tmp_path: Path) -> None:
         assert (first["ranks"], first["majority"], first["step"], first["clean"]) == ([0, 1], False, 12, 11)
 
 
+@pytest.mark.long
 def test_what_was_never_equal_is_no_replica(tmp_path: Path) -> None:
     for found in ranks(tmp_path, 3, more="--own"):
         assert (found["events"], found["excluded"]) == ([], ["2.bias"])

@@ -50,6 +50,7 @@ def test_each_node_is_judged_by_what_it_read() -> None:
     assert len({pids[n, "well"] for n in "abc"}) == 3, "each node has its own reader process"
 
 
+@pytest.mark.long
 def test_a_reader_that_hangs_or_dies_costs_its_own_answer_alone() -> None:
     began = time.monotonic()
     report = check_nodes(crew(a="hang", b="die", c="2"), wishes())
@@ -64,6 +65,7 @@ def test_a_long_reading_comes_whole() -> None:
     assert report.readings["a"]["made"]["reading"]["value"] == int("9" * 3000)
 
 
+@pytest.mark.long
 def test_a_node_that_gives_no_sign_is_found_and_not_waited_for_longer() -> None:
     mute = LocalTransport(("a", "b"), lambda node, argv: argv if node == "a" else ["sleep", "60"], _path())
     report = check_nodes(mute, wishes())
@@ -172,6 +174,7 @@ def test_clocks_are_compared_by_what_the_way_there_and_back_allows() -> None:
         assert abs(clock.offset) <= clock.error + 0.05, "it is one machine"
 
 
+@pytest.mark.long
 def test_a_recording_is_judged_as_the_nodes_were() -> None:
     live = check_nodes(crew(a="1", b="11", c="hang"), wishes())
     text = record(live, wishes().about, "1.0")
@@ -192,6 +195,7 @@ def _path() -> dict[str, dict[str, str]]:
     return {"a": {"PYTHONPATH": f"{PATH}:{Path.cwd()}"}}
 
 
+@pytest.mark.long
 def test_programs_started_by_a_reader_end_with_the_health_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DCGM's diagnostic takes minutes, and would load the GPUs of the training that follows."""
     pid_file = tmp_path / "pid"

@@ -82,6 +82,7 @@ for step in range(1000):
 """
 
 
+@pytest.mark.long
 def test_what_a_rank_spends_its_steps_on(node: Node) -> None:
     node.rank(3, PHASES)
     node.agent()
@@ -140,6 +141,7 @@ def test_agent_told_to_end_removes_its_directory_after_the_last_rank(node: Node)
     assert not node.beats.exists()
 
 
+@pytest.mark.long
 def test_agent_told_to_end_waits_for_a_living_launcher(node: Node) -> None:
     attempt = node.attempt
     attempt.launcher_alive.write_text("0\n")
@@ -162,6 +164,7 @@ def test_agent_told_to_end_does_not_wait_for_a_silent_launcher(node: Node) -> No
     assert agent.wait() == 0
 
 
+@pytest.mark.long
 def test_an_agent_that_was_stopped_and_continued_stays(node: Node) -> None:
     agent = node.agent()
     wait_for(node.path.exists)

@@ -76,6 +76,7 @@ def test_call_of_beat_ends_automatic_heartbeats(tmp_path: Path) -> None:
     assert not last(tmp_path).since_start
 
 
+@pytest.mark.long
 def test_a_trainer_that_beats_from_its_first_step_on_is_never_mixed_with_ours(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     code = "from transom_cli import beat\nfor i in range(40, 43): train(first, model, 1); beat(i)"

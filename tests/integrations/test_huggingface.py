@@ -33,6 +33,7 @@ def train(folder: Path, *words: object, ranks: int = 1) -> list[str]:
     return [out.splitlines()[-1] for out, _, _ in ends]
 
 
+@pytest.mark.long
 def test_ranks_save_at_the_same_step_when_one_is_warned_and_the_next_start_continues_there(tmp_path: Path) -> None:
     assert train(tmp_path, 6, 4, 1, ranks=2) == ["from None to 4"] * 2
     assert train(tmp_path, 6, ranks=2) == ["from 4 to 6"] * 2

@@ -238,6 +238,7 @@ train()
 """
 
 
+@pytest.mark.long
 def test_a_kept_model_is_not_trained_on_if_nothing_can_be_restored(tmp_path: Path) -> None:
     beats, attempt, script = tmp_path / "beats", tmp_path / "attempts" / "1.0", tmp_path / "train.py"
     beats.mkdir(mode=0o700)

@@ -153,6 +153,7 @@ def test_keep_names_keeps_hosts_and_no_secrets(run: RunDir, tmp_path: Path) -> N
     assert [what for what, value in SECRETS.items() if value in whole] == []
 
 
+@pytest.mark.long
 def test_the_size_is_bounded_and_what_is_left_out_is_printed(run: RunDir, tmp_path: Path) -> None:
     attempt = run.attempt(7, 0)
     for rank in range(30):

@@ -73,6 +73,7 @@ def test_state_of_a_long_run_is_read_from_the_end_of_its_journal(run: RunDir, mo
     assert fold(run.journal) == fold(run.journal, lambda *_: None)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_listing_costs_one_file_call_for_each_older_run(tmp_path: Path, run: RunDir) -> None:
     events = (*TRAINS, ev.OutcomeSeen(6.0, "7.0", "done", ""), ev.JobSeen(7.0, 7, 0, "COMPLETED", exit_code=0))

@@ -336,6 +336,7 @@ def test_silent_clients_do_not_lock_others_out(server: BulkServer) -> None:
         sock.close()
 
 
+@pytest.mark.long
 def test_connections_share_the_rate() -> None:
     """At a byte a second the first burst goes, and nothing more in this test's time: both have it between them."""
     with BulkServer(rate=1.0) as server:

@@ -114,6 +114,7 @@ def test_a_rank_that_fails_is_relaunched_in_the_same_attempt(tmp_path: Path, cod
     assert [r["what"] for r in journal(tmp_path) if r["type"] == "recovery"] == ["seen", "diagnosed"]
 
 
+@pytest.mark.long
 def test_the_policy_decides_and_journal_and_outcome_tell_by_which_rule(tmp_path: Path, codes: list[int]) -> None:
     codes += [7, 7, 0]
     made = launcher(tmp_path)
@@ -185,6 +186,7 @@ def test_an_outcome_is_written_once_the_disk_takes_it(
     lease.give_up()
 
 
+@pytest.mark.long
 def test_a_warning_that_comes_while_a_launch_is_being_ended_is_kept_for_the_next(
     tmp_path: Path, codes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +230,7 @@ def test_a_fence_that_cannot_be_written_keeps_nobody_from_training(
     assert "ranks of older launches are not fenced off" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_rendezvous_of_the_users_is_replaced_in_every_launch_and_said_once(
     tmp_path: Path, codes: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

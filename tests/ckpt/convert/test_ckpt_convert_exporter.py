@@ -133,6 +133,7 @@ def test_file_created_meanwhile_is_not_replaced(tmp_path: Path):
     assert (tmp_path / "x").read_bytes() == b"theirs" and names_in(tmp_path) == ["x"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["m.pt", "m.safetensors"])
 def test_a_full_disk(saved: Path, tmp_path: Path, name: str):
     """A limit on a file's size stands for it: the system refuses in the middle of the large tensor."""

@@ -272,6 +272,7 @@ def test_a_run_without_checkpoints_yet_gets_its_first(tmp_path: Path):
     assert _run("import", tmp_path / "x.pt", "a", "--root", tmp_path / "runs", "--step", -1).exit_code == 2
 
 
+@pytest.mark.long
 def test_a_full_disk_leaves_nothing(there: Path, tmp_path: Path):
     torch.save({"x": torch.zeros(1 << 20)}, tmp_path / "x.pt")
     program = (

@@ -35,6 +35,7 @@ def copied(saved: Path, tmp_path: Path) -> Path:
 LONG = [pytest.param(split, marks=pytest.mark.long) for split in ("0,1/2,3", "0,1,2,3", "3/0,2/1")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("split", ["0/1,2,3", *LONG])
 def test_stages_come_back_in_another_split_and_number_of_ranks(saved: Path, tmp_path: Path, split: str):
     for found in run("restore", split, copied(saved, tmp_path)):

@@ -131,6 +131,7 @@ def test_frozen_file_system_delays_no_save(disk: Disk, status: Path, monkeypatch
     assert restored(directory) == 10
 
 
+@pytest.mark.long
 def test_closing_on_a_frozen_file_system_gives_up(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "GIVE_UP", 2.0, raising=False)
     monkeypatch.setattr(saver, "GIVE_UP", 2.0, raising=False)
@@ -149,6 +150,7 @@ def test_closing_on_a_frozen_file_system_gives_up(disk: Disk, monkeypatch: pytes
     assert restored(directory) == 2, "the daemon still holds it"
 
 
+@pytest.mark.long
 def test_stopped_daemon_delays_one_save(
     directory: Path, status: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,6 +185,7 @@ def _saved(trainer: Checkpointer, held: dict[str, torch.Tensor], step: list[int]
     return trainer._saver.saved == step[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param("take", marks=pytest.mark.long), "hold", "commit"])
 def test_request_of_a_stopped_daemon_is_answered_late(
     directory: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -27,6 +27,7 @@ def test_training_with_buffers_that_ddp_broadcasts_continues_bit_for_bit(ran: li
         assert found["broadcast"]["rank 0's"] and found["broadcast"]["continues"]
 
 
+@pytest.mark.long
 def test_buffers_declared_per_rank_come_back_to_each_rank(ran: list[dict]) -> None:
     for found in ran:
         assert found["declared"]["own"] and found["declared"]["continues"]

@@ -253,6 +253,7 @@ def test_copies_in_other_directories_are_whole(directory: Path, tmp_path: Path) 
     assert list(diff(directory / "step-3", copy)) == [] and state["step"] == 3
 
 
+@pytest.mark.long
 def test_commands_read_incremental_checkpoints(directory: Path, tmp_path: Path) -> None:
     state = run(directory, range(1, 4), keep=10)
     call = CliRunner().invoke

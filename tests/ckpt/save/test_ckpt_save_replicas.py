@@ -105,6 +105,7 @@ def test_ranks_are_compared_again_when_the_state_changes_its_shape_and_after_a_r
         assert (found["restored"], found["there"]) == (1, ["step-1"])
 
 
+@pytest.mark.long
 def test_replicas_of_shards_are_compared(tmp_path: Path):
     done = several_ranks(4, "ckpt_differing_worker.py", "hsdp", str(tmp_path))
     for out, _ in done:
@@ -115,6 +116,7 @@ def test_replicas_of_shards_are_compared(tmp_path: Path):
         assert found["astray"]["there"] == []
 
 
+@pytest.mark.long
 def test_replicas_that_differ_after_a_restore_are_a_doubt_for_the_launcher_and_the_repetition_is_reported(
     tmp_path: Path,
 ):

@@ -96,6 +96,7 @@ def ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.long
 def test_an_agent_that_is_started_again_finds_the_holder_and_what_it_holds(node: Node) -> None:
     first = node.agent()
     rank = node.rank()
@@ -189,6 +190,7 @@ def test_the_holder_ends_when_the_outcome_stands_though_its_agent_is_gone(node: 
     wait_for(lambda: ended(pid), "the daemon lives on")
 
 
+@pytest.mark.long
 def test_the_holder_ends_when_the_run_is_removed(node: Node) -> None:
     node.lose(node.agent())
     pid, rank = node.daemon(), node.rank()

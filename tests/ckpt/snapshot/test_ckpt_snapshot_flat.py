@@ -14,6 +14,7 @@ WORKER = Path(__file__).parents[1] / "ckpt_flat_worker.py"
 GROWTH = 8 << 20  # bytes of resident memory that allocators may take between the two looks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("first", "last", "persist"), [(100, 300, 50), pytest.param(1000, 10_000, 100, marks=pytest.mark.long)]
 )

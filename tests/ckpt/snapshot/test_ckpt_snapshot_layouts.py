@@ -46,6 +46,7 @@ def refused(nodes: Nodes, launch: int, **env: str) -> str:
     return ends[0][1]
 
 
+@pytest.mark.long
 @LAYOUTS
 def test_snapshot_restored_on_other_nodes_is_there_again_after_the_next_kill(
     tmp_path: Path, before: list[str], after: list[str], protect: str, lost: list[str]

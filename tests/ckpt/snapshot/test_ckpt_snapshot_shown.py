@@ -46,6 +46,7 @@ def _status(run: RunDir) -> str:
     return "\n".join(status_lines(view))
 
 
+@pytest.mark.long
 def test_a_runs_memory_is_listed_verified_and_gone_with_its_holders(tmp_path: Path) -> None:
     run, attempt = run_in(tmp_path)
     assert _memory("ls", run.path) == {}
@@ -161,6 +162,7 @@ def test_status_tells_when_it_saves_and_the_whole_reason(tmp_path: Path) -> None
     assert " ".join(line.removeprefix("saves").strip() for line in lines[first : first + 2]) == why
 
 
+@pytest.mark.long
 def test_a_folder_that_cannot_be_written_costs_nothing_and_is_tried_again(tmp_path: Path) -> None:
     path, accounts = tmp_path / "nodes" / "n0.memory", [_account(tmp_path)]
     showing = StatusWriter(path, lambda: accounts)

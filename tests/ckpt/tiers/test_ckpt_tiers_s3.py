@@ -71,6 +71,7 @@ def test_lost_directory_is_restored_from_object_storage(s3: S3, directory: Path,
     again.close()
 
 
+@pytest.mark.long
 def test_deleted_and_half_uploaded_copies_are_not_chosen(s3: S3, directory: Path):
     ck, weights = trainer(directory)
     train(ck, weights, range(1, 3))
@@ -111,6 +112,7 @@ def test_damage_on_disk_is_repaired_from_object_storage(s3: S3, directory: Path)
     again.close()
 
 
+@pytest.mark.long
 def test_failed_upload_is_reported_and_harms_nothing(
     s3: S3, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -42,6 +42,7 @@ def test_a_rank_that_never_comes_to_a_collective(real_hangs: Path) -> None:
     assert (stacks.source, [culprit.rank for culprit in stacks.culprits]) == ("stacks", [ODD])
 
 
+@pytest.mark.long
 def test_waits_are_followed_over_groups(real_hangs: Path) -> None:
     """The partner of the stuck rank has not come to the collective of all either, and is not to blame."""
     found = matched(real_hangs / "subgroups")

@@ -231,6 +231,7 @@ def test_newer_links_count_by_field(stub: StubNode) -> None:
     assert gpu.links[9].errors == (("recoveries", 4), ("retries", 5))
 
 
+@pytest.mark.long
 def test_reader_waits_for_memory_that_is_being_freed(stub: StubNode) -> None:
     about = About(tier=Tier.QUICK, gpus=1)
     stub.set(with_fault(healthy(1), "memory_left_over"))

@@ -65,6 +65,7 @@ def links(result: ProbeResult) -> list[Finding]:
     return [f for f in result.findings if f.check == "link" and f.verdict is not Verdict.PASS]
 
 
+@pytest.mark.long
 def test_a_healthy_network(ranks: LocalRanks, network: netns.Network) -> None:
     result = probe(ranks, network)
     assert named(result) == set()
@@ -77,6 +78,7 @@ def test_unreachable_node_is_named(ranks: LocalRanks, network: netns.Network) ->
     assert named(probe(ranks, network)) == {("n0", "link_node")}
 
 
+@pytest.mark.long
 def test_a_link_that_drops_is_named_and_its_nodes_stay(ranks: LocalRanks, network: netns.Network) -> None:
     network.drop("n1", "n2")
     result = probe(ranks, network)
@@ -85,6 +87,7 @@ def test_a_link_that_drops_is_named_and_its_nodes_stay(ranks: LocalRanks, networ
     assert not [f for f in result.findings if f.check == "link_answer" and f.verdict is not Verdict.PASS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sends", [True, False], ids=["sender", "receiver"])
 def test_a_throttled_node_is_named_with_its_direction(ranks: LocalRanks, network: netns.Network, sends: bool) -> None:
     for other in ("n0", "n1", "n3"):

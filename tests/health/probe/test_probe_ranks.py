@@ -99,6 +99,7 @@ class Sabotage:
         self._crew.send(message, to)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("phase", "check"),
     [
@@ -134,6 +135,7 @@ def test_a_killed_one_is_named_at_once_with_its_signal() -> None:
         assert {f.verdict for f in result.findings if f.check == "link_node" and f.node != "n2"} == {Verdict.PASS}
 
 
+@pytest.mark.long
 def test_one_at_a_quarter_of_its_speed_is_found(ranks: LocalRanks) -> None:
     """Stopped for three quarters of each tenth of a second."""
     process = ranks.processes["n1", 0]
@@ -209,6 +211,7 @@ def test_bye_ends_the_process_during_a_request() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.long
 def test_an_ask_beyond_its_deadline_ends_it_by_the_kernels_alarm() -> None:
     process, _ = started()
     ask(process, do="compute", id=1, seconds=300.0, deadline=0.1)
@@ -216,6 +219,7 @@ def test_an_ask_beyond_its_deadline_ends_it_by_the_kernels_alarm() -> None:
     assert process.returncode == -signal.SIGALRM
 
 
+@pytest.mark.long
 def test_unknown_message_ends_the_process_with_an_error() -> None:
     process, _ = started()
     ask(process, do="dance")

@@ -13,6 +13,7 @@ from transom_cli.layout import RunDir
 BENCH = Path(__file__).parents[3] / "bench"
 
 
+@pytest.mark.long
 def test_what_is_drawn_and_told_is_bounded_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: Callable[[RunDir], str]
 ) -> None:
