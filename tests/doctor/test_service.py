@@ -207,6 +207,7 @@ def test_unit_without_lingering_is_not_enough() -> None:
     assert of_service({Kind.SYSTEMD: True}, HOST).grade is of_service({Kind.CRON: True}, HOST).grade is Grade.OK
 
 
+@pytest.mark.long
 def test_command_prints_installs_shows_and_removes(place: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def transom(*words: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "transom_cli", "service", *words]

@@ -135,6 +135,7 @@ def test_the_runs_own_record_and_accounting_agree(somebody: Person, accounted: S
     assert "RESIZED" not in screen.stdout and "done: every rank ended with exit code 0" in screen.stdout
 
 
+@pytest.mark.long
 def test_a_cancelled_job_that_slurm_has_forgotten_stays_cancelled(somebody: Person, accounted: Sandbox) -> None:
     run, job_id = left_alone(somebody, accounted)
     assert somebody.transom("attach", "--detach", run.run_id).returncode == 0

@@ -17,6 +17,7 @@ from transom_cli.supervise.lease import operator_alive, read_holder
 CRONTAB = '#!/bin/sh\ncase "$1" in -l) cat {0};; -) cat >{0};; esac\n'
 
 
+@pytest.mark.long
 @pytest.mark.sandbox
 def test_entry_continues_a_run_where_its_journal_ends(person: Person, tmp_path: Path) -> None:
     table = tmp_path / "table"

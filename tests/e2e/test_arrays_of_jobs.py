@@ -27,6 +27,7 @@ sleep {seconds}
 """
 
 
+@pytest.mark.long
 def test_each_element_is_a_run(person: Person, tmp_path: Path) -> None:
     (person.cwd / "sweep.sbatch").write_text(SCRIPT.format(told=tmp_path / "told", seconds=3))
     done = person.transom("run", "sweep.sbatch")

@@ -8,6 +8,7 @@ from e2e.support import Person
 pytestmark = pytest.mark.sandbox
 
 
+@pytest.mark.long
 def test_unknown_srun_flag_ends_the_run_and_quotes_srun(person: Person) -> None:
     """As `--container-image` does where there is no pyxis."""
     done = person.run("-N", "1", "--container-image", "/shared/train.sqsh", "--", "true")

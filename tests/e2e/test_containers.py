@@ -18,6 +18,7 @@ exec "$@"
 """
 
 
+@pytest.mark.long
 def test_every_rank_is_started_by_apptainer_and_beats(person: Person, tmp_path: Path) -> None:
     program = tmp_path / "bin" / "apptainer"
     program.parent.mkdir()
@@ -35,6 +36,7 @@ def test_every_rank_is_started_by_apptainer_and_beats(person: Person, tmp_path: 
         assert "--nv" not in words and words[words.index("/images/a b.sif") + 1] == COMMAND[0]
 
 
+@pytest.mark.long
 def test_a_job_without_apptainer_says_so(person: Person) -> None:
     done = person.run("-N", "1", "--apptainer", "/images/x.sif", "--", *COMMAND)
     assert done.returncode != 0

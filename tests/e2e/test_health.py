@@ -91,6 +91,7 @@ def test_a_bad_gpu_is_found_before_a_rank_runs_there_and_a_spare_carries_them(
     assert "gpu_rows" in json.dumps(node) and bad["device"] in json.dumps(node)
 
 
+@pytest.mark.long
 def test_without_a_spare_the_next_attempt_uses_no_restart_budget(
     owner: Person, hardware: Hardware, sandbox: Sandbox
 ) -> None:

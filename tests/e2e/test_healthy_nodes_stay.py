@@ -60,6 +60,7 @@ def drained(sandbox: Sandbox) -> list[str]:
     return [node.name for node in sandbox.nodes() if node.state.startswith("drain")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nodes", [pytest.param("2", marks=pytest.mark.long), "3"])
 def test_nodes_that_only_the_login_node_cannot_reach_are_not_drained(
     firewalled: Person, sandbox: Sandbox, tmp_path: Path, nodes: str
@@ -81,6 +82,7 @@ def test_a_node_that_dies_behind_a_firewall_is_replaced(firewalled: Person, sand
     assert drained(sandbox) == [], "nobody but the batch host has seen it dead"
 
 
+@pytest.mark.long
 def test_job_suspended_by_slurm_isolates_no_node(person: Person, sandbox: Sandbox) -> None:
     asked = ("-N", "2", "--set", "detect.node_silent=3")
     run = person.start(*asked, "--", *COMMAND, "--steps", "120")

@@ -20,6 +20,7 @@ def operators(sandbox: Sandbox, tag: str) -> dict[str, str]:
     return {job: state for job, state, comment in rows if comment == tag}
 
 
+@pytest.mark.long
 def test_the_operator_is_a_job_that_another_one_follows(person: Person, sandbox: Sandbox) -> None:
     run = person.start("--operator", "job", "-N", "2", "--", *COMMAND, "--steps", "80")
     tag = operator_tag(run.run_id)

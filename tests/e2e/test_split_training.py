@@ -54,6 +54,7 @@ def test_variables_of_another_launch_do_not_reach_the_ranks(person: Person, shor
     assert "RANK" in note and "WORLD_SIZE" in note and "MASTER_ADDR" in note and "not passed to the job" in note, note
 
 
+@pytest.mark.long
 def test_ranks_that_each_train_alone_end_the_run_at_the_first_heartbeat(person: Person, short_dir: Path) -> None:
     """The trainer sets the variables itself; a restart would only do it again."""
     split = short_dir / "split.py"

@@ -156,6 +156,7 @@ def test_agent_told_to_end_waits_for_a_living_launcher(node: Node) -> None:
     assert agent.wait() == 0
 
 
+@pytest.mark.long
 def test_agent_told_to_end_does_not_wait_for_a_silent_launcher(node: Node) -> None:
     node.attempt.launcher_alive.write_text("7\n")
     agent = node.agent()

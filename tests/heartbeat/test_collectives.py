@@ -107,6 +107,7 @@ def test_collectives_of_every_kind(tmp_path: Path) -> None:
     assert waiting["wait"] > slow["wait"] + 4 * SLOW
 
 
+@pytest.mark.long
 def test_outside_transom_nothing_is_wrapped() -> None:
     code = (
         "import torch.distributed as dist; from transom_cli.heartbeat import collectives; before = dist.all_reduce\n"

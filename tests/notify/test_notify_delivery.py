@@ -85,6 +85,7 @@ def test_what_will_never_do_is_given_up_and_the_next_is_reported(folder: Path) -
     assert DeliveryLog(folder, 2).counts() == {("ops", GIVEN_UP): 1, ("ops", DELIVERED): 1}
 
 
+@pytest.mark.long
 def test_at_the_end_of_a_run_nobody_waits_for_a_long_pause(folder: Path) -> None:
     outside = Outside(DeliveryError("down"))
     one = courier(folder, outside, wait=lambda *_: 3600.0)

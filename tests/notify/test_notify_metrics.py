@@ -187,6 +187,7 @@ def test_openmetrics_take_it_with_units_and_helps() -> None:
     assert all(re.fullmatch(r"transom_[a-z_]+", name) for name in reported)
 
 
+@pytest.mark.long
 def test_the_file_is_whole_at_every_moment_and_readable_by_all(tmp_path: Path) -> None:
     shown = [families(sight(some_state()))]
     made = registry("demo-1", lambda: shown[0])

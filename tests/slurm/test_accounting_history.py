@@ -22,6 +22,7 @@ def test_the_fake_keeps_accounts_alike(tmp_path: Path) -> None:
     every_start_is_told(world)
 
 
+@pytest.mark.long
 @pytest.mark.sandbox
 def test_a_requeued_job_has_two_starts(short_dir: Path) -> None:
     require_slurm(accounting=True)

@@ -27,6 +27,7 @@ def nothing(_: str) -> dict[str, object]:
     return {"ok": True}
 
 
+@pytest.mark.long
 def test_a_spare_is_ready_once_its_agent_answers_and_given_up_when_it_does_not(
     inbox: queue.SimpleQueue[Event],
 ) -> None:

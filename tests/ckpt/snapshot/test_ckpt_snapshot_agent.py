@@ -199,6 +199,7 @@ def test_the_holder_ends_when_the_run_is_removed(node: Node) -> None:
     wait_for(lambda: ended(pid), "the daemon lives on")
 
 
+@pytest.mark.long
 def test_the_holder_ends_when_nobody_has_come_for_a_while(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LINGER, "0.5")
     agent = node.agent()

@@ -137,6 +137,7 @@ def test_failed_upload_is_reported_and_harms_nothing(
     assert not any(name.endswith(".json") and "/data/" not in name for name in s3.objects)
 
 
+@pytest.mark.long
 def test_killed_upload_continues_where_it_was(s3: S3, tmp_path: Path):
     main = tmp_path / "main"
     bare_checkpoint(main, 10, data=b"x" * 10_000)

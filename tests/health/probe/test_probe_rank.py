@@ -35,6 +35,7 @@ def test_its_first_word_is_an_answer_and_from_then_on_it_is_warm() -> None:
         process.kill()
 
 
+@pytest.mark.long
 def test_device_that_cannot_be_prepared_is_reported_in_the_hello() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():

@@ -56,6 +56,7 @@ def test_healthy_ranks_are_well_and_meet_two_others_each(ranks: LocalRanks) -> N
     assert [phase for phase, _ in result.timings][:1] == ["hello"]
 
 
+@pytest.mark.long
 def test_two_devices_a_node_meet_each_its_like() -> None:
     with LocalRanks(NODES[:2], devices=2, popen=Forked) as ranks:
         result = probe(ranks)

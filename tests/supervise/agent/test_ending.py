@@ -164,6 +164,7 @@ def test_nothing_to_end(ranks: Ranks) -> None:
     assert looks == [termination.TURN], "two looks, and nothing waited for"
 
 
+@pytest.mark.long
 def test_what_will_not_die_is_told(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that hangs in the kernel: the signal is sent, and nothing comes of it."""
     wrapper = ranks.start(SLEEP)

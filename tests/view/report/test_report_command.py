@@ -38,6 +38,7 @@ def test_a_file_named_after_the_run_here(run: Path, tmp_path: Path) -> None:
     assert names(tmp_path) == [path.name]
 
 
+@pytest.mark.long
 def test_an_older_report_is_replaced_and_nothing_else_without_force(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.html"
     assert transom(run, "-o", path, cwd=tmp_path).returncode == 0

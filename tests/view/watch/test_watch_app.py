@@ -118,6 +118,7 @@ def test_the_selection_stays_on_its_node_when_rows_move(many: RunView) -> None:
     play(follow, story)
 
 
+@pytest.mark.long
 def test_moving_sorting_and_filtering(many: RunView) -> None:
     async def story(app: WatchApp, pilot: Pilot[RunView | None]) -> None:
         await pilot.press("a", "s", "s", "s")
