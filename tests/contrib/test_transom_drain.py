@@ -554,6 +554,7 @@ def test_a_user_has_the_nodes_of_his_own_job_drained(
     assert status == 0 and result == "node2 is drained already: fans, ticket 12"
 
 
+@pytest.mark.long
 @pytest.mark.sandbox
 @pytest.mark.root
 def test_a_user_with_a_core_on_each_of_four_nodes_drains_no_other_users_and_few_own(

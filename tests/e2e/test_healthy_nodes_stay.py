@@ -73,6 +73,7 @@ def test_nodes_that_only_the_login_node_cannot_reach_are_not_drained(
     assert (view["phase"], view["starts"]) == ("done", 1), view["verdict"]
 
 
+@pytest.mark.long
 def test_a_node_that_dies_behind_a_firewall_is_replaced(firewalled: Person, sandbox: Sandbox) -> None:
     run = firewalled.start("-N", "2", "--spares", "1", "--", *COMMAND, "--steps", "80")
     firewalled.wait(run, at_step(12))

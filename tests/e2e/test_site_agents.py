@@ -29,6 +29,7 @@ def cluster(short_dir: Path) -> Iterator[Sandbox]:
     sandbox.down()
 
 
+@pytest.mark.long
 def test_agents_use_every_cpu_see_every_gpu_and_outlive_one_that_is_killed(person: Person, cluster: Sandbox) -> None:
     """What was seen: agents on CPU 0 alone, one GPU of two, and all agents ended when one was killed."""
     person = replace(person, env={**person.env, **cluster.env()})

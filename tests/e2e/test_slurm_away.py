@@ -63,6 +63,7 @@ def marks(view: dict[str, object]) -> str:
     return json.dumps(view["incidents"])
 
 
+@pytest.mark.long
 def test_run_continues_while_slurmctld_hangs_and_a_cancel_stops_it(person: Person, sandbox: Sandbox) -> None:
     run, job = begun(person, 2000, "--set", "slurm.poll_max=5")  # it would be asked after a minute and a half otherwise
     faults.stop_controller(sandbox)

@@ -37,6 +37,7 @@ for step in range(3):
 """
 
 
+@pytest.mark.long
 def test_a_taken_port_costs_no_restart(person: Person, tmp_path: Path) -> None:
     """Not even where relaunches are disabled."""
     (tmp_path / "train.py").write_text(TRAINER)

@@ -54,6 +54,7 @@ def told(file: Path, words: str, patience: float) -> str:
     return file.read_text()
 
 
+@pytest.mark.long
 def test_who_looks_is_not_held_up(shared: Person, sandbox: Sandbox) -> None:
     """All at once, since each takes its ten seconds."""
     run = RunDir(shared.root / "demo-20260101-000000-abcd")

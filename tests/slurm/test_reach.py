@@ -237,6 +237,7 @@ def test_a_step_is_late_only_beside_a_step_on_a_good_node(
     assert judge_reach(read_reach("n2", "127.0.0.1", listening, 2, peers=peers, **ask)).verdict is verdict  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 @pytest.mark.sandbox
 def test_living_killed_and_stopped_nodes(healed_sandbox: Sandbox, short_dir: Path) -> None:
     folder = short_dir / "reach"

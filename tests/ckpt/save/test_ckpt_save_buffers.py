@@ -33,11 +33,13 @@ def test_buffers_declared_per_rank_come_back_to_each_rank(ran: list[dict]) -> No
         assert found["declared"]["own"] and found["declared"]["continues"]
 
 
+@pytest.mark.long
 def test_buffers_declared_from_rank_0_are_rank_0s_on_all_ranks(ran: list[dict]) -> None:
     for found in ran:
         assert found["first"]["step"] == 3 and found["first"]["rank 0's"]
 
 
+@pytest.mark.long
 def test_buffers_that_differ_after_the_first_save_are_refused_by_name(ran: list[dict]) -> None:
     for found in ran:
         assert found["drifting"]["there"] == ["step-1"]
@@ -47,6 +49,7 @@ def test_buffers_that_differ_after_the_first_save_are_refused_by_name(ran: list[
         assert "from_rank_0=[" in raised
 
 
+@pytest.mark.long
 def test_plain_values_that_differ_after_the_first_save_are_refused_by_name(ran: list[dict]) -> None:
     for found in ran:
         assert found["values"]["saved"][:2] == ["", ""]

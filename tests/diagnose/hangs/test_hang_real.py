@@ -53,6 +53,7 @@ def test_waits_are_followed_over_groups(real_hangs: Path) -> None:
     assert found.waits.edges[0] == {2, 3} and found.waits.edges[3] == {2}
 
 
+@pytest.mark.long
 def test_another_collective_under_the_same_number(real_hangs: Path) -> None:
     found = read_hang(real_hangs / "other_type")[0]
     assert (found.category, [c.rank for c in found.culprits]) == (Category.USER_CODE, [ODD])
@@ -60,6 +61,7 @@ def test_another_collective_under_the_same_number(real_hangs: Path) -> None:
     assert "where ranks 0, 1, 3 call all_reduce(4) of Float" in found.evidence[0]
 
 
+@pytest.mark.long
 def test_dump_files_are_recognised(real_hangs: Path, tmp_path: Path) -> None:
     files = (real_hangs / "skips").rglob("*")
     assert {path.name for path in files if is_dump(path)} == {
@@ -74,6 +76,7 @@ def test_dump_files_are_recognised(real_hangs: Path, tmp_path: Path) -> None:
 # ---- beside torch's own analyser ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scenario", "missing"), [("skips", {ODD}), ("other_type", set())])
 def test_torch_finds_the_same(real_hangs: Path, scenario: str, missing: set[int]) -> None:
     builder = pytest.importorskip("torch.distributed.flight_recorder.components.builder")
