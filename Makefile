@@ -22,7 +22,7 @@ lock: ## rewrite requirements/login-node.txt: every package of a light installat
 # .ci/run reads from the results on which Slurm releases the contract was tested.
 test: setup ## all tests except the long ones
 	$(PY) -m pytest -m "not long and not sandbox" -n 3 --dist worksteal --junitxml=.test-results/without-slurm.xml
-	$(PY) -m pytest -m "not long and sandbox" -n 2 --dist worksteal --junitxml=.test-results/with-slurm.xml
+	$(PY) -m pytest -m "not long and sandbox" -n 3 --dist worksteal --junitxml=.test-results/with-slurm.xml
 
 test-long: setup ## the tests that take several seconds to minutes each (an hour)
 	$(PY) -m pytest -m long
