@@ -24,7 +24,7 @@ test: setup ## all tests except the long ones
 	$(PY) -m pytest -m "not long and not sandbox" -n 3 --dist worksteal --junitxml=.test-results/without-slurm.xml
 	$(PY) -m pytest -m "not long and sandbox" -n 3 --dist worksteal --junitxml=.test-results/with-slurm.xml
 
-test-long: setup ## the tests that take several seconds to minutes each (an hour)
+test-long: setup ## the tests that take several seconds to minutes each
 	$(PY) -m pytest -m long
 
 test-docs: setup ## every command and snippet of README and docs, run as a reader would in a sandbox (15 min)
