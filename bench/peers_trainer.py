@@ -1,7 +1,8 @@
 """The training of bench/recovery_peers.py: examples/gpt's model, as a user of each tool writes it.
 
 plain: DDP, and a checkpoint on disk by rank 0: torchrun, ft_launcher, and transom without a change of the script.
-transom, inprocess, torchft: what the tool needs. Those lines end with the tool's name, and are counted.
+transom, elastic, inprocess, torchft: what the tool needs. Those lines end with the tool's name, and are counted.
+elastic is transom's `recoverable(replicas="elastic")`.
 
 Each rank appends a line per step to a file of its own. life: when it entered the training, or, with torchft, when
 the number of replicas changed.
@@ -27,7 +28,7 @@ from model import GPT, Shape  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 parser = argparse.ArgumentParser()
-parser.add_argument("way", choices=("plain", "transom", "inprocess", "torchft"))
+parser.add_argument("way", choices=("plain", "transom", "elastic", "inprocess", "torchft"))
 parser.add_argument("folder", type=Path)
 parser.add_argument("--best", action="store_true", help="the tool's settings for a fast recovery")
 parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
@@ -42,6 +43,10 @@ if args.building:
 if args.way == "transom":
     from transom_cli import beat, recoverable  # transom
     from transom_cli.ckpt import Checkpointer  # transom
+elif args.way == "elastic":
+    from transom_cli import beat, recoverable  # elastic
+    from transom_cli.ckpt import Checkpointer  # elastic
+    from transom_cli.elastic import GlobalBatches  # elastic
 elif args.way == "inprocess":
     from datetime import timedelta  # inprocess
 
@@ -144,6 +149,42 @@ def transom() -> None:
     train()  # transom
 
 
+def elastic() -> None:
+    """The same global batch whatever the number of ranks is: each of its windows once, weighted."""
+    corpus = read_corpus()
+    windows = (len(corpus) - 1) // SHAPE.context
+
+    def pass_of(net: DistributedDataParallel, samples: tuple[int, ...]) -> torch.Tensor:
+        rows = [corpus[n * SHAPE.context : (n + 1) * SHAPE.context + 1] for n in samples]
+        text = torch.stack(rows).long()
+        loss: torch.Tensor = net(text[:, :-1], text[:, 1:])
+        return loss
+
+    @recoverable(replicas="elastic")  # elastic
+    def train(ctx: Any) -> None:  # elastic
+        model, optimizer = ctx.keep("model", build)  # elastic
+        ctx.join("gloo")  # elastic
+        rank, world, life = dist.get_rank(), dist.get_world_size(), time.time()
+        trace = Trace(rank)
+        batches = GlobalBatches(windows, global_batch=BATCH * args.active, micro_batch=BATCH)  # elastic
+        state = {"model": model, "optimizer": optimizer, "data": batches}  # elastic
+        checkpointer = Checkpointer(state, every=args.every)  # elastic
+        done, net = checkpointer.restore() or 0, DistributedDataParallel(model)  # elastic
+        while True:
+            optimizer.zero_grad()
+            for micro in batches.step():  # elastic
+                with contextlib.nullcontext() if micro.last else net.no_sync():  # elastic
+                    (pass_of(net, micro.samples) * micro.weight).backward()  # elastic
+            optimizer.step()
+            time.sleep(args.delay)
+            done += 1
+            trace.note(done, world, life)
+            beat(done)  # elastic
+            checkpointer.save(done)  # elastic
+
+    train()  # elastic
+
+
 def in_process() -> None:
     """As NVIDIA's optimal_example.py: what needs no process group is built once."""
     model, optimizer = build()
@@ -214,4 +255,4 @@ def fault_tolerant() -> None:
             trace.note(step + 1, world, life)
 
 
-{"plain": plain, "transom": transom, "inprocess": in_process, "torchft": fault_tolerant}[args.way]()
+{"plain": plain, "transom": transom, "elastic": elastic, "inprocess": in_process, "torchft": fault_tolerant}[args.way]()

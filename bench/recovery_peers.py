@@ -1,11 +1,11 @@
 """A rank is killed, and the training continues: transom, NVRx in-process and ft_launcher, torchft, torchrun.
 
-    python bench/recovery_peers.py --out FILE [--runs 5] [--start 0 20] [--ways torchrun,torchft] [--table]
+    python bench/recovery_peers.py --out FILE [--runs 5] [--faults 2] [--start 0 20] [--ways torchrun,torchft] [--table]
 
 One model (examples/gpt), three ranks over gloo on this machine, the same pauses and the same faults: SIGKILL to rank 1
 or 2 in a random step between two checkpoints. Each tool runs at its documented settings and at its best (see `CASES`).
 transom runs in a Slurm sandbox with a rank per node, the others as processes. They take turns. --start, if not 0:
-importing transformers, and a model whose building takes that many seconds. FILE gets one line of JSON per attempt;
+importing transformers, and a model whose building takes that many seconds. FILE gets one line of JSON per fault;
 what it has is not measured again, nor a case that never came back.
 
     first step   from the kill to the end of the first step of the training that continues, a repeated one or not
@@ -15,7 +15,7 @@ what it has is not measured again, nor a case that never came back.
     extra        memory of all processes besides the three ranks: of the supervisor, standbys, reserves. PSS counts
                  shared pages in parts. Slurm's own processes do not count
     lines        in the training script, for the tool (bench/peers_trainer.py marks them)
-    load         of the machine in the minute before the end of each attempt
+    load         of the machine in the minute before the end of each fault
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,6 @@ from transom_cli.rpc.sockets import free_port
 
 TRAINER = Path(__file__).with_name("peers_trainer.py")
 RANKS, EVERY, PATIENCE = 3, 10, 120.0
-READY = 20.0  # seconds of training before the fault, if there are standbys
 STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 FT = "nvidia_resiliency_ext.fault_tolerance.launcher"
 FT_DEFAULT = ("--ignore-missing-fault-tol-cfg",)
@@ -77,6 +76,7 @@ CASES = (
     Case("transom-stay", "transom", "transom", options=_STAY),
     Case("transom-best", "transom", "transom", True, 1, (*_STAY, *_STANDBY)),
     Case("transom-script", "transom", "transom", True, 1, (*_STAY, *_STANDBY, *_SCRIPT)),
+    Case("transom-elastic", "transom", "elastic", True, 1, (*_STAY, *_STANDBY)),
     Case("inprocess", "srun", "inprocess"),
     Case("inprocess-best", "srun", "inprocess", True, 1),
     Case("ft_launcher", FT, options=FT_DEFAULT),
@@ -127,7 +127,7 @@ def judged(lines: Sequence[Line], at: float) -> dict[str, Any]:
 
 def lines_for(case: Case) -> int:
     """How many lines of the trainer are there for this tool."""
-    marked = re.findall(r"# (transom|inprocess|torchft)( best)?\b", TRAINER.read_text())
+    marked = re.findall(r"# (transom|elastic|inprocess|torchft)( best)?\b", TRAINER.read_text())
     return sum(way == case.way and (case.best or not best) for way, best in marked)
 
 
@@ -160,6 +160,8 @@ class Attempt:
     ) -> None:
         self.case, self.folder, self._start, self._sandbox = case, folder, start, sandbox
         self._children: list[subprocess.Popen[bytes]] = []
+        self._pids: set[int] = set()  # of the ranks before the last fault
+        self._victim = 0
         words = [case.way, str(folder), "--every", str(case.every), "--building", str(start)]
         self.train = [str(TRAINER), *words, "--active", str(RANKS), *(["--best"] if case.best else [])]
         paths = [args.nvrx.resolve(), args.torchft.resolve()] if case.tool != "transom" else []
@@ -216,17 +218,26 @@ class Attempt:
             env = {"TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}", "REPLICA_GROUP_ID": str(replica)}
             self._begin([*self._agent("torch.distributed.run", 1, 10), *self.train], env, f"replica-{replica}")
 
-    def measure(self, rng: random.Random) -> dict[str, Any]:
-        """Start it, kill a rank, wait until it continues."""
+    def measure(self, rng: random.Random, faults: int) -> Iterator[dict[str, Any]]:
+        """Start it; then kill a rank and wait until all ranks train again, as often as asked for."""
         self.start()
+        settled, again = 10.0 + self._start, self.case.tool not in ("srun",)  # a reserve is used up
+        for number in range(faults if again else 1):
+            row = self._fault(rng, settled)
+            yield {"fault": number, **row}
+            if row["full"] is None:
+                return
+            settled = 5.0
+
+    def _fault(self, rng: random.Random, settled: float) -> dict[str, Any]:
         lines: list[Line] = []
+        began = time.time()
 
         def there(step: int, settle: float) -> bool:
             lines[:] = trace(self.folder)
-            whole = [line for line in lines if line.world == RANKS]
+            whole = [line for line in lines if line.world == RANKS and line.at > began]
             return bool(whole) and whole[-1].step >= step and time.time() > whole[0].at + settle
 
-        settled = (READY if _STANDBY[1] in self.case.options else 10.0) + self._start
         wait_for(lambda: there(1, settled), PATIENCE + 3 * self._start + settled, "the training", 0.3)
         if _STANDBY[1] in self.case.options:
             wait_for(self._standbys_wait, PATIENCE + 3 * self._start, "the standbys", 0.3)
@@ -235,7 +246,10 @@ class Attempt:
         spent = extra(self.folder, set(ranks.values()))
         step = lines[-1].step // EVERY * EVERY + EVERY + rng.randrange(1, EVERY)
         wait_for(lambda: there(step, 0.0), PATIENCE, f"step {step}", 0.02)
-        victim = rng.randrange(1, RANKS)
+        stayed = [rank for rank, pid in ranks.items() if rank and pid in self._pids]
+        others = [rank for rank in range(1, RANKS) if rank != self._victim]
+        victim = rng.choice(stayed or others)  # not on the same node again: transom would exclude it
+        self._pids, self._victim = set(ranks.values()), victim
         at = time.time()
         os.kill(ranks[victim], signal.SIGKILL)
         row = {"victim": victim, "step": step, "extra": spent}
@@ -321,25 +335,32 @@ def attempts(args: argparse.Namespace, made: contextlib.ExitStack) -> None:
             continue
         folder = Path(made.enter_context(tempfile.TemporaryDirectory(prefix=f"{case.name}-")))
         attempt = Attempt(case, folder, start, args, sandbox)
-        row: dict[str, Any] = {"case": case.name, "start": start, "run": number}
+        about = {"case": case.name, "start": start, "run": number}
         try:
-            row |= attempt.measure(random.Random(f"{args.seed}/{number}"))
+            for row in attempt.measure(random.Random(f"{args.seed}/{number}"), args.faults):
+                if row["new"] is None:
+                    never.add((case.name, start))
+                write(args.out, {**about, **row})
         except BenchError as error:
             progress("".join(path.read_text(errors="replace")[-1500:] for path in sorted(folder.glob("*.log"))))
-            row["error"] = f"{error.what}: {error.why}"
+            write(args.out, {**about, "error": f"{error.what}: {error.why}"})
         finally:
             attempt.end()
-        if row.get("new", 0) is None:
-            never.add((case.name, start))
-        with args.out.open("a") as file:
-            print(json.dumps(row), file=file, flush=True)
-        progress(json.dumps(row))
+
+
+def write(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        print(json.dumps(row), file=file, flush=True)
+    progress(json.dumps(row))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="results: a line of JSON for each attempt")
     parser.add_argument("--runs", type=int, default=5, help="of each case [5]")
+    parser.add_argument(
+        "--faults", type=int, default=2, choices=(1, 2), help="of each run [2]; 1 if the rank is not replaced"
+    )
     parser.add_argument("--first", type=int, default=0, help="number of the first one [0]")
     parser.add_argument("--start", type=float, nargs="+", default=[0.0, 20.0], help="seconds to build the model [0 20]")
     parser.add_argument("--ways", type=lambda text: text.split(","), help="some of the cases [all]")

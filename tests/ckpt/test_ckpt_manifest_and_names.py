@@ -12,7 +12,7 @@ from ckpt_made import bare_checkpoint, flip, names_in
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.ckpt.failures import BadManifest
+from transom_cli.ckpt.failures import BadManifest, one_line
 from transom_cli.ckpt.inventory import candidates, verify
 from transom_cli.ckpt.manifest import FileEntry, Manifest, decode, encode
 from transom_cli.ckpt.names import Here, abandoned, local_attempt, parse_step, tmp_name, trash_name
@@ -152,3 +152,13 @@ def test_manifest_is_written_as_json_writes_it(names: tuple[str, ...]):
     data = encode(Manifest(1, 1, '"files": []', "2.6", "now", files))
     assert (json.dumps(json.loads(data), indent=1, sort_keys=True) + "\n").encode() == data
     assert decode(data).files == files
+
+
+def test_a_broken_gloo_connection_is_described_without_its_source_file_and_advice() -> None:
+    text = (
+        "[/build/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:10417: Connection reset "
+        "by peer. This is typically caused by a remote worker hanging or bugs in the application."
+    )
+    broke = "the connection to another rank broke: Read error [127.0.0.1]:10417: Connection reset by peer"
+    assert one_line(RuntimeError(text)) == broke
+    assert one_line(RuntimeError("another error")) == "RuntimeError: another error"

@@ -269,3 +269,15 @@ def test_members_are_named_by_the_order_and_by_those_who_joined() -> None:
     assert (joined.ranks, joined.generation, joined.missing(4)) == ((0, 2, 1), 1, (3,))
     assert Members.decode(joined.encode()) == joined
     assert Members.at_start("", 3).ranks == (0, 1, 2)
+
+
+@pytest.mark.long
+def test_saves_after_each_step_are_in_memory_after_a_rank_has_joined(tmp_path: Path, begun: list[Ranks]) -> None:
+    ranks = Ranks(tmp_path, every=1, pause=0.05)
+    begun.append(ranks)
+    ranks.trains()
+    ranks.lose(1)
+    ranks.trains()
+    wait_for(lambda: ranks.has_stepped(0, 40), 120)
+    assert "while training waits" not in "".join(ranks.log(rank) for rank in range(WORLD))
+    ranks.finish()

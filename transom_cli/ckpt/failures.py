@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from transom_cli.errors import NoCheckpoint, StateDiffers, TransomError, UsageError
 
 DO_NOT_RESTART = 93  # exit code of a trainer that must not be restarted
@@ -102,6 +104,8 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
     text = str(error).strip().splitlines()
+    if text and (gloo := re.match(r"\[\S+/gloo/\S+\] (.*?)\.? This is typically", text[0])):
+        return f"the connection to another rank broke: {gloo[1]}"  # not the source path and general advice of torch
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 

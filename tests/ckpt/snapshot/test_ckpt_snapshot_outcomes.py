@@ -156,3 +156,14 @@ def test_of_writes_that_wait_only_the_newest_wanted_one_is_not_dropped(two: Two,
     states = {step: leader.outcome(step, LONG)[0] for step in range(1, 13)}
     assert {step for step, state in states.items() if state == DONE} == {1, 10, 12} == set(written)
     assert {states[step] for step in (2, 5, 7, 11)} == {SUPERSEDED}
+
+
+def test_a_durable_step_that_another_launch_commits_again_is_released(two: Two) -> None:
+    """Else the next saves of that launch wait for memory that is never free."""
+    for training in two.trainings.values():
+        training.store._reserved.add(5, persist.RESERVED)
+    lead = two.trainings["n0"].persister
+    lead._outcomes.set(5, DONE)
+    lead.begin(Order(5, "2.0", Keep(2, None)))
+    for training in two.trainings.values():
+        wait_for(lambda training=training: training.store._reserved.of(5) == ())

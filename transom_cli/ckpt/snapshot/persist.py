@@ -90,6 +90,8 @@ class Persister:
         """
         self.keep = order.keep
         if not self._outcomes.begin(order.step):
+            if self._outcomes.own(order.step)[0] == DONE:  # another launch has committed it again, and reserved it
+                threading.Thread(target=self._tell, args=(order.step, DONE), daemon=True).start()
             return
         with self._pending_lock:
             self._pending[order.step] = order
