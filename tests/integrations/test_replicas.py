@@ -41,23 +41,26 @@ class Ranks:
         every: int = 10**6,
         pause: float = 0.0,
         elastic: bool = True,
+        world: int = WORLD,
+        shards: int = 1,
     ) -> None:
         self.folder, self.beats, self.attempt = folder, folder / "beats", folder / "attempts" / "1.0"
         self.beats.mkdir(mode=0o700)
         self.arguments = [str(folder), "kept" if kept else "new", str(every)]
         self.launch, self.port, self.pause, self.elastic = 0, free_port(), pause, elastic
-        self.members = list(range(WORLD))
+        self.world, self.shards = world, shards
+        self.members = list(range(world))
         self.ordered: list[float] = []
-        self.ranks = [self._start(rank, "") for rank in range(WORLD)]
+        self.ranks = [self._start(rank, "") for rank in range(world)]
 
     def _start(self, rank: int, replicas: str) -> subprocess.Popen[str]:
         (self.attempt / "logs" / str(self.launch)).mkdir(parents=True, exist_ok=True)
         os.close(record.create(f"{self.beats}/rank-{rank}", record.Record(rank, self.launch, time.monotonic_ns())))
         env = {
-            "RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port),
+            "RANK": str(rank), "WORLD_SIZE": str(self.world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port),
             "GLOO_SOCKET_IFNAME": "lo", paths.BEAT_DIR: str(self.beats), paths.ATTEMPT_DIR: str(self.attempt),
             paths.LAUNCH: str(self.launch), paths.RECOVERABLE: "1", paths.REPLICAS: replicas, "PAUSE": str(self.pause),
-            "TRANSOM_ATTEMPT": "1.0", "ELASTIC": "yes" if self.elastic else "no",
+            "SHARDS": str(self.shards), "TRANSOM_ATTEMPT": "1.0", "ELASTIC": "yes" if self.elastic else "no",
         }  # fmt: skip
         log = (self.folder / f"log-{rank}").open("a")
         worker = Path(__file__).with_name("replicas_worker.py")
@@ -84,12 +87,18 @@ class Ranks:
         path = self.folder / f"report-{rank}"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def trains(self, world: int = WORLD) -> None:
-        """Wait until that many ranks step together in the present launch."""
-        for rank in self.members if world < WORLD else range(WORLD):
+    def trains(self, world: int | None = None) -> None:
+        """Wait until that many ranks step together in the present launch. Default: all."""
+        world = world or self.world
+        for rank in self._whole(self.members) if world < self.world else range(self.world):
             wait_for(partial(self._trains, rank, world), 120)
-        if world == WORLD:
-            self.members = list(range(WORLD))
+        if world == self.world:
+            self.members = list(range(self.world))
+
+    def _whole(self, ranks: list[int]) -> list[int]:
+        """Those whose replica has lost none."""
+        there = [rank // self.shards for rank in ranks]
+        return [rank for rank in ranks if there.count(rank // self.shards) == self.shards]
 
     def has_stepped(self, rank: int, times: int) -> bool:
         """Whether the rank has reported that many steps of the present launch."""
@@ -107,7 +116,7 @@ class Ranks:
 
     def end_soon(self, ahead: int = 20) -> int:
         """Let the training end. The number of its last step, which no rank has reached yet."""
-        last = ahead + max(int(self.reports(rank)[-1]["step"]) for rank in range(WORLD) if self.reports(rank))
+        last = ahead + max(int(self.reports(rank)[-1]["step"]) for rank in range(self.world) if self.reports(rank))
         publish_text(self.folder / "last", str(last))
         return last
 
@@ -117,7 +126,7 @@ class Ranks:
         return self.finals(), last
 
     def finals(self) -> list[torch.Tensor]:
-        for rank in range(WORLD):
+        for rank in range(self.world):
             assert self.ranks[rank].wait(240) == 0, self.log(rank)
         finals = [torch.load(path) for path in self.folder.glob("final-*")]
         assert all(torch.equal(a, b) for one in finals for a, b in zip(one, finals[0], strict=True))
@@ -236,6 +245,34 @@ def test_ranks_that_wait_for_the_lost_one_repeat_the_step_in_flight(tmp_path: Pa
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_the_other_replica_trains_on_with_hsdp(tmp_path: Path, begun: list[Ranks], lost: int) -> None:
+    ranks = Ranks(tmp_path, every=10, pause=0.05, world=4, shards=2)
+    begun.append(ranks)
+    ranks.trains()
+    pids = [rank.pid for rank in ranks.ranks]
+    ranks.lose(lost)
+    ranks.trains(2)
+    ranks.trains()
+    pids[lost] = ranks.ranks[lost].pid
+    assert [int(ranks.reports(rank)[-1]["pid"]) for rank in range(4)] == pids
+    for rank in (2, 3) if lost < 2 else (0, 1):
+        steps = [int(one["step"]) for one in ranks.reports(rank)]
+        assert steps == list(range(1, steps[-1] + 1)), "a step of the other replica was lost or done twice"
+    assert_exact(*ranks.finish())
+
+
+@pytest.mark.long
+def test_if_no_hsdp_replica_is_whole_all_resume_from_a_snapshot(tmp_path: Path, begun: list[Ranks]) -> None:
+    ranks = Ranks(tmp_path, every=1, pause=0.05, world=4, shards=2)
+    begun.append(ranks)
+    ranks.trains()
+    ranks.lose(0, 3)
+    ranks.trains()
+    assert_exact(*ranks.finish())
+
+
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_many_ranks_are_lost_at_any_moment(tmp_path: Path, begun: list[Ranks]) -> None:
     ranks = Ranks(tmp_path)
@@ -269,6 +306,16 @@ def test_members_are_named_by_the_order_and_by_those_who_joined() -> None:
     assert (joined.ranks, joined.generation, joined.missing(4)) == ((0, 2, 1), 1, (3,))
     assert Members.decode(joined.encode()) == joined
     assert Members.at_start("", 3).ranks == (0, 1, 2)
+
+
+def test_only_whole_replicas_are_members() -> None:
+    members = Members.at_start("0,2,3,4,5", 6, size=2)
+    assert (members.ranks, members.missing(6)) == ((2, 3, 4, 5), (0, 1))
+    assert members.with_joined((0,)) is members
+    joined = members.with_joined((0, 1))
+    assert (joined.ranks, joined.generation) == ((2, 3, 4, 5, 0, 1), 1)
+    assert Members.decode(joined.encode()) == joined
+    assert Members.at_start("0,3", 4, size=2).ranks == (0, 1, 2, 3)
 
 
 @pytest.mark.long

@@ -10,7 +10,8 @@ it is complete: ranks that lack it get the shared values from one that has them.
 marked itself, and a replacement on the same node finds those of the rank that died in node memory. If anything is
 missing, the newest snapshot is restored as usual. Elastic replicas need no value of a lost rank.
 
-It is for replicas: values that are sharded over ranks (FSDP, tensor parallelism) are on no other rank.
+It is for replicas: values that are sharded over all ranks (FSDP, tensor parallelism) are on no other rank. With elastic
+replicas of several ranks each (HSDP), a rank's shards are compared and exchanged with the same ranks of other replicas.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ import struct
 import weakref
 import zlib
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Shard as Placed
 
 from transom_cli.ckpt.failures import describe
 from transom_cli.ckpt.proof import alone, prove
@@ -36,12 +39,38 @@ from transom_cli.ckpt.ranks import Ranks, decode, encode
 from transom_cli.ckpt.restore import safe_unpickle
 from transom_cli.ckpt.rng import derived
 from transom_cli.ckpt.state import RANKS, State, undisturbed
-from transom_cli.ckpt.tree import PLAIN, Flat, Paths
+from transom_cli.ckpt.tree import PLAIN, Flat, Paths, local_part
 from transom_cli.errors import TransomError
 from transom_cli.heartbeat import paths, reentry
 
 _HEADER = struct.Struct("<qqqI")  # of a rank's own values in node memory: launch, step, length, CRC
 _SLOTS = 2  # the newest step of a rank may be written as it dies
+
+
+@dataclass(frozen=True)
+class Shard:
+    """How a DTensor of HSDP lies over the ranks: its local tensor is kept apart. dims: by dimension of the device mesh,
+    the tensor's dimension that is sharded over it, or None."""
+
+    dims: tuple[int | None, ...]
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, one: DTensor) -> Shard:
+        dims = tuple(each.dim if isinstance(each, Placed) else None for each in one.placements)
+        return cls(dims, tuple(one.shape), tuple(one.stride()))
+
+    def placed(self, local: torch.Tensor, live: Flat) -> DTensor:
+        """The same on the device mesh of the values that are here now."""
+        mesh = next((one.device_mesh for one in live.values() if isinstance(one, DTensor)), None)
+        if mesh is None:
+            raise ValueError("no value of this rank is sharded")
+        placements = [Replicate() if dim is None else Placed(dim) for dim in self.dims]
+        return DTensor.from_local(
+            local.to(mesh.device_type), mesh, placements, run_check=False, shape=torch.Size(self.shape),
+            stride=self.stride,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,6 +83,7 @@ class Left:
     shared: Flat = field(default_factory=dict)
     own: Flat = field(default_factory=dict)
     paths: Paths = field(default_factory=dict)  # of both
+    shards: dict[str, Shard] = field(default_factory=dict)  # of values that are sharded within a replica
     digest: str = ""  # of the shared values without those of `firsts`
     firsts: frozenset[str] = frozenset()  # values that may differ; rank 0's counts
 
@@ -79,15 +109,19 @@ class Choice:
     why: str = ""
 
     @classmethod
-    def of(cls, offers: list[Offer], *, elastic: bool) -> Choice:
-        """Choose by what all ranks have."""
+    def of(cls, offers: list[Offer], *, elastic: bool, size: int = 1) -> Choice:
+        """Choose by what all ranks have. size: ranks of a replica; each has its own shards, and a digest of them."""
         step = max(offer.step for offer in offers)
         holders = tuple(rank for rank, offer in enumerate(offers) if offer.step == step)
         if step < 0:
             return cls(why=next((offer.why for offer in offers if offer.launch >= 0), ""))
         first = offers[holders[0]]
-        if any((offers[rank].digest, offers[rank].launch) != (first.digest, first.launch) for rank in holders):
-            return cls(why=f"the ranks differ after step {step}")
+        for shard in range(size):
+            having = {(offers[rank].digest, offers[rank].launch) for rank in holders if rank % size == shard}
+            if not having:
+                return cls(why=f"no rank has shard {shard} after step {step}")
+            if len(having) > 1 or any(launch != first.launch for _, launch in having):
+                return cls(why=f"the ranks differ after step {step}")
         lacking = [rank for rank, offer in enumerate(offers) if (first.launch, step) not in offer.owns]
         if lacking and not elastic:
             return cls(why=f"what rank {lacking[0]} alone had after step {step} is not known")
@@ -162,12 +196,13 @@ class LiveState:
                 return Left(launch=launch, why=f"{min(unknown)} is not in it any more")
             flat |= self._buffers
             flat |= {key: one for key, (_, one) in small.items()}
-            held = {key: one.detach().to("cpu", copy=True) if isinstance(one, torch.Tensor) else one
+            shards = {key: Shard.of(one) for key, one in flat.items() if isinstance(one, DTensor)}
+            held = {key: local_part(one).detach().to("cpu", copy=True) if isinstance(one, torch.Tensor) else one
                     for key, one in flat.items()}  # fmt: skip
             shared = {key: one for key, one in held.items() if where[key][0] != RANKS}
             own = {key: one for key, one in held.items() if key not in shared}
             firsts = self._firsts or frozenset()
-            return Left(self._step, launch, "", shared, own, where, _digest(shared, firsts), firsts)
+            return Left(self._step, launch, "", shared, own, where, shards, _digest(shared, firsts), firsts)
         except (Exception, TransomError) as error:
             return Left(launch=launch, why=f"it cannot be kept: {describe(error)}")
 
@@ -246,21 +281,22 @@ def restore(directory: Path, state: State, ranks: Ranks, say: Callable[[str], No
     mine = ((left.launch, left.step),) if left.step >= 0 else tuple(there)
     offer = Offer(left.step, left.launch, left.why, left.digest, mine, tuple(sorted(left.firsts)))
     offers = ranks.gather(offer)
-    choice = Choice.of(offers, elastic=elastic)
+    size = reentry.ranks_per_replica()
+    choice = Choice.of(offers, elastic=elastic, size=size)
     if choice.step < 0:
         if choice.why:
             say(f"the state of the ranks that stayed is not used: {choice.why}")
         return None
-    first = offers[choice.holders[0]]
-    receivers = [rank for rank in range(ranks.size) if rank not in choice.holders]
-    shared, where = left.shared, left.paths
+    givers = [rank for rank in choice.holders if (rank - ranks.rank) % size == 0]  # they have the same shards
+    first = offers[givers[0]]
+    receivers = [rank for rank in range(ranks.size) if rank not in choice.holders and (rank - ranks.rank) % size == 0]
+    shared, where, shards = left.shared, left.paths, left.shards
     trouble = ""
     if ranks.rank in receivers:
-        shared, where = _receive(ranks, choice.holders[receivers.index(ranks.rank) % len(choice.holders)])
+        shared, where, shards = _receive(ranks, givers[receivers.index(ranks.rank) % len(givers)])
     else:
-        turn = choice.holders.index(ranks.rank)
-        for receiver in receivers[turn :: len(choice.holders)]:
-            _send(ranks, receiver, shared, where)
+        for receiver in receivers[givers.index(ranks.rank) :: len(givers)]:
+            _send(ranks, receiver, (shared, where, shards))
     try:
         values = left.own
         where = {**where, **{key: left.paths[key] for key in values}}
@@ -268,12 +304,16 @@ def restore(directory: Path, state: State, ranks: Ranks, say: Callable[[str], No
             saved = _unpacked(there[first.launch, choice.step])
             values = {key: one for key, (path, one) in saved.items() if path[0] == RANKS}
             where = {**where, **{key: saved[key][0] for key in values}}
+        if shards:
+            with undisturbed():
+                live, _ = state.read()
+            shared = {**shared, **{key: shard.placed(shared[key], live) for key, shard in shards.items()}}
         state.write({**shared, **values}, where, per_rank=bool(values))
         if ranks.rank in receivers and elastic:
             state.seed(derived(f"{choice.step} {first.digest} {ranks.rank}"))
         with undisturbed():
             flat, found = state.read()
-        now = {key: one for key, one in flat.items() if found[key][0] != RANKS}
+        now = {key: _local(one) for key, one in flat.items() if found[key][0] != RANKS}
         if _digest(now, first.firsts) != first.digest:
             trouble = "it is not what was sent"
     except (Exception, TransomError) as error:
@@ -281,14 +321,33 @@ def restore(directory: Path, state: State, ranks: Ranks, say: Callable[[str], No
     wrong = [f"rank {rank}: {one}" for rank, one in enumerate(ranks.gather(trouble)) if one]
     if wrong:
         raise RuntimeError(f"transom: the live state of step {choice.step} could not be taken over ({wrong[0]})")
-    who = "all ranks" if not receivers else f"{len(choice.holders)} of {ranks.size} ranks"
+    all_have = len(choice.holders) == ranks.size
+    who = "all ranks" if all_have else f"{len(choice.holders)} of {ranks.size} ranks"
     say(f"continues after step {choice.step} from the live state of {who}")
     return choice.step
 
 
 def _not_replicated(flat: Flat) -> str:
-    odd = next((key for key, one in flat.items() if isinstance(one, torch.Tensor) and type(one) not in PLAIN), "")
-    return f"{odd} is sharded over the ranks, or of a special kind" if odd else ""
+    odd = next((key for key, one in flat.items() if isinstance(one, torch.Tensor) and not _is_replicated(one)), "")
+    if not odd:
+        return ""
+    size = reentry.ranks_per_replica()
+    return f"{odd} is sharded over " + ("the ranks, or of a special kind" if size == 1 else f"other ranks than {size}")
+
+
+def _is_replicated(one: torch.Tensor) -> bool:
+    """Whether the same rank of each replica has the same part."""
+    size = reentry.ranks_per_replica()
+    if type(one) in PLAIN or size == 1 or not isinstance(one, DTensor):
+        return type(one) in PLAIN
+    mesh, placements = one.device_mesh, one.placements
+    usual = all(type(each) in (Replicate, Placed) for each in placements) and type(one.to_local()) in PLAIN
+    of_replica = mesh.ndim == 2 and mesh.size(1) == size and placements[0].is_replicate()
+    return usual and of_replica and mesh.get_local_rank(1) == dist.get_rank() % size
+
+
+def _local(one: Any) -> Any:
+    return local_part(one) if isinstance(one, torch.Tensor) else one
 
 
 def _packed(values: dict[str, Any]) -> bytes:
@@ -307,11 +366,14 @@ def _digest(shared: Flat, without: Collection[str]) -> str:
     return hashlib.sha256(prove(compared, alone).encode().encode()).hexdigest()
 
 
-def _send(ranks: Ranks, to: int, shared: Flat, where: Paths) -> None:
+def _send(ranks: Ranks, to: int, state: tuple[Flat, Paths, dict[str, Shard]]) -> None:
+    shared, where, shards = state
     tensors = {key: one for key, one in shared.items() if isinstance(one, torch.Tensor)}
     about = [(key, where[key], one.dtype, tuple(one.shape)) for key, one in tensors.items()]
     values = _packed({key: (where[key], one) for key, one in shared.items() if key not in tensors})
-    header = torch.frombuffer(bytearray(encode((about, values))), dtype=torch.uint8)
+    header = torch.frombuffer(
+        bytearray(encode((about, values, [(key, *astuple(one)) for key, one in shards.items()]))), dtype=torch.uint8
+    )
     dist.send(torch.tensor([header.numel()]), group=ranks.group, group_dst=to)
     dist.send(header, group=ranks.group, group_dst=to)
     for one in tensors.values():
@@ -319,12 +381,13 @@ def _send(ranks: Ranks, to: int, shared: Flat, where: Paths) -> None:
             dist.send(_bytes(one.contiguous()), group=ranks.group, group_dst=to)
 
 
-def _receive(ranks: Ranks, source: int) -> tuple[Flat, Paths]:
+def _receive(ranks: Ranks, source: int) -> tuple[Flat, Paths, dict[str, Shard]]:
     size = torch.zeros(1, dtype=torch.int64)
     dist.recv(size, group=ranks.group, group_src=source)
     header = torch.empty(int(size), dtype=torch.uint8)
     dist.recv(header, group=ranks.group, group_src=source)
-    about, values = decode(header.numpy().tobytes())
+    about, values, layouts = decode(header.numpy().tobytes())
+    shards = {key: Shard(*layout) for key, *layout in layouts}
     shared: Flat = {}
     where: Paths = {}
     for key, path, dtype, shape in about:
@@ -333,7 +396,7 @@ def _receive(ranks: Ranks, source: int) -> tuple[Flat, Paths]:
             dist.recv(_bytes(shared[key]), group=ranks.group, group_src=source)
     for key, (path, one) in _unpacked(values).items():
         shared[key], where[key] = one, path
-    return shared, where
+    return shared, where, shards
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

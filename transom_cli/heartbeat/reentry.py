@@ -99,19 +99,21 @@ class StartsFromScratch(BaseException):
 class _Watched:
     """The training function that this process may enter again.
 
-    boundary: called after each step. marks: something keeps the state of complete steps (`ckpt.live`). stepping: an
-    optimizer has begun a step, and the training has not finished it.
+    boundary: called after each step. ranks_per_replica: of elastic replicas. marks: something keeps the state of
+    complete steps (`ckpt.live`). stepping: an optimizer has begun a step, and the training has not finished it.
     """
 
     active = False
     marks = False
     stepping = False
     boundary: Callable[[], None] | None = None
+    ranks_per_replica = 1
 
 
-def watch(boundary: Callable[[], None] | None) -> None:
+def watch(boundary: Callable[[], None] | None, ranks_per_replica: int = 1) -> None:
     """A training begins that this process may enter again. boundary: called after each of its steps."""
     _Watched.active, _Watched.marks, _Watched.stepping, _Watched.boundary = True, False, False, boundary
+    _Watched.ranks_per_replica = ranks_per_replica
 
 
 def watch_no_more() -> None:
@@ -125,6 +127,11 @@ def watched() -> bool:
 def elastic_replicas() -> bool:
     """Whether this process's training may go on with fewer ranks in the same launch."""
     return _Watched.boundary is not None
+
+
+def ranks_per_replica() -> int:
+    """How many ranks in a row share one replica of the state, each with a shard of its own. 1: each has all of it."""
+    return _Watched.ranks_per_replica
 
 
 def stepping() -> bool:

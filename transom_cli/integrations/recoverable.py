@@ -91,8 +91,10 @@ class Context:
 @overload
 def recoverable(function: Callable[..., T]) -> Callable[..., T]: ...
 @overload
-def recoverable(*, replicas: str) -> Callable[[Callable[..., T]], Callable[..., T]]: ...
-def recoverable(function: Callable[..., Any] | None = None, *, replicas: str = "") -> Callable[..., Any]:
+def recoverable(*, replicas: str, ranks_per_replica: int = 1) -> Callable[[Callable[..., T]], Callable[..., T]]: ...
+def recoverable(
+    function: Callable[..., Any] | None = None, *, replicas: str = "", ranks_per_replica: int = 1
+) -> Callable[..., Any]:
     """Let this process enter `function` again after a fault of another rank. Its first argument is a `Context`.
 
     Without `launch.recoverable`, or outside the main thread, it is called once.
@@ -100,15 +102,22 @@ def recoverable(function: Callable[..., Any] | None = None, *, replicas: str = "
     Args:
         replicas: "elastic": all ranks have the same state (DistributedDataParallel), and train on without a lost one,
             with the same global batch (`transom_cli.elastic.GlobalBatches`), until its replacement joins.
+        ranks_per_replica: with HSDP, how many ranks in a row shard one replica: the second size of the device mesh.
+            The other ranks of a lost rank's replica wait for its replacement.
+
+    Raises:
+        UsageError: another value of `replicas`, or no replicas of that size (raised at the call of the function).
     """
     if replicas not in ("", "elastic"):
         raise UsageError(f"replicas={replicas!r} is not known", hint='pass replicas="elastic"')
     if function is None:
-        return lambda chosen: _entered(chosen, elastic=bool(replicas))
-    return _entered(function, elastic=False)
+        return lambda chosen: _entered(chosen, ranks_per_replica if replicas else 0)
+    return _entered(function, 0)
 
 
-def _entered(function: Callable[..., T], *, elastic: bool) -> Callable[..., T]:
+def _entered(function: Callable[..., T], ranks_per_replica: int) -> Callable[..., T]:
+    """ranks_per_replica: 0 without elastic replicas."""
+
     @functools.wraps(function)
     def enter(*args: Any, **kwargs: Any) -> T:
         paths.await_rank(f"the call of {function.__name__}")
@@ -116,7 +125,7 @@ def _entered(function: Callable[..., T], *, elastic: bool) -> Callable[..., T]:
         main = threading.current_thread() is threading.main_thread()
         if not folder or not main or signal.getsignal(_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN):
             return function(Context(), *args, **kwargs)
-        replicas = Replicas(paths.own_rank()) if elastic else None
+        replicas = Replicas(paths.own_rank(), ranks_per_replica) if ranks_per_replica else None
         context = Context(replicas)
         found: T = _Recovery(folder, context, lambda: function(context, *args, **kwargs), replicas).run()
         return found
@@ -140,7 +149,10 @@ class _Recovery:
         former = signal.signal(_SIGNAL, self._interrupt)
         self._hook = sys.excepthook
         stepping = register_optimizer_step_pre_hook(self._before_step)
-        reentry.watch(self._replicas.boundary if self._replicas is not None else None)
+        if self._replicas is None:
+            reentry.watch(None)
+        else:
+            reentry.watch(self._replicas.boundary, self._replicas.size)
         try:
             with sockets.noted():
                 while True:
@@ -208,6 +220,7 @@ class _Recovery:
                 dist.destroy_process_group()
         if self._replicas is not None:
             self._replicas.left()
+        _forget_meshes()
         sys.excepthook = self._hook  # torch wraps it for each group
         gc.collect()  # frames of the training, and with them groups and workers of data loaders
         guard.cancel()
@@ -263,6 +276,20 @@ class _Recovery:
         if self._interrupting:
             raise Reentered
         reentry.begin_step()
+
+
+def _forget_meshes() -> None:
+    """Clear torch's caches of DTensor operations. Device meshes of equal shape are equal keys of them, and the results
+    would lead to groups that are gone."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import _redistribute, debug
+
+    for module, name in ((debug, "_clear_sharding_prop_cache"), (_redistribute, "_gen_transform_infos")):
+        clear = getattr(module, name, None)
+        if clear is not None:
+            getattr(clear, "cache_clear", clear)()
+    getattr(_redistribute, "_planner_cache", {}).clear()
 
 
 def _end() -> None:

@@ -6,10 +6,13 @@
         ctx.join("gloo")                    # in place of init_process_group
         ...
 
-An order of the launcher names the ranks that train at once (TRANSOM_REPLICAS). The first of them serves a store at the
-launch's rendezvous. A replacement says there that it is ready, and waits. Whenever a step is done and ranks are
-missing, the others agree on who is ready, leave their groups, and enter the training again together with it. Each
-such change of members is a generation, with groups of its own.
+An order of the launcher names the ranks that live (TRANSOM_REPLICAS), which train at once. The first of them serves a
+store at the launch's rendezvous. A replacement says there that it is ready, and waits. Whenever a step is done and
+ranks are missing, the others agree on who is ready, leave their groups, and enter the training again together with it.
+Each such change of members is a generation, with groups of its own.
+
+With HSDP a replica is several ranks in a row. If one of them is lost, the others wait with its replacement, and the
+replica joins as a whole.
 
 The first members come first in the order of ranks, newcomers last: what DistributedDataParallel broadcasts from rank 0
 is then the state of a rank that has one. The state itself comes from a rank that has it (`ckpt.live`).
@@ -18,10 +21,12 @@ is then the state of a rank that has one. The state itself comes from a rank tha
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import os
 import socket
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +34,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from transom_cli.errors import UsageError
 from transom_cli.heartbeat import paths
 from transom_cli.integrations.sockets import sockets
 
@@ -48,37 +54,55 @@ class Finished(BaseException):
 
 @dataclass(frozen=True)
 class Members:
-    """The ranks of one generation, as the launcher numbers them, in the order of torch's ranks."""
+    """The ranks of one generation, as the launcher numbers them, in the order of torch's ranks.
+
+    size: ranks of a replica.
+    """
 
     ranks: tuple[int, ...]
     generation: int = 0
+    size: int = 1
 
     @classmethod
-    def at_start(cls, order: str, world: int) -> Members:
-        """The members at the start of a launch. order: as in TRANSOM_REPLICAS; "": all."""
-        return cls(tuple(map(int, order.split(","))) if order else tuple(range(world)))
+    def at_start(cls, order: str, world: int, size: int = 1) -> Members:
+        """The members at the start of a launch. order: as in TRANSOM_REPLICAS; "": all. If no replica is whole: all."""
+        alive = tuple(map(int, order.split(","))) if order else tuple(range(world))
+        return cls(_whole(alive, size) or tuple(range(world)), size=size)
 
     def missing(self, world: int) -> tuple[int, ...]:
         return tuple(rank for rank in range(world) if rank not in self.ranks)
 
-    def with_joined(self, ranks: tuple[int, ...]) -> Members:
-        return Members((*self.ranks, *ranks), self.generation + 1)
+    def with_joined(self, ready: tuple[int, ...]) -> Members:
+        """With the replicas that are ready as a whole. The same object if none is."""
+        joining = _whole(ready, self.size)
+        return Members((*self.ranks, *joining), self.generation + 1, self.size) if joining else self
 
     def encode(self) -> str:
-        return json.dumps([self.generation, self.ranks])
+        return json.dumps([self.generation, self.ranks, self.size])
 
     @classmethod
     def decode(cls, text: str | bytes) -> Members:
-        generation, ranks = json.loads(text)
-        return cls(tuple(ranks), generation)
+        generation, ranks, size = json.loads(text)
+        return cls(tuple(ranks), generation, size)
+
+
+def _whole(ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Those of whole replicas."""
+    count = Counter(rank // size for rank in ranks)
+    return tuple(rank for rank in ranks if count[rank // size] == size)
 
 
 class Replicas:
     """This process's place among the members. For the main thread."""
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, rank: int, size: int = 1) -> None:
+        self._rank, self.size = rank, size
         self._world = int(os.environ.get("WORLD_SIZE") or 1)
+        if size < 1 or self._world % size:
+            raise UsageError(
+                f"ranks_per_replica={size} does not divide the {self._world} ranks of this training",
+                hint="pass the size of the device mesh's sharded dimension",
+            )
         self._launch = -1
         self._store: Any = None
         self._members = Members(())
@@ -89,8 +113,9 @@ class Replicas:
         """Form the process group with the other members. A rank that is none waits until they admit it."""
         if self._launch != paths.own_launch():
             self._launch, self._store = paths.own_launch(), None
-            self._members = Members.at_start(os.environ.get(paths.REPLICAS, ""), self._world)
-            self._store = self._meet()
+            order = os.environ.get(paths.REPLICAS, "")
+            self._members = Members.at_start(order, self._world, self.size)
+            self._store = self._meet(serves=self._rank == int(order.split(",")[0] or 0))
             if self._rank not in self._members.ranks:
                 self._members = self._admitted()
         ranks = self._members.ranks
@@ -112,10 +137,10 @@ class Replicas:
             ready += torch.tensor([self._store.check([f"ready-{rank}"]) for rank in missing], dtype=torch.uint8)
         if self._votes is not None:
             dist.broadcast(ready, src=0, group=self._votes)
-        joining = tuple(rank for rank, is_ready in zip(missing, ready.tolist(), strict=True) if is_ready)
-        if not joining:
+        members = self._members.with_joined(tuple(itertools.compress(missing, ready.tolist())))
+        if members is self._members:
             return
-        self._members = self._members.with_joined(joining)
+        joining, self._members = members.ranks[len(self._members.ranks) :], members
         if first:
             for rank in joining:
                 self._store.set(f"admitted-{rank}", self._members.encode())
@@ -125,10 +150,9 @@ class Replicas:
         """The groups are gone."""
         self._votes = None
 
-    def _meet(self) -> Any:
-        """The store of the launch. Raises Finished."""
+    def _meet(self, *, serves: bool) -> Any:
+        """The store of the launch, on the node of its first rank that lives. Raises Finished."""
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        serves = self._rank == self._members.ranks[0]
         while True:
             try:
                 if not serves:  # torch's own tries are too far apart
