@@ -104,29 +104,32 @@ def test_survivors_go_on_from_their_own_state_without_a_snapshot(
     assert (tmp_path / "final").read_text() == undisturbed
 
 
+@pytest.mark.parametrize(
+    ("nodes", "shards", "lost", "trains"), [(3, 1, 1, (0, 2)), (4, 2, 0, (2, 3))], ids=["ddp", "hsdp"]
+)
 def test_replica_is_lost_and_the_others_train_on_until_its_replacement_joins(
-    person: Person, sandbox: Sandbox, tmp_path: Path
+    person: Person, sandbox: Sandbox, tmp_path: Path, nodes: int, shards: int, lost: int, trains: tuple[int, ...]
 ) -> None:
     import torch
 
     folder = tmp_path / "out"
     folder.mkdir()
-    person.env["PAUSE"] = "0.2"
+    person.env |= {"PAUSE": "0.2", "SHARDS": str(shards)}
     worker = Path(__file__).parents[1] / "integrations" / "replicas_worker.py"
     command = (sys.executable, str(worker), str(folder), "kept", "1000000")
-    run = person.start("-N", "3", "--set", "launch.recoverable=true", "--", *command)
+    run = person.start("-N", str(nodes), "--set", "launch.recoverable=true", "--", *command)
     job = person.wait(run, at_step(10), 180)["job_id"]
     attempt = run.attempt(job, 0)
-    faults.kill_rank(sandbox, job, 1)
-    wait_for(lambda: any(one["what"] == "joined" for one in recoveries(attempt)), "rank 1 did not join")
-    last = 30 + json.loads((folder / "report-0").read_text().splitlines()[-1])["step"]
+    faults.kill_rank(sandbox, job, lost)
+    wait_for(lambda: any(one["what"] == "joined" for one in recoveries(attempt)), "it did not join")
+    last = 30 + json.loads((folder / f"report-{trains[0]}").read_text().splitlines()[-1])["step"]
     publish_text(folder / "last", str(last))
     view = person.wait(run, over, 240)
     print(logs(attempt, 1)[-3000:], *recoveries(attempt), sep="\n")
     assert (view["phase"], view["step"], view["starts"]) == ("done", last, 0)
     said = [one["words"] for one in recoveries(attempt) if one["what"] == "recovered"]
-    assert len(said) == 1 and "a new process took rank 1, 2 survivors re-entered" in said[0]
-    for rank in (0, 2):
+    assert len(said) == 1 and f"a new process took rank {lost}, {nodes - 1} survivors re-entered" in said[0]
+    for rank in trains:
         found = [json.loads(line) for line in (folder / f"report-{rank}").read_text().splitlines()]
         assert [one["step"] for one in found] == list(range(1, last + 1)), "a step of a survivor was lost or repeated"
         print(f"rank {rank}: longest step", max(b["at"] - a["at"] for a, b in itertools.pairwise(found)))

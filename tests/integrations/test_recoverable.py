@@ -16,6 +16,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+import torch.distributed as dist
 from processes import wait_for
 from rank_server import Forked
 
@@ -255,3 +257,20 @@ def test_a_kept_model_is_not_trained_on_if_nothing_can_be_restored(tmp_path: Pat
     assert done.stdout == "entered 0 0 None\n", done.stderr
     assert "rank 0 has kept a trained model, so its process starts from scratch" in log
     assert log.endswith("entered 1 0 None\n"), "it began with trained values"
+
+
+@pytest.mark.long
+def test_torch_forgets_the_device_mesh_of_the_former_entry() -> None:
+    """Results that torch keeps for an equal mesh would use process groups that are gone."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            mesh = init_device_mesh("cpu", (1,))
+            found = DTensor.from_local(torch.ones(2), mesh, [Shard(0)]).detach()
+            assert found.device_mesh is mesh
+        finally:
+            dist.destroy_process_group()
+            module._forget_meshes()

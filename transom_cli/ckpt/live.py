@@ -332,7 +332,9 @@ def _not_replicated(flat: Flat) -> str:
     if not odd:
         return ""
     size = reentry.ranks_per_replica()
-    return f"{odd} is sharded over " + ("the ranks, or of a special kind" if size == 1 else f"other ranks than {size}")
+    if size > 1:
+        return f"{odd} is not sharded within replicas of {size} ranks, or of a special kind"
+    return f"{odd} is sharded over the ranks, or of a special kind"
 
 
 def _is_replicated(one: torch.Tensor) -> bool:
