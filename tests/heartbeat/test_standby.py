@@ -13,7 +13,9 @@ import pytest
 from rank_place import Place, wait_for
 
 from transom_cli.heartbeat import paths
+from transom_cli.supervise.agent.processes import find
 from transom_cli.supervise.agent.standby import REPORT, suits
+from transom_cli.supervise.agent.termination import kill_ranks
 
 SCRIPT = """
 import json, os, signal, sys
@@ -23,7 +25,8 @@ print(json.dumps({
     "env": here, "argv": sys.argv[1:], "main": __name__, "path": sys.path[0], "pid": os.getpid(),
     "ready": "fractions" in sys.modules, "orig": sys.orig_argv[1:], "input": sys.stdin.read(),
     "signals": [usr1 == signal.SIG_DFL, usr2 == signal.SIG_IGN],
-    "readers": "reader" in sys.modules,
+    "readers": "reader" in sys.modules, "world": os.environ["WORLD_SIZE"],
+    "slurm": [os.environ.get(f"SLURM_{name}") for name in ("PROCID", "NODEID", "NNODES", "STEP_NODELIST")],
 }), flush=True)
 sys.exit(7)
 """
@@ -48,8 +51,8 @@ class Waiting:
         env = os.environ | {"PYTHONPATH": os.pathsep.join((str(self.packages), *sys.path))}
         subprocess.run([sys.executable, "-c", code + f"learn({str(self.modules)!r})"], check=True, env=env)
 
-    def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
-        flags = ("--auto-beat", "--standby", str(self.modules))
+    def start(self, *command: str, flags: tuple[str, ...] = (), **env: str) -> subprocess.Popen[str]:
+        flags = ("--auto-beat", "--standby", str(self.modules), *flags)
         command = command or (sys.executable, str(self.script), "--lr", "3e-4")
         env.setdefault("PYTHONPATH", str(self.packages))
         return self.place.start(*command, flags=flags, MASTER_PORT="0", **env)
@@ -66,12 +69,12 @@ class Waiting:
         wait_for(there)
         return found[0]
 
-    def go(self, wrapper: subprocess.Popen[str]) -> dict[str, object]:
+    def go(self, wrapper: subprocess.Popen[str], **variables: str) -> dict[str, object]:
         """Let the launch begin. Return what the script has printed in its log."""
         self.mark.parent.mkdir(parents=True)
-        message = json.dumps({"MASTER_PORT": "4711"})
+        message = json.dumps({"MASTER_PORT": "4711", **variables})
         wrapper.communicate(message + "\n", timeout=60)
-        said = self.log.read_text().splitlines()
+        said = self.log.read_text().splitlines() if self.log.exists() else []
         return dict(json.loads(said[-1])) if said else {}
 
 
@@ -97,11 +100,52 @@ def test_a_standby_becomes_a_rank_as_if_it_had_just_been_started(waiting: Waitin
         "env": {"MASTER_PORT": "4711", "RANK": "3", "TRANSOM_LAUNCH": "2", "TRANSOM_STANDBY": None, "EXTRA": None},
         "argv": ["--lr", "3e-4"], "main": "__main__", "path": str(waiting.dir), "pid": standby, "ready": True,
         "orig": [str(waiting.script), "--lr", "3e-4"], "input": "", "signals": [True, True], "readers": False,
+        "world": "5", "slurm": ["3", "1", None, None],
     }  # fmt: skip
     ended = waiting.place.exit()
     assert (ended["code"], ended["standby"], ended["pid"]) == (7, "used", standby)
     assert not waiting.mark.exists()
     assert waiting.place.record().child == standby
+
+
+ON_SPARE = ("--hosts", "nodeA,nodeX", "--tasks-per-node", "2")  # its ranks are 2 and 3 until it has their place
+
+
+def test_standby_of_a_spare_becomes_a_rank_of_the_node_that_it_replaces(waiting: Waiting) -> None:
+    waiting.learn("fractions")
+    wrapper = waiting.start(flags=ON_SPARE)
+    standby = waiting.waiter(wrapper)
+    waiting.log = waiting.place.attempt.logs(2) / "rank-1.log"
+    said = waiting.go(wrapper, TRANSOM_HOSTS="nodeX,nodeB,nodeC", TRANSOM_ONLY="0,1", EXTRA="x")
+    env = {"MASTER_PORT": "4711", "RANK": "1", "TRANSOM_LAUNCH": "2", "TRANSOM_STANDBY": None, "EXTRA": "x"}
+    assert (said["env"], said["pid"], said["ready"]) == (env, standby, True)
+    assert (said["world"], said["slurm"]) == ("6", ["1", "0", "3", "nodeX,nodeB,nodeC"])
+    assert waiting.place.exit("rank-1")["standby"] == "used"
+    assert waiting.place.record(1).child == standby
+
+
+def test_rank_that_was_a_standby_of_a_spare_is_found_by_its_own_number(waiting: Waiting) -> None:
+    waiting.script.write_text("import os, time\nos.fork()\ntime.sleep(600)\n")
+    waiting.learn("fractions")
+    wrapper = waiting.start(flags=ON_SPARE)
+    waiting.waiter(wrapper)
+    waiting.mark.parent.mkdir(parents=True)
+    assert wrapper.stdin is not None
+    wrapper.stdin.write(json.dumps({paths.HOSTS: "nodeX,nodeB", paths.ONLY: "0,1"}) + "\n")
+    wrapper.stdin.flush()
+    found = lambda: [(one.kind, one.rank) for one in find(waiting.place.attempt.path, 2, "nodeX")]  # noqa: E731
+    wait_for(lambda: len(found()) == 3)
+    assert found()[1:] == [("rank", 1), ("child", 1)]
+    kill_ranks(waiting.place.attempt.path, 2, "nodeX", (1,))
+    assert wrapper.wait(30) and not found()
+
+
+def test_standby_on_a_node_that_has_been_replaced_ends(waiting: Waiting) -> None:
+    waiting.learn("fractions")
+    wrapper = waiting.start()
+    standby = waiting.waiter(wrapper)
+    waiting.go(wrapper, TRANSOM_HOSTS="nodeA,nodeB", TRANSOM_ONLY="2,3")
+    assert wrapper.returncode == 0 and not waiting.log.exists() and not Path(f"/proc/{standby}").exists()
 
 
 def test_without_a_launch_nothing_of_the_script_runs(waiting: Waiting) -> None:

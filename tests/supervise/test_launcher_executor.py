@@ -41,6 +41,8 @@ class Step(TrainingStep):
     def __init__(self, ends: bool = True, error: OSError | None = None) -> None:
         self._ends, self._error, self.killed = ends, error, False
 
+    nodes = NODES
+
     def wait(self, seconds: float) -> bool:
         return self._ends
 
@@ -89,6 +91,17 @@ def test_an_srun_that_does_not_end_is_no_nodes_fault(world: World, monkeypatch: 
     executor.step = step = Step(ends=False)
     executor.end(EndLaunch(0, "l1", evidence=False))
     assert ended(inbox).survivors == ((THIS_LAUNCHER, "srun of launch 0"),)
+    assert step.killed
+
+
+def test_an_srun_that_waits_for_a_replaced_node_is_killed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a task on a node that is dead, and no rank of the launch is there any more."""
+    executor, _, inbox = world
+    answers(monkeypatch, [])
+    executor._nodes = ("n1", "n3")
+    executor.step = step = Step(ends=False)
+    executor.end(EndLaunch(0, "l1", evidence=False))
+    assert ended(inbox).survivors == ()
     assert step.killed
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from transom_cli.core.launcher.standbys import Sites
 from transom_cli.layout import RunDir
 from transom_cli.supervise.agent.standby import REPORT
 from transom_cli.supervise.launcher import plan as launchplan
@@ -18,8 +19,9 @@ from transom_cli.supervise.launcher import standby
 from transom_cli.supervise.launcher.group import Group
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.standby import SETTLED, TRIES, UNSAID, Standby
+from transom_cli.supervise.launcher.training import TrainingStep, TrainingSteps
 
-READS = "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text(sys.stdin.readline()); sys.exit(3)"
+READS = "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.open('a').write(sys.stdin.readline()); sys.exit(3)"
 NODES = ("n1", "n2")
 
 
@@ -45,6 +47,7 @@ class Launcher:
         self.took: list[int] = []
         self.standby = Standby(self.allocation, options, self.attempt, self._journal, self.took.append)
         self.now = 100.0
+        self.sites = Sites()
         monkeypatch.setattr(launchplan, "training_argv", self._argv)
         monkeypatch.setattr(standby, "PATIENCE", 0.1)
 
@@ -55,14 +58,14 @@ class Launcher:
 
     def _argv(self, _allocation: Allocation, options: LaunchOptions, _attempt: object, launch: int,
               nodes: tuple[str, ...], **about: Any) -> list[str]:  # fmt: skip
-        assert about["standby"] is True
+        assert about["standby"] is True and bool(about["every"]) == (len(nodes) == 1)
         self.wanted.append((launch, nodes))
         self.ran_script.append(options.standby_runs_script)
         return self.program
 
     def look(self, launch: int = 0, nodes: tuple[str, ...] = NODES, after: float = 0.0) -> None:
         self.now += after
-        self.standby.look(launch, nodes, "n1", self.now)
+        self.standby.look(launch, nodes, "n1", self.now, self.sites)
 
     def say(self, rank: int, node: str, launch: int = 1, **about: str) -> None:
         """As the wrapper of a standby does, in the log of its step."""
@@ -155,6 +158,53 @@ def test_none_is_started_before_the_modules_are_known_nor_across_jobs(launcher: 
     del launcher.allocation.borrowed["n2"]
     launcher.look(after=60)
     assert launcher.wanted == [(1, NODES)]
+
+
+def test_spare_holds_standbys_that_become_the_ranks_of_the_node_that_it_replaces(launcher: Launcher) -> None:
+    launcher.sites = Sites(("n3",), (("n4", "it is being drained"),))
+    launcher.look()
+    launcher.look(after=SETTLED)
+    launcher.look(after=SETTLED)
+    assert launcher.wanted == [(1, NODES), (1, ("n3",))]
+    assert launcher.ran_script == [True, False], "the ranks of a spare are not known"
+    assert launcher.words == ["n4: it is being drained", "for launch 1", "for launch 1 on spare n3"]
+    step = launcher.standby.form(group(1, ("n3", "n2")))
+    assert isinstance(step, TrainingSteps) and step.nodes == (*NODES, "n3")
+    until(lambda: step.code == 3)
+    said = [json.loads(line) for line in launcher.read.read_text().splitlines()]
+    assert [one["TRANSOM_HOSTS"] for one in said] == ["n3,n2"] * 2
+    assert sorted(one["TRANSOM_ONLY"] for one in said) == ["0", "1"]
+    assert launcher.words[-1] == "the ranks of launch 1 were not ready yet, but had begun; rank 0 on spare n3"
+
+
+def test_standby_of_a_spare_takes_the_lost_rank_alone(launcher: Launcher) -> None:
+    launcher.program = [sys.executable, "-c", READS, str(launcher.read)]
+    launcher.sites = Sites(("n3",))
+    launcher.look()
+    launcher.look(after=SETTLED)
+    launcher.say(1, "n3")
+    launcher.say(0, "n1")
+    launcher.say(1, "n2", why="it has too little memory")
+    launcher.look(after=2)
+    assert launcher.words[-1] == "1 of 2 for launch 1; 1 of 1 on spare n3; rank 1: it has too little memory"
+    published = json.loads(launcher.attempt.standbys.read_text())
+    assert (published["ranks"], published["nodes"]) == (3, {"n3": 1, "n1": 1})
+    step = launcher.standby.form(Group(1, ("n1", "n3"), "n1", {}, 5, lost=(1,)))
+    assert isinstance(step, TrainingStep) and step.nodes == ("n3",)
+    assert launcher.words[-1] == "rank 1 of launch 1 was ready; rank 1 on spare n3"
+    until(lambda: step.code == 3)
+    assert any("TRANSOM_HOSTS" in line for line in launcher.read.read_text().splitlines())
+
+
+def test_standbys_of_a_spare_end_when_it_is_none_any_more(launcher: Launcher) -> None:
+    launcher.program = [sys.executable, "-c", "import sys; sys.stdin.readline()"]
+    launcher.sites = Sites(("n3",))
+    launcher.look()
+    launcher.look(after=SETTLED)
+    launcher.sites = Sites()
+    launcher.look(after=1)
+    assert launcher.journal == ["started", "started", "ended"]
+    assert launcher.standby.form(group(1, ("n1", "n3"))) is None
 
 
 AT = "before the call of train in train.py, line 9"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from transom_cli.supervise.agent.exit_record import publish
 from transom_cli.supervise.launcher import training
 from transom_cli.supervise.launcher.training import StepPlan, TrainingStep
 
@@ -35,9 +36,9 @@ def step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Train
     count = tmp_path / "count"
     count.write_text("")
 
-    def make(away: int, then: str, words: str = AWAY) -> TrainingStep:
+    def make(away: int, then: str, words: str = AWAY, *, standby: bool = False) -> TrainingStep:
         argv = [sys.executable, "-I", "-c", SRUN, str(count), str(away), then, words]
-        return TrainingStep(StepPlan(argv, dict(os.environ), ("n1", "n2"), 2), tmp_path / "exits")
+        return TrainingStep(StepPlan(argv, dict(os.environ), ("n1", "n2"), 2, standby=standby), tmp_path / "exits")
 
     return make
 
@@ -103,3 +104,18 @@ def test_a_warning_reaches_the_srun_that_runs_and_ends_no_wait(step: Callable[..
     until(lambda: made.code == -signal.SIGKILL or made.code is None)
     made.kill()
     until(lambda: made.code is not None)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_what_becomes_of_the_task_on_a_replaced_node_is_no_end_of_a_rank(
+    tmp_path: Path, step: Callable[..., TrainingStep], recorded: bool
+) -> None:
+    """Task 1 of a standby step was on a node that a spare has replaced."""
+    made = step(0, "5", standby=True)
+    made.go({}, (0,))
+    if recorded:
+        ended = {"rank": 0, "node": "n1", "code": 0, "signal": None, "wall": 1.0}
+        publish(str(tmp_path / "exits"), "rank-0.json", ended)
+    until(lambda: made.code is not None)
+    assert made.code == (0 if recorded else 5)
+    assert [x.rank for x in made.exits()] == ([0] if recorded else [])

@@ -150,7 +150,7 @@ class Launch(Section):
     )
     standby: bool = Field(
         default=False,
-        description="keep a Python per rank ready, with the training's modules imported, for the next relaunch",
+        description="keep a Python per rank ready, with the training's modules imported, for the next relaunch or swap",
     )
     standby_reach: Literal["imports", "recoverable"] = Field(
         default="imports",

@@ -58,6 +58,7 @@ WAITING = "TRANSOM_STANDBY"  # a standby's three descriptors, and the file of mo
 RECOVERABLE = "TRANSOM_RECOVERABLE"  # set if the launcher orders survivors to enter their training again
 REPLICAS = "TRANSOM_REPLICAS"  # the ranks that train at the start of a launch; the others join them (replicas)
 ONLY = "TRANSOM_ONLY"  # among a standby's variables: the ranks that begin
+HOSTS = "TRANSOM_HOSTS"  # and the nodes of the launch, in the order of the ranks, if a spare has replaced one of them
 LEARN = "TRANSOM_STANDBY_LEARN"  # the file to which rank 0 writes the modules that it has imported
 AUTO_BEAT_PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "auto")
 """In front of PYTHONPATH, this directory makes an unchanged trainer send heartbeats."""

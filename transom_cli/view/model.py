@@ -165,7 +165,7 @@ class Standbys:
     """Standbys that are ready for the next launch (`launch.standby`).
 
     Attributes:
-        ranks: That the launch would have.
+        ranks: Number of standbys, with those on spares.
         nodes: Number of ready ones by node.
         words: The same for a person, with where they wait.
     """

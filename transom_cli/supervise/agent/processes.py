@@ -126,7 +126,7 @@ def _members(
     environs: Mapping[int, Mapping[str, str]],
     launch: int,
 ) -> list[Member]:
-    beating = _beating({env.get(paths.BEAT_DIR, "") for env in environs.values()}, launch)
+    beating, started = _recorded({env.get(paths.BEAT_DIR, "") for env in environs.values()}, launch)
     made: dict[int, Member] = {}
     for process in family:
         pid = process.pid
@@ -134,7 +134,9 @@ def _members(
             made[pid] = Member(process, WRAPPER, wrappers[pid])
             continue
         env, parent = environs[pid], made.get(process.ppid)
-        rank = _number(env["RANK"]) if "RANK" in env else parent.rank if parent else None
+        forked = parent is not None and parent.kind != WRAPPER and env.get("RANK") == environs[parent.pid].get("RANK")
+        rank = _number(env["RANK"]) if "RANK" in env and not forked else parent.rank if parent else None
+        rank = started.get(pid, rank)
         beats = pid in beating
         kind = RANK if beats or _trains(parent, rank) else CHILD
         made[pid] = Member(process, kind, beating.get(pid, rank), is_python(process), beats)
@@ -152,9 +154,11 @@ def _trains(parent: Member | None, rank: int | None) -> bool:
     return parent.kind == WRAPPER or not parent.python or parent.rank != rank
 
 
-def _beating(folders: set[str], launch: int) -> dict[int, int]:
-    """Return the rank by the PID that writes its heartbeats, for processes in our own PID namespace."""
+def _recorded(folders: set[str], launch: int) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the rank by the PID that writes its heartbeats, for processes in our own PID namespace; and by that of the
+    wrapper's child. The latter may have waited as another rank, as its environment still says (`launch.standby`)."""
     found: dict[int, int] = {}
+    started: dict[int, int] = {}
     for folder in folders - {""}:
         for path in Path(folder).glob("rank-*"):
             try:
@@ -162,9 +166,13 @@ def _beating(folders: set[str], launch: int) -> dict[int, int]:
             except OSError:
                 continue
             last = record.newest(data)
-            if last is not None and last.launch == launch and last.pid and last.pidns == record.pid_namespace():
+            if last is None or last.launch != launch:
+                continue
+            if last.child:
+                started[last.child] = last.rank
+            if last.pid and last.pidns == record.pid_namespace():
                 found[last.pid] = last.rank
-    return found
+    return found, started
 
 
 def _number(text: str) -> int | None:

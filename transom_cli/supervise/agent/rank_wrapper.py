@@ -125,8 +125,13 @@ def main(argv: list[str], cgroups: str = "/proc/self/cgroup") -> int:
         begun = waiting.wait()
         if begun is None:
             return 0
-        only = begun.pop(paths.ONLY, "")
-        if only and env["RANK"] not in only.split(","):
+        only, hosts = begun.pop(paths.ONLY, ""), begun.pop(paths.HOSTS, "")
+        if hosts:
+            options.hosts, options.tasks_per_node = hosts.split(","), int(env["LOCAL_WORLD_SIZE"])
+        placed = not options.hosts or options.node in options.hosts
+        if hosts and placed:
+            env = rank_environment(across_jobs(dict(os.environ), options), options)
+        if not placed or (only and env["RANK"] not in only.split(",")):
             waiting.end()
             return 0
         env.update(begun)

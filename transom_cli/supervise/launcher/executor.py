@@ -38,6 +38,8 @@ from transom_cli.core.launcher import (
     StandbyTook,
     StartFailed,
     StartLaunch,
+    State,
+    standbys,
 )
 from transom_cli.diagnose.clue import Clue
 from transom_cli.diagnose.hangs.reader import clues, gather, read_hang
@@ -59,6 +61,7 @@ from transom_cli.supervise.root_cause import SECONDS as LOGS
 from transom_cli.supervise.root_cause import examine
 
 SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
+SRUN_AWAY = 2.0  # the same, if a node of its tasks has been replaced, and may be dead
 SECONDS = 5.0  # to judge the evidence of a hang: thousands of stacks, a hundred full flight recorders
 SUSPECTS = 0.75  # confidence from which a node is a suspect: if blamed twice, it is excluded for a while
 RECORDED = 3.0  # seconds for the exit of a killed rank to be recorded
@@ -145,10 +148,12 @@ class Executor:
         except OSError as error:
             self._inbox.put(StartFailed(0.0, launch, f"ranks of launch {launch} cannot be started again: {error}"))
 
-    def keep_standby(self, launch: int, now: float) -> None:
+    def keep_standby(self, state: State, now: float) -> None:
         """Keep the ranks of the next launch ready, while this one steps."""
         if self._options.keeps_standby and self._nodes:
-            self._standby.look(launch, self._nodes, self._agents.addresses[self._nodes[0]], now)
+            sites = standbys.on_spares(state, self._allocation.borrowed, self._options.srun_args)
+            master = self._agents.addresses[self._nodes[0]]
+            self._standby.look(state.launch.number, self._nodes, master, now, sites)
 
     def drop_standby(self) -> None:
         self._standby.drop()
@@ -230,10 +235,10 @@ class Executor:
                 return ended
             if ended.unheard:
                 step.kill()  # it would wait for those nodes
-            elif not step.wait(SRUN_END):
+            elif not step.wait(SRUN_AWAY if (away := set(step.nodes) - set(nodes)) else SRUN_END):
                 step.kill()
                 survivor = (THIS_LAUNCHER, f"srun of launch {launch}")
-                ended = replace(ended, survivors=(*ended.survivors, survivor))
+                ended = replace(ended, survivors=(*ended.survivors, *(() if away else (survivor,))))
             with contextlib.suppress(OSError):  # a run directory that does not answer is no survivor
                 ended = replace(ended, exits=step.exits())
             return ended

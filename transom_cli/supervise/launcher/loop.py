@@ -362,7 +362,7 @@ class Launcher:
             self._handle(event)
         if self._monitor.stepping and not self._options.observe:
             self._release.look(self._state, self._executor.orphans.on)
-            self._executor.keep_standby(self._state.launch.number, now)
+            self._executor.keep_standby(self._state, now)
 
     # --- acting ---
 

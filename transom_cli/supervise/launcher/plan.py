@@ -228,7 +228,8 @@ def training_argv(
     If some of the allocation's nodes carry no rank, an earlier launch may keep its resources until Slurm removes a dead
     node from it: `--overlap` does not wait for that, and `--mem=0` does not count that launch's memory as used.
 
-    With `standby`, the tasks wait beside a launch that trains.
+    With `standby`, the tasks wait beside a launch that trains. On a spare they need `every` too, and get their places
+    in it when the launch begins.
 
     Ranks are placed on `nodes` in this order. If it is not Slurm's, srun reads the file `hosts(launch)` (`hosts_file`).
 
@@ -244,7 +245,8 @@ def training_argv(
         "srun",
         EXPORT_ALL,
         *([] if options.observe else [f"--kill-on-bad-exit={int(not options.recovers)}"]),
-        *(["--no-kill"] if options.recovers else []),  # else Slurm ends the survivors of a node that it finds dead
+        # else Slurm ends the survivors of a node that it finds dead; standbys may be used after that
+        *(["--no-kill"] if options.recovers or standby else []),
         "--wait=0",  # a site's WaitTime would kill ranks that still save when the first one has ended
         f"--nodes={count}",
         f"--ntasks={count * tasks}",

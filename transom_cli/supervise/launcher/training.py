@@ -41,7 +41,7 @@ class StepPlan:
 
 
 class TrainingSteps:
-    """The steps of a launch whose nodes are in two jobs, with the interface of one step."""
+    """The steps of a launch that has several, with the interface of one step."""
 
     def __init__(self, steps: list[TrainingStep], *, patient: bool = False) -> None:
         """patient: the launch is over only when all steps are: some ranks of a step may have been replaced."""
@@ -64,6 +64,11 @@ class TrainingSteps:
     @property
     def argv(self) -> list[str]:
         return self._steps[0].argv
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of all steps; some may have been replaced since."""
+        return tuple(dict.fromkeys(node for step in self._steps for node in step.nodes))
 
     def exits(self) -> tuple[RankExit, ...]:
         known = {x.rank: x for step in self._steps for x in step.exits()}
@@ -111,6 +116,7 @@ class TrainingStep:
         self._exits = [ExitRecords(exits)]  # of the launches that the ranks were in
         self._folder = exits  # of the launch in which they started
         self._lost: set[int] = set()  # ranks that other steps have replaced
+        self._begun: frozenset[int] = frozenset()  # ranks that standbys became, if not all
         self._plan = plan
         self._said: dict[int, RankExit] = {}
         self._changing = threading.Lock()
@@ -163,9 +169,13 @@ class TrainingStep:
                 self._said.setdefault(rank, replace(end, rank=rank, node=where, error=0.0))
         return "" if self._said else away
 
-    def go(self, variables: Mapping[str, str]) -> bool:
-        """Let the tasks begin, with these variables. False if srun has ended."""
+    def go(self, variables: Mapping[str, str], ranks: tuple[int, ...]) -> bool:
+        """Let the tasks begin as these ranks, with these variables; others of them end. False if srun has ended."""
         assert self._srun.stdin is not None
+        if len(ranks) == self._plan.tasks:  # those of a spare had no ranks before
+            self._plan = replace(self._plan, ranks=ranks)
+        else:
+            self._begun = frozenset(ranks)
         try:
             self._srun.stdin.write(json.dumps(variables).encode() + b"\n")
             self._srun.stdin.close()
@@ -181,7 +191,7 @@ class TrainingStep:
 
     def exits(self) -> tuple[RankExit, ...]:
         """Exits by rank (under torchrun: by node). A wrapper's own record takes precedence over srun's message."""
-        known = dict(self._said)
+        known = {rank: end for rank, end in self._said.items() if not self._begun or rank in self._begun}
         for records in self._exits:
             known |= records.read()
         return tuple(known[n] for n in sorted(known) if n not in self._lost)
@@ -205,6 +215,10 @@ class TrainingStep:
         return self._plan.argv
 
     @property
+    def nodes(self) -> tuple[str, ...]:
+        return self._plan.nodes
+
+    @property
     def tasks(self) -> int:
         return self._plan.tasks
 
@@ -213,13 +227,20 @@ class TrainingStep:
         """srun's exit code, once it has ended for good and its output was read."""
         with self._changing:
             code = self._srun.poll()
-            code = 0 if code and self._lost else code  # that of a rank that was replaced; others have a record
+            if code and (self._lost or self._all_recorded()):
+                code = 0  # that of a rank that was replaced, or of a node that carries none; others have a record
             if code is None or self._listened.is_set():
                 return code
             if self.waits:
                 return None
             self._ended_at = self._ended_at or time.monotonic()
             return code if time.monotonic() - self._ended_at > LISTENING else None
+
+    def _all_recorded(self) -> bool:
+        """Whether all ranks of standbys that were not all used have ended, and left a record."""
+        with contextlib.suppress(OSError):
+            return bool(self._begun) and self._begun <= {x.rank for x in self.exits()}
+        return False
 
     def signal(self, number: int) -> None:
         """Send a signal, which srun forwards to every task. After one that ends them, no further srun is started."""
