@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import typer
 from cli_support import transom
+
+from transom_cli.cli import app
 
 
 @pytest.mark.parametrize(
@@ -71,3 +74,26 @@ def test_mistyped_command_suggests_a_harmless_one() -> None:
 def test_help_of_a_command_by_its_name() -> None:
     assert transom("help", "ckpt", "ls").stdout == transom("ckpt", "ls", "--help").stdout
     assert transom("help").stdout == transom("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("context", "says", "code"),
+    [(KeyboardInterrupt, "\nnothing was changed\n", 130), (None, "nothing was changed\n", 1)],
+)
+def test_question_that_is_not_answered_with_yes(
+    context: type[BaseException] | None,
+    says: str,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def ask(**_: object) -> None:
+        try:
+            raise (context or ValueError)
+        except BaseException:
+            raise typer.Abort from None
+
+    monkeypatch.setattr(app, "app", ask)
+    with pytest.raises(SystemExit) as left:
+        app.run_app()
+    assert (left.value.code, capsys.readouterr().err) == (code, says)

@@ -73,6 +73,48 @@ def test_first_line_of_a_training_run_says_whether_it_is_all_right(name: str, tm
     assert view.concern == concern
     word = f"{view.status}, {concern}" if concern else f"{view.status} "
     assert f"  {word.upper()}" in plain(screen(view, 80)[0])
+    assert concern in plain(list_lines([view], None)[1])
+
+
+# scene: what the list says besides the state
+NOTES = {
+    "pending": "next in the queue, waiting for free nodes (Resources)",
+    "held": "Slurm holds the job: launch_failed_requeued_held",
+    "starved": "needs 3 nodes; 2 of the cluster's 4 are usable",
+    "preflight": "12 of 64 nodes checked",
+    "slow": "slow: a node is slow; rank 8 on gpu001",
+    "hang": "fault suspected: no step for 90.0 s",
+    "crash_looping": "KeyError: 'learning_rate', 2 times",
+    "starting_again": "gpu002 lost",
+    "leaving": "the time limit is near",
+    "continues": "next in the queue, waiting for free nodes",
+    "stopped": "stopped by ada",
+    "failed": "ModuleNotFoundError",
+}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_list_says_what_is_wrong(name: str, tmp_path: Path) -> None:
+    assert NOTES[name] in plain(list_lines([SCENES[name](tmp_path)], None)[1])
+
+
+def test_job_that_slurm_will_never_start_is_not_healthy(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    view = replace(SCENES["pending"](tmp_path), slurm_reason="PartitionTimeLimit")
+    assert (view.status, view.health, code_of(view)) == ("pending", "starved", 21)
+    assert "PENDING, WILL NOT START" in plain(screen(view, 80)[0])
+    assert "it requests more time than its partition allows" in plain(list_lines([view], None)[1])
+
+
+def test_start_that_the_operator_has_not_seen_names_its_nodes(tmp_path: Path) -> None:
+    from transom_cli.slurm.port import Job, JobState
+    from transom_cli.view.slurm_reasons import with_answer, with_answer_of
+
+    view = SCENES["pending"](tmp_path)
+    started = with_answer(view, Job(JOB, JobState.RUNNING, nodes=("gpu000", "gpu001")))
+    assert (started.status, started.nodes) == ("starting", ("gpu000", "gpu001"))
+    assert with_answer_of(view, started).nodes == started.nodes
 
 
 def test_crash_loop_between_two_crashes_is_not_healthy(tmp_path: Path) -> None:

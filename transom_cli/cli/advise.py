@@ -42,7 +42,7 @@ def advise(
     days: Days = 30.0,
     spares: Annotated[int, typer.Option("--spares", min=0, help="Spare nodes now.")] = 0,
     save_every: Annotated[int, typer.Option("--save-every", min=1, help="Steps between saves now.")] = 30,
-    persist: Annotated[int, typer.Option("--persist", min=1, help="One of how many saves is durable now.")] = 10,
+    persist: Annotated[int, typer.Option("--persist", min=1, help="Every how many saves one goes to disk now.")] = 10,
     failures: Failures = f"{RATE:g}",
     params: Params = 70e9,
     gpus: Gpus = 8,

@@ -117,14 +117,14 @@ app.command(epilog=examples("launch"), cls=SrunLike)(launch)
 app.command(epilog=examples("adopt"))(adopt)
 app.command(epilog=examples("attach"))(attach)
 app.command(epilog=examples("observe"))(observe)
-app.command()(status)
+app.command(epilog=examples("status"))(status)
 app.command(epilog=examples("top"))(top)
 app.command(epilog=examples("logs"))(logs)
 app.command()(explain)
 app.command()(goodput)
 app.command()(attempts)
 app.command(epilog=examples("report"))(report)
-app.command(name="list")(list_)
+app.command(name="list", epilog=examples("list"))(list_)
 app.command(epilog=examples("bundle"))(bundle)
 app.command(epilog=examples("stop"))(stop)
 app.command(name="cancel", help="Same as `transom stop`.")(stop)
@@ -204,8 +204,10 @@ def run_app() -> None:
         code = app(prog_name="transom", standalone_mode=False)  # also as `python -m transom_cli`
     except TransomError as error:
         end(error)
-    except typer.Abort:
-        sys.exit("error: aborted")
+    except typer.Abort as error:  # a question; after Ctrl-C or Ctrl-D the cursor is still in its line
+        unanswered = isinstance(error.__context__, (KeyboardInterrupt, EOFError))
+        print("\n" * unanswered + "nothing was changed", file=sys.stderr)
+        sys.exit(130 if unanswered else 1)
     except ClickException as error:
         end(usage_error(error))
     except OSError as error:

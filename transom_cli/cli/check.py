@@ -28,7 +28,9 @@ def check(
     tier: Annotated[str, typer.Option(help="quick takes seconds; deep takes minutes; watch runs no probe.")] = "quick",
     nodes: Annotated[
         str | None,
-        typer.Option("--nodes", "-w", help="Nodes to check [default: those of this allocation, else this one]."),
+        typer.Option(
+            "--nodelist", "-w", "--nodes", help="Nodes to check [default: those of this allocation, else this one]."
+        ),
     ] = None,
     here: Annotated[bool, typer.Option("--here", help="Check only this node, even inside an allocation.")] = False,
     gpus: Annotated[int | None, typer.Option(min=0, help="Number of GPUs that each node must have.")] = None,
@@ -56,7 +58,7 @@ def check(
 ) -> None:
     """Check whether nodes are fit to train on. Exit code 0: yes; 14: at least one is not; 22: no check could run.
 
-    Inside salloc or a batch script, it checks the nodes of the allocation in a job step. With --nodes, outside an
+    Inside salloc or a batch script, it checks the nodes of the allocation in a job step. With --nodelist, outside an
     allocation, it checks those nodes over ssh, even if they are drained. Otherwise it checks this node.
     """
     from transom_cli.health.check import Tier
@@ -66,9 +68,9 @@ def check(
     if as_ is not None and as_ not in PLACES:
         raise UsageError(f"`--as {as_}` is unknown", hint=f"Use {', '.join(PLACES)}.")
     if nodes and (here or as_):
-        raise UsageError(f"`--nodes` and `{'--here' if here else '--as'}` cannot be combined")
+        raise UsageError(f"`--nodelist` and `{'--here' if here else '--as'}` cannot be combined")
     if replay is not None and (record or nodes):
-        raise UsageError("`--replay` checks no nodes", hint="Leave out `--record` and `--nodes`.")
+        raise UsageError("`--replay` checks no nodes", hint="Leave out `--record` and `--nodelist`.")
     settings = settings_for(set_ or [], off or [])
     if list_:
         print("\n".join(listing(as_json=json_)))

@@ -70,12 +70,12 @@ def ls(run: Run = None, root: Root = None, json_: Json = False) -> None:
 def keep(
     run: Run = None,
     step: Annotated[int, typer.Option("--step", help="The checkpoint's step.")] = ...,  # type: ignore[assignment]
-    undo: Annotated[bool, typer.Option("--undo", help="Let it be deleted again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Allow its deletion again.")] = False,
     root: Root = None,
 ) -> None:
     """Protect a checkpoint from deletion.
 
-    `transom prune --last-checkpoints`, which removes whole run directories, still does.
+    `transom prune --last-checkpoints` still deletes it, with its run directory.
     """
     from transom_cli.ckpt.tiers import marks
     from transom_cli.submit.rundir import path_error
@@ -92,7 +92,10 @@ def seal(
     checkpoint: Annotated[Path, typer.Argument(exists=True, help="A folder or a file.")],
     step: Annotated[int | None, typer.Option("--step", help="Its step [default: from the name].")] = None,
 ) -> None:
-    """Seal a framework's checkpoint. You know it to be whole; a run then resumes from it."""
+    """Seal a framework's checkpoint.
+
+    A run resumes from a sealed checkpoint. Seal it by hand if you know that it is complete.
+    """
     from transom_cli.ckpt.names import step_of
     from transom_cli.ckpt.seal import seal as seal_one
     from transom_cli.errors import UsageError

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Run = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN|PATH]", help="A run, or a directory of checkpoints.", autocompletion=run_ids),
+    typer.Argument(metavar="RUN|PATH", help="A run, or a directory of checkpoints.", autocompletion=run_ids),
 ]
 Root = Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

@@ -24,8 +24,8 @@ _Bytes = Annotated[
     ),
 ]
 _Protect = Annotated[str, typer.Option("--protect", help="As for the Checkpointer: none, replica, xor:4, rs:4+2, ...")]
-_Persist = Annotated[int, typer.Option("--persist", min=1, help="One of how many saves becomes durable.")]
-_Also = Annotated[bool, typer.Option("--also", help="Checkpoints are copied to a further directory.")]
+_Persist = Annotated[int, typer.Option("--persist", min=1, help="Every how many saves one goes to disk.")]
+_Also = Annotated[bool, typer.Option("--also", help="Checkpoints are also copied to a second directory.")]
 
 
 def plan(

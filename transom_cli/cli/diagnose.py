@@ -34,7 +34,7 @@ def diagnose(
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if there is an incident.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Find what ended a job from its logs.
+    """Find the cause of a failure in a job's logs.
 
     Prints the line with the root cause, the rank or node to blame, and what to do. Needs neither Slurm nor a run
     directory. Also reads compressed logs (.gz) and dumps of a hang: stacks of py-spy and faulthandler, PyTorch's flight
@@ -61,13 +61,11 @@ def list_(
 
 @rules_app.command()
 def check(
-    paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PATH]...", help="Rule files, or folders of them.")
-    ] = None,
+    paths: Annotated[list[Path] | None, typer.Argument(metavar="PATH", help="Rule files, or folders of them.")] = None,
 ) -> None:
     """Test rule files on their own examples.
 
-    The built-in rules take part. Exit code 1: an example fails.
+    Tests them together with the built-in rules. Exit code 1: an example fails.
     """
 
     raise typer.Exit(run_check(tuple(paths or ())))

@@ -12,7 +12,7 @@ def doctor(
     root: Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")] = None,
     site: Annotated[bool, typer.Option("--site", help="Also check what differs between sites.")] = False,
     job: Annotated[
-        bool, typer.Option("--job", help="With --site: submit a job of one task, which lasts some seconds.")
+        bool, typer.Option("--job", help="With --site: submit a job of one task, which takes a few seconds.")
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

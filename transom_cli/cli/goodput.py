@@ -10,7 +10,7 @@ from transom_cli.cli.status import Json, Root, Run
 def goodput(run: Run = None, root: Root = None, json_: Json = False) -> None:
     """Show how the run spent its time.
 
-    Each second counts to one kind. Tables by kind, by attempt, and by cause of loss.
+    Each second counts as one kind of use. Prints tables by kind, by attempt and by cause of loss.
 
     \b
     transom goodput                the newest run

@@ -47,9 +47,9 @@ def launch(
 ) -> None:
     """Start a training in place of `srun`.
 
-    For a batch script of your own: the training is supervised.
+    For your own batch script: transom supervises the training.
 
-    Options of srun may be given as they are. The exit code is that of the training.
+    srun's options can be given unchanged. Exits with the training's exit code.
     """
     import os
     import shutil
@@ -120,7 +120,7 @@ def adopt(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
-    """Put `transom launch` into a copy of your script. Shows what has changed."""
+    """Put `transom launch` into a copy of your script, and show the changes."""
     from difflib import unified_diff
 
     from transom_cli.submit.adopt import LAUNCH, Kind, find_steps

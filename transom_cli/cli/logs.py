@@ -21,7 +21,7 @@ def logs(
     rank: Annotated[list[int] | None, typer.Option("--rank", "-r", help="Only this rank; may be repeated.")] = None,
     node: Annotated[list[str] | None, typer.Option("--node", help="Only the ranks on this node.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until the run has ended.")] = False,
-    since: Annotated[str | None, typer.Option("--since", help="Only lines of this time, such as 10m.")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="Only lines of the last 10m, 2h, ...")] = None,
     no_color: NoColor = False,
 ) -> None:
     """Print the merged output of a run's ranks.

@@ -14,7 +14,7 @@ from transom_cli.errors import UsageError
 
 
 def observe(
-    job_id: Annotated[int | None, typer.Argument(metavar="JOBID", help="A job of yours that waits or runs.")] = None,
+    job_id: Annotated[int | None, typer.Argument(metavar="JOBID", help="A pending or running job of yours.")] = None,
     log: Annotated[Path | None, typer.Option(help="The job's log [default: its output in Slurm].")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run [default: the job's name].")] = None,
     file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings file of this run (TOML).")] = None,
@@ -33,9 +33,9 @@ def observe(
 ) -> None:
     """Watch a job that transom did not submit.
 
-    It says what transom would do, and does nothing.
+    Reports what transom would do, and does nothing.
 
-    With --summary: what transom would have done in all observed runs, and what people did.
+    With --summary, compares what transom would have done in all observed runs with what people did.
     """
     if summary == (job_id is not None):
         raise UsageError("give either a job ID or `--summary`", hint="`squeue --me` lists your jobs")

@@ -74,6 +74,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "transom report --root /scratch/me/runs -o reports/",
     ),
     "bundle": ("transom bundle", "transom bundle llama -o ticket.tar.gz", "transom bundle llama --keep-names"),
+    "status": (
+        "transom status",
+        "transom status llama-70b --all",
+        "transom status --watch",
+        "transom status --json | jq .step",
+    ),
+    "list": ("transom list", "transom list --state failed,held --since 7d"),
     "top": ("transom top", "transom top llama"),
     "stop": ("transom stop llama", "transom stop --yes --json"),
     "requeue": ("transom requeue", "transom requeue /scratch/team/runs/llama-20261122-065825-c382"),

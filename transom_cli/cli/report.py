@@ -25,9 +25,7 @@ def report(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file even if it is not a report.")] = False,
     root: Root = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Write it again every half minute, until the run has ended.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Rewrite it every 30 s, until the run has ended.")] = False,
 ) -> None:
     """Write a run as one HTML file.
 

@@ -76,7 +76,7 @@ def resume(
         str | None, typer.Option("--exclude", "-x", help="Nodes to exclude, besides those of the script.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also with another number of ranks, or if no checkpoint restored.")
+        bool, typer.Option("--force", help="Even with another number of ranks, or if no checkpoint could be restored.")
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return when Slurm has accepted the job.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask if no run is named.")] = False,
@@ -84,10 +84,10 @@ def resume(
 ) -> None:
     """Continue a run that has ended, or is held.
 
-    If no run is named, the newest one that can be resumed is meant, and `resume` asks first.
+    Without RUN, resumes the newest run that can be resumed, and asks first.
     A held job is released. A stopped, failed or given-up run continues as the same run, with the same command and
-    settings, from its newest proven checkpoint. Another number of nodes needs --force, unless the run may shrink to it.
-    Exit code 1: there is nothing to resume.
+    settings, from its newest verified checkpoint. Another number of nodes needs --force, unless the run may shrink to
+    it. Exit code 1: there is nothing to resume.
     """
     from transom_cli.supervise.journal import fold
 

@@ -32,7 +32,7 @@ def run(
         list[str], typer.Argument(metavar="SCRIPT | -- COMMAND...", help="An sbatch script, or a command.")
     ],
     file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings file of this run (TOML).")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run [default: run, or the script's name].")] = None,
     root: Root = None,
     cluster: Annotated[
         str | None, typer.Option("--clusters", "-M", help="Cluster to submit to, where there are several.")
@@ -41,9 +41,12 @@ def run(
     account: Annotated[str | None, typer.Option("--account", "-A", help="Account to charge.")] = None,
     qos: Annotated[str | None, typer.Option("--qos", "-q", help="Quality of service.")] = None,
     nodes: Annotated[
-        str | None, typer.Option("--nodes", "-N", metavar="N|MIN-MAX", help="Nodes. A run may shrink to MIN.")
+        str | None,
+        typer.Option(
+            "--nodes", "-N", metavar="N|MIN-MAX", help="Nodes [default: 1]. With MIN, the run may shrink to it."
+        ),
     ] = None,
-    spares: Annotated[int | None, typer.Option(help="Additional nodes, allocated as hot spares.")] = None,
+    spares: Annotated[int | None, typer.Option(help="Additional nodes, as hot spares [default: 0].")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per node.")] = None,
     tasks_per_node: Annotated[int | None, typer.Option(help="Ranks per node.")] = None,
     cpus_per_task: Annotated[int | None, typer.Option("--cpus-per-task", "-c", help="CPUs per task.")] = None,
@@ -69,7 +72,7 @@ def run(
         str | None, typer.Option(metavar="login|job", help="Run the operator here, or as a Slurm job of its own.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Submit even if the command or enough nodes cannot be found from here.")
+        bool, typer.Option("--force", help="Submit even if this host cannot find the command, or enough nodes.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the script and the policy; submit nothing.")

@@ -154,7 +154,7 @@ _on_controller("start-controller", "slurmctld answers", "Undo kill-controller.")
 _on_controller(
     "stop-controller",
     "stopped slurmctld: {} processes",
-    "Stop slurmctld: it accepts but never answers. Undo: cont-controller.",
+    "Stop slurmctld: it accepts connections but never answers. Undo: cont-controller.",
 )
 _on_controller("cont-controller", "continued slurmctld: {} processes", "Undo stop-controller.")
 
@@ -280,7 +280,7 @@ def corrupt(
     seed: Annotated[int, typer.Option(help="Which element is hit.")] = 0,
     dir: Dir = None,
 ) -> None:
-    """Make a node compute wrong in guarded trainings. Undo: uncorrupt."""
+    """Make a node compute wrong values in guarded runs. Undo: uncorrupt."""
     from transom_cli.sandbox import faults
 
     fault = {"where": where, "name": name, "bit": bit, "step": step, "steps": steps, "chance": chance, "seed": seed}

@@ -39,7 +39,7 @@ Bandwidth = Annotated[
 ]
 StepTime = Annotated[float, typer.Option("--step-time", min=0.001, help="Seconds of a training step.")]
 Queue = Annotated[float, typer.Option("--queue", min=0.0, help="Mean wait of a requeued job in minutes.")]
-Runs = Annotated[int, typer.Option("--runs", min=1, help="Simulated runs of each row.")]
+Runs = Annotated[int, typer.Option("--runs", min=1, help="Simulated runs per row.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the first run.")]
 Workers = Annotated[int, typer.Option("-j", "--jobs", min=0, help="Processes; 0: one per core.")]
 SettingsFile = Annotated[Path | None, typer.Option("-f", "--file", help="Settings file of a run (TOML).")]
@@ -52,12 +52,17 @@ def simulate(
         str, typer.Option("--spares", help="Spare nodes. Several numbers (0,2 or 1-100) give rows.")
     ] = "0",
     min_nodes: Annotated[
-        str, typer.Option("--min-nodes", help="Fewest nodes to train on while others are lost (0: all); or several.")
+        str,
+        typer.Option("--min-nodes", help="Fewest nodes to train on while others are lost (0: all); or several values."),
     ] = "0",
-    save_every: Annotated[str, typer.Option("--save-every", help="Steps between saves (0: none); or several.")] = "30",
-    persist: Annotated[str, typer.Option("--persist", help="One of how many saves is durable; or several.")] = "10",
+    save_every: Annotated[
+        str, typer.Option("--save-every", help="Steps between saves (0: none); or several values.")
+    ] = "30",
+    persist: Annotated[
+        str, typer.Option("--persist", help="Every how many saves one goes to disk; or several values.")
+    ] = "10",
     in_process: Annotated[
-        str, typer.Option("--in-process", help="Seconds of a restart within living processes (0: off); or several.")
+        str, typer.Option("--in-process", help="Seconds of an in-process restart (0: off); or several values.")
     ] = "0",
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Snapshots stay in the nodes' memory.")] = True,
     failures: Failures = f"{RATE:g}",
@@ -86,7 +91,7 @@ def simulate(
 ) -> None:
     """Predict goodput by simulating the policy.
 
-    The deciders of transom run on a simulated cluster. Nothing is submitted. docs/simulate.md lists all assumptions.
+    transom decides as in a real run, on a simulated cluster; nothing is submitted. docs/simulate.md lists assumptions.
     """
     from dataclasses import replace
     from itertools import product

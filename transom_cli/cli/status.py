@@ -20,7 +20,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 NoColor = Annotated[
     bool, typer.Option("--no-color", help="Do not use colours (NO_COLOR in the environment does the same).")
 ]
-Plain = Annotated[bool, typer.Option("--plain", help="Print one line per change, not the live screen.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Print one line per change instead of the live screen.")]
 
 
 def status(
@@ -47,8 +47,6 @@ def status(
 
     The first line is a summary. Each node has a letter: . ok, s slow, ! silent, ? suspect, p probing, x isolated,
     - no sign yet.
-
-    Examples: transom status; transom status llama-70b --all; transom status --watch; transom status --json | jq .step
     """
     _leave(show_status(run, root, json_, everything, phases, exit_code, no_color, watch, as_lines))
 

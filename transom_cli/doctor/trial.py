@@ -1,4 +1,4 @@
-"""What only a job shows: a job of one task that lasts some seconds, submitted as runs are (`--site --job`).
+"""What only a job shows: a job of one task that takes a few seconds, submitted as runs are (`--site --job`).
 
 `try_job` does to it what transom does to a run's job, one call after the other, and notes what was refused and how long
 it took. `of_trial` judges that. The job is cancelled at the end, whatever happened.
@@ -191,7 +191,7 @@ NOT_TRIED = Symptom(
     "job",
     Grade.NOTE,
     "not tried: time to start, whether nodes see `root`, rights to change and requeue a job, reach from a batch host",
-    "transom doctor --site --job submits a job of one task that lasts some seconds",
+    "transom doctor --site --job submits a job of one task that takes a few seconds",
 )
 _SLOW_START = 600.0  # seconds
 

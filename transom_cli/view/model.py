@@ -15,6 +15,7 @@ from transom_cli.core.progress import OwnCheckpoint, newest_step
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat import table
 from transom_cli.plural import several, times
+from transom_cli.view.slurm_reasons import pending_reason
 from transom_cli.view.text import span
 
 _LEAVING = {
@@ -355,7 +356,9 @@ class RunView:
 
     @property
     def concern(self) -> str:
-        """What keeps a run that trains or is done from being healthy, for the first line; "" if nothing does."""
+        """What keeps a run that trains, waits or is done from being healthy, for the first line; "" if nothing does."""
+        if self.never_starts:
+            return "will not start"
         if self.health != "degraded" or self.status not in ("training", "done"):
             return ""
         if self.unheard is not None:
@@ -367,6 +370,12 @@ class RunView:
             return "fault suspected"
         states = {one.state for one in self.node_views if one.role == "ranks"} - {"ok", "waiting"}
         return "slow" if states == {"slow"} else "degraded"
+
+    @property
+    def never_starts(self) -> bool:
+        """Whether Slurm will never start the job as it was submitted. Exclusions are the operator's to change."""
+        pending = self.status in ("pending", "recovering") and not self.excluded
+        return pending and "will not start" in pending_reason(self)
 
     @property
     def health(self) -> str:
@@ -383,6 +392,8 @@ class RunView:
             return "unknown"
         if self.status in ("crash loop", "starved"):
             return self.status
+        if self.never_starts:
+            return "starved"
         ends = self.leaving is not None or self.phase in ("stopping", "finishing")  # so its ranks are gone
         ranks = (one for one in self.node_views if one.role == "ranks")
         odd = not ends and (self.blind or any(one.state not in ("ok", "waiting") for one in ranks))

@@ -165,14 +165,14 @@ def read_brief(run: RunDir, folded: Folded) -> RunView:
     """
     state, alive = folded.state, _operator_lives(run, 0.0)
     attempt = run.attempt(state.job.id, state.job.restarts)
-    reports = read_reports(attempt).get("standing") if state.job.id else None
+    reports = _standing(read_reports(attempt)) if state.job.id else []
     checks = state.job.state == "RUNNING" and not state.launch.started
     view = replace(
         build_view(run.run_id, state, {}, time.time(), operator=alive),
         path=str(run.path),
         nodes_at=_newest_table(attempt) if state.job.id and not alive else None,
         saves_fail=saves_fail(run, state),
-        reports=("reported",) * len(reports) if isinstance(reports, list) else (),
+        reports=tuple(str(one.get("words", "")) for one in reports),
         submitted=folded.times.submitted,
         operator_job=0 if alive else operator_job(run),
         owner=other_owner(run),
@@ -180,6 +180,12 @@ def read_brief(run: RunDir, folded: Folded) -> RunView:
     )
     held = None if alive else _launcher_hold(run, state)
     return held_view(view, held) if held is not None else view
+
+
+def _standing(found: Mapping[str, object]) -> list[dict[str, object]]:
+    """Return the anomalies of the training that its launcher reports now."""
+    standing = found.get("standing")
+    return [one for one in standing if isinstance(one, dict)] if isinstance(standing, list) else []
 
 
 def _left(node: NodeView) -> NodeView:
@@ -320,8 +326,7 @@ class Reader:
         """Add each node, and what the launcher of the current attempt reports."""
         attempt = self._run.attempt(state.job.id, state.job.restarts)
         found = read_reports(attempt) if state.job.id else {}
-        standing, phases, lines = found.get("standing"), found.get("phases"), found.get("lines")
-        reports = [one for one in standing if isinstance(one, dict)] if isinstance(standing, list) else []
+        phases, lines, reports = found.get("phases"), found.get("lines"), _standing(found)
         slow = {node: str(one.get("words", "")) for one in reversed(reports) for node in _culprits(one)}
         return replace(
             view,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transom_cli.view.model import RunView
+from transom_cli.view.slurm_reasons import pending_reason
 from transom_cli.view.text import Line, brief, count, cut, table, utc
 
 _COLUMNS = ("RUN", "STATE", "FOR", "STEP", "DISK", "JOB", "AGE", "NOTE")
@@ -51,11 +52,17 @@ def _note(view: RunView) -> str:
     if view.over:
         return ""
     if view.status != view.confirmed:
-        return view.condition
+        return view.condition or pending_reason(view)
     was = f"was {view.phase}; " if view.status != view.phase else ""
     if not view.operator:
         return f"{was}no live operator" + (f" (its job: {view.operator_job})" if view.operator_job else "")
-    return f"{was}Slurm does not respond" if view.slurm_lost else ""
+    if view.slurm_lost:
+        return f"{was}Slurm does not respond"
+    newest = view.incidents[0] if view.incidents else None
+    unresolved = newest is not None and newest.duration is None and not newest.planned
+    about = newest.fault.title if newest is not None and unresolved else next(iter(view.reports), "")
+    about = about if view.concern or view.status == "recovering" else ""
+    return "; ".join(filter(None, (": ".join(filter(None, (view.concern, about))), pending_reason(view))))
 
 
 def list_row(view: RunView) -> dict[str, Any]:

@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from transom_cli.plural import several
 from transom_cli.slurm.port import Job, JobState, Node
 from transom_cli.slurm.tags import of_run, run_tag
-from transom_cli.view.model import RunView
+
+if TYPE_CHECKING:
+    from transom_cli.view.model import RunView
 
 # Names of limits have parts: whose limit (QOS, Assoc), for one or all jobs (Max, Grp, Min), of what (Cpu, Node, GRES,
 # Jobs, ...), and per what (PerJob, PerUser, PerAccount, PerNode).
@@ -156,8 +159,14 @@ def needs_operator_query(view: RunView) -> bool:
 
 
 def with_answer_of(view: RunView, known: RunView) -> RunView:
-    """Add Slurm's answer from an earlier view."""
-    return replace(view, **{name: getattr(known, name) for name in _ANSWERED})
+    """Add Slurm's answer from an earlier view of the same attempt."""
+    names = (*_ANSWERED, "nodes") if waits(view) and known.slurm_state == "RUNNING" else _ANSWERED
+    return replace(view, **{name: getattr(known, name) for name in names})
+
+
+def waits(view: RunView) -> bool:
+    """Whether the operator has last seen the job in the queue. It asks Slurm once in one or two minutes."""
+    return view.phase in ("pending", "recovering") and view.slurm_state in ("", "PENDING")
 
 
 def with_answer(view: RunView, job: Job) -> RunView:
@@ -175,6 +184,7 @@ def with_answer(view: RunView, job: Job) -> RunView:
         jobs_ahead=job.ahead,
         requirements=requirements or view.requirements,
         switches=dict(job.requirements).get("switches", ""),
+        nodes=job.nodes if waits(view) and job.state is JobState.RUNNING else view.nodes,
     )
     if job.state is not JobState.PENDING or not job.start:
         return view

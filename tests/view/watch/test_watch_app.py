@@ -157,7 +157,7 @@ def test_an_incident_is_opened_as_explain_tells_it_and_its_command_is_copied(man
     play(follow, story)
 
 
-def test_tabs_by_number_and_by_tab(many: RunView) -> None:
+def test_tabs_by_number_by_tab_and_by_mouse(many: RunView) -> None:
     async def story(app: WatchApp, pilot: Pilot[RunView | None]) -> None:
         for key, said in (
             ("3", "memory "),
@@ -172,6 +172,10 @@ def test_tabs_by_number_and_by_tab(many: RunView) -> None:
         await until(pilot, lambda: selected(app) == "output 2")  # the newest line
         await pilot.press(">")
         await until(pilot, lambda: "output of rank 1" in "\n".join(text(app)))
+        await pilot.click("#tabs", offset=(text(app)[app.query_one("#tabs").region.y].index("2 incidents"), 0))
+        await until(pilot, lambda: selected(app) == "incident i1")
+        await pilot.click("#pane", offset=(5, 0), times=2)
+        await until(pilot, lambda: f"transom explain {many.run_id} i1" in "\n".join(text(app)))
 
     play(Shown(many, "step 5 loss 3.1\nstep 6\nstep 7 loss\x1b[31m 3.0\n"), story)
 

@@ -86,6 +86,9 @@ def test_slurm_is_asked_now_and_then_and_its_answer_kept(tmp_path: Path, monkeyp
     made.seen((1.0, ev.JobSeen(0, JOB, 0, "RUNNING", nodes=made.nodes)))
     view = follow.look()
     assert (view.slurm_state, view.starved) == ("RUNNING", ""), "what the operator has seen since is newer"
+    clock[0] -= 300.0  # so that Slurm is not asked again
+    made.seen((0.5, ev.JobSeen(0, JOB, 1, "PENDING", reason="Resources")))
+    assert (follow.look().slurm_reason, follow.look().starved) == ("Resources", ""), "an answer about an earlier start"
 
 
 def test_each_change_is_told_once(tmp_path: Path) -> None:
@@ -116,6 +119,11 @@ def test_lines_without_earlier_incidents_count_them_and_show_open_ones(tmp_path:
 
 def test_screen_without_steps_says_once_that_nothing_can_be_plotted() -> None:
     assert [plain(one) for one in plot_lines(LivePlots(), 80, 30, most=2)] == ["no steps to plot yet"]
+
+
+def test_training_without_a_loss_is_told_how_to_report_one() -> None:
+    drawn = plot_lines(LivePlots(TimeSeries(step_time=((1.0, 0.5), (2.0, 0.5)))), 80, 30)
+    assert plain(drawn[0]) == "loss: the training reports none; `beat(step, loss=loss)` does"
 
 
 def test_tab_of_nodes_counts_those_that_are_listed_and_all_if_none_is(tmp_path: Path) -> None:

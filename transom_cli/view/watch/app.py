@@ -229,6 +229,15 @@ class WatchApp(App[RunView | None]):
             event.prevent_default()
             self._draw()
 
+    def on_click(self, event: events.Click) -> None:
+        name = getattr(getattr(event, "widget", None), "id", "")
+        if name == "tabs" and (tab := panels.tab_at(self._main.query_one("#tabs", Lines).first, event.x)):
+            self._go(tab)
+            self._draw()
+        elif name == "pane" and getattr(event, "chain", 1) == 2:
+            self._open()
+            self._draw()
+
     def _pressed(self, key: str, character: str) -> bool:
         pane = self._main.query_one("#pane", Pane)
         moves: dict[str, Callable[[], object]] = {

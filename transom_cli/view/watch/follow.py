@@ -62,7 +62,7 @@ class Follow:
             self._goodput = read.goodput, read.goodput_summary
         view = replace(view, goodput=self._goodput[0], goodput_summary=self._goodput[1])
         known = self._answer
-        if not asks or known is None or known.job_id != view.job_id:
+        if not asks or known is None or (known.job_id, known.restarts) != (view.job_id, view.restarts):
             return view  # what the operator has seen is newer than the last answer
         view = replace(view, operator_state=known.operator_state, operator_reason=known.operator_reason)
         return view if known.slurm_queried_at is None else with_answer_of(view, known)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from rich.segment import Segment
 from rich.style import Style
+from textual import events
 from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -19,6 +20,7 @@ from transom_cli.view.watch.panels import Item
 _STYLES = {tone: Style.parse(style) for tone, style in STYLES.items()}
 _PLAIN = Style()
 _CURSOR = Style(reverse=True)
+_WHEEL = 3  # lines
 
 
 def strip_of(one: Line, *, cursor: bool = False, colours: bool = True) -> Strip:
@@ -33,6 +35,10 @@ class Lines(Widget):
         super().__init__(id=id)
         self._lines: list[Line] = []
         self._colours = colours
+
+    @property
+    def first(self) -> Line:
+        return self._lines[0] if self._lines else ()
 
     def show(self, lines: list[Line]) -> None:
         before, self._lines = self._lines, lines
@@ -121,6 +127,18 @@ class Pane(ScrollView, can_focus=False):
         at = round(self.scroll_offset.y) + int(getattr(event, "y", 0))
         if at < (len(self._items) if self.selectable is None else self.selectable):
             self.move(at - self._cursor)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._wheel(event, 1)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._wheel(event, -1)
+
+    def _wheel(self, event: events.MouseEvent, by: int) -> None:
+        """Move the cursor: a change of the list brings it back into sight."""
+        event.stop()
+        event.prevent_default()
+        self.move(_WHEEL * by)
 
     def render_line(self, y: int) -> Strip:
         at = y + round(self.scroll_offset.y)

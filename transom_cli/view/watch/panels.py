@@ -14,7 +14,7 @@ from transom_cli.view.model import NodeView, RunView
 from transom_cli.view.node_table import TONES, WORST_FIRST, gpu_rows, node_rows
 from transom_cli.view.outlook import planned_saves_line
 from transom_cli.view.status import folded, outcome_tone, screen
-from transom_cli.view.text import Line, age, count, day_time, line, plain, row
+from transom_cli.view.text import Line, age, cells, count, day_time, line, plain, row
 
 NODES, INCIDENTS, CHECKPOINTS, OUTPUT, PLOTS = TABS = ("nodes", "incidents", "checkpoints", "output", "plots")
 BELOW, PLOT_ROWS = 5, 8  # incidents below the nodes; fewest free rows for plots
@@ -38,6 +38,7 @@ HELP = """\
  y            copy the command for details
  p r          pause; refresh now
  q ctrl-c     leave; the run continues
+ mouse        click: a tab, an item; twice: open; wheel: move
 
  . ok  s slow  ! silent  ? suspect  p probing
  x isolated  - no sign yet
@@ -184,6 +185,8 @@ def head(view: RunView, width: int, height: int, trend: Line = ()) -> list[Line]
         shown = [(name, one) for name, one in shown if name != "updated"]
     if trend:
         below = next((n for n, (name, _) in enumerate(shown, 1) if name == "step"), len(shown))
+        if below and shown[below - 1][0] == "step" and "loss " in plain(trend) and view.loss == view.loss:
+            shown[below - 1] = ("step", shown[below - 1][1][:1])
         shown.insert(below, ("trend", [trend]))
     most = max(3, int(HEAD * height))
     for label in _LEAST_FIRST:
@@ -221,6 +224,15 @@ def tabs(view: RunView, tab: str, chosen: Filter, shown: int, rank: int | None) 
     about = [f"/{chosen.text}" if chosen.text else ""]
     about += [f"by {chosen.sort}{' reversed' if chosen.backwards else ''}"] if tab == NODES else []
     return line(*parts, (" ".join(x for x in about if x), "note"))
+
+
+def tab_at(shown: Line, column: int) -> str:
+    """Return the tab at a column of the line of tabs, or ""."""
+    for n, (text, _) in enumerate(shown[: 2 * len(TABS)]):
+        if column < cells(text):
+            return TABS[n // 2] if n % 2 == 0 else ""
+        column -= cells(text)
+    return ""
 
 
 def empty(view: RunView, tab: str, chosen: Filter) -> str:

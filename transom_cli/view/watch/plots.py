@@ -94,7 +94,8 @@ def plot_lines(plots: LivePlots, width: int, height: int, most: int = 3) -> list
     lines: list[Line] = []
     for title, points in named:
         if len(points) < 2:
-            lines.append(line((f"{title}: no data yet", "dim")))
+            none = "the training reports none; `beat(step, loss=loss)` does" if title == "loss" else "no data yet"
+            lines.append(line((f"{title}: {none if not points else 'no data yet'}", "dim")))
             continue
         lines.append(line((f"{title}  ", "dim"), f"{points[-1][1]:.4g}"))
         last = points is drawn[-1]
