@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from transom_cli.diagnose.clue import DEVICES, Action, Category, Culprit
-from transom_cli.diagnose.logs.culprits import CRIES, ENDED, ENDS, KILLED, blamed
+from transom_cli.diagnose.logs.culprits import BOX, CANCELLED, CRIES, ENDED, ENDS, KILLED, blamed
 from transom_cli.diagnose.logs.matches import RAISED, RAY, Hit
 from transom_cli.diagnose.logs.rulebook import Level, Scope
 from transom_cli.plural import several
@@ -25,8 +25,8 @@ Survived = Callable[[Hit], bool]
 _SHOWN = 12  # kinds of consequences
 NEAR = 5  # lines between an exception's message and the exit
 EVENT = 64 << 10  # bytes between lines of one kind
-CANCELLED = "step-cancelled"  # the rule for Slurm's plain "CANCELLED"
 UNTOLD = "python-exception"  # the rule for exceptions without a rule of their own
+_ENTRY = "exitcode  :", "traceback :"  # lines of an entry in torchrun's box, below the one with the rank
 ACTOR = "actor-died"  # the rule for the end of a Ray worker's process
 
 
@@ -248,12 +248,23 @@ def _cancelled_after(hits: Sequence[Hit]) -> dict[int, Hit]:
 
 
 def _not_swept(signs: Sequence[Hit]) -> list[Hit]:
-    """Return the signs without tasks reported killed after srun or MPI_Abort had begun to kill the tasks."""
+    """Return the signs without tasks reported killed after srun or MPI_Abort had begun to kill the tasks, and without
+    those that torchrun's box lists before its root cause: torchrun ends them."""
     begun: dict[str, int] = {}
+    boxes: dict[str, int] = {}
+    swept: set[int] = set()
     for h in signs:
         if h.rule.name in ENDED:
             begun[h.file] = min(begun.get(h.file, h.offset), h.offset)
-    return [h for h in signs if h.rule.name != KILLED or h.offset <= begun.get(h.file, h.offset)]
+    for h in reversed(signs):
+        if "ChildFailedError" in h.record.text:
+            boxes.pop(h.file, None)
+        elif h.rule.name == BOX and "rank" in h.where:
+            boxes.setdefault(h.file, h.offset)
+        elif h.record.text.startswith(_ENTRY) and h.offset < boxes.get(h.file, 0):
+            swept.add(id(h))
+    kept = [h for h in signs if id(h) not in swept]
+    return [h for h in kept if h.rule.name != KILLED or h.offset <= begun.get(h.file, h.offset)]
 
 
 def _ending(fatal: Sequence[Hit], first: Hit) -> Hit:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs.matches import TRACEBACK, Hit
-from transom_cli.diagnose.logs.rulebook import Blames, Level
+from transom_cli.diagnose.logs.rulebook import Blames, Level, Scope
 
 CRIES = (Category.NETWORK_FABRIC, Category.NCCL_HANG)  # printed by victims
 MANY = 3  # waiting ranks whose numbers show that lower ones exist
@@ -22,13 +22,15 @@ _KILLED_TASKS = re.compile(r": tasks? ([\d,-]{1,400}): (?:Terminated|Killed)")
 _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 _RUNNING = re.compile(r"Rank (\d{1,7}) is running \w[^(]{0,80}\(SequenceNumber=(\d{1,12})")
 DESYNC = "desync"  # the rule for PyTorch's comparison of the collectives of two ranks
-SRUN = "srun: error: "  # srun's report of tasks on one node
+CANCELLED = "step-cancelled"  # the rule for Slurm's plain "CANCELLED"
 TASK_FAILURE = "due-to-task-failure"  # the rule for Slurm's reason for ending a step
 BOX = "elastic-box"  # the rule for torchrun's failure box, which lists the rank that failed first last
 
-ENDS = ("task-exited", "own-exit-code", "bare-killed", "worker-killed", "abort", "segfault", "mpi-abort", "mpi-signal")
+KILLED = "bare-killed"  # the rule for a task killed by SIGKILL
+MPI = "mpi-abort", "mpi-error"  # rules for the rank that ends all others
+ENDED = ("step-ended", *MPI)  # rules for who kills all tasks
+ENDS = ("task-exited", "own-exit-code", KILLED, "worker-killed", "abort", "segfault", "mpi-signal", *MPI)
 """Rules for the end of a rank's process."""
-KILLED, ENDED = "bare-killed", ("step-ended", "mpi-abort")  # a task killed by SIGKILL, and who kills all tasks
 
 Blamed = tuple[tuple[Culprit, ...], tuple[str, ...]]
 
@@ -45,11 +47,12 @@ def blamed(root: Hit, others: Sequence[Hit], ranks: frozenset[int]) -> Blamed:
     hits = (root, *others)
     cries = root.rule.category is Category.NETWORK_FABRIC and root.level is Level.SIGN
     named = root.rule.blames is Blames.NAMED and culprits[0] != Culprit()
-    if root.rule.category is Category.NCCL_HANG or (cries and not named):
-        lagging = _who_lags(hits, ranks)
+    hang = root.rule.category is Category.NCCL_HANG
+    if hang or root.rule.category is Category.RENDEZVOUS_PORT or (cries and not named):
+        lagging = _missing(hits) or (_who_lags(hits, ranks) if hang or cries else None)
         if lagging is not None:
             culprits, why = lagging
-        elif root.rule.category is Category.NCCL_HANG and not named:
+        elif hang and not named:
             culprits = ()  # ranks that complain wait; one that alone complains is named below
     if root.rule.name == DESYNC:
         culprits, why = _behind(root)
@@ -58,7 +61,7 @@ def blamed(root: Hit, others: Sequence[Hit], ranks: frozenset[int]) -> Blamed:
     if root.rule.blames is Blames.NAMED and len({h.culprit.node for h in hits if h.rule is root.rule}) > 1:
         culprits = ()  # several peers: the fault is on the path
     culprits = _with_nodes(culprits, hits, root)
-    if root.record.rank is None and root.record.text.startswith(SRUN) and len(_nodes_of_tasks(root, others)) > 1:
+    if root.record.rank is None and root.rule.scope is not Scope.NODE and len(_nodes_of_tasks(root, others)) > 1:
         culprits = ()  # several nodes at once: nothing shows which was first
     return tuple(dict.fromkeys(c for c in culprits if c != Culprit())), why
 
@@ -76,9 +79,6 @@ def _who_lags(hits: Sequence[Hit], ranks: frozenset[int] = frozenset()) -> Blame
         if len(behind) <= max(1, len(enqueued) // 2):
             said = f"it has launched {least} collectives, others up to {max(enqueued.values())}"
             return tuple(Culprit(rank=rank) for rank in behind), (said,)
-    missing = {int(number) for hit in hits for number in hit.where.get("missing", "").split(",") if number.strip()}
-    if missing:
-        return tuple(Culprit(rank=rank) for rank in sorted(missing)), ("the other ranks report that they wait for it",)
     crying = {hit.record.rank for hit in hits if hit.rule.category in CRIES and hit.record.rank is not None}
     waiting = {hit.record.rank for hit in hits if hit.rule.category is Category.NCCL_HANG} - {None}
     elsewhere = sorted({rank for hit in hits if "/gloo/" in hit.record.text and (rank := hit.record.rank) is not None})
@@ -95,6 +95,14 @@ def _who_lags(hits: Sequence[Hit], ranks: frozenset[int] = frozenset()) -> Blame
     return None
 
 
+def _missing(hits: Sequence[Hit]) -> Blamed | None:
+    """Return the ranks for which others report that they wait; nobody if these are all but the first."""
+    missing = {int(number) for hit in hits for number in hit.where.get("missing", "").split(",") if number.strip()}
+    if not missing or (len(missing) > 1 and missing == set(range(1, len(missing) + 1))):
+        return None
+    return tuple(Culprit(rank=rank) for rank in sorted(missing)), ("the other ranks report that they wait for it",)
+
+
 def _with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> tuple[Culprit, ...]:
     """Add the node of a rank from other lines; use torchrun's report if the root names nobody."""
     known = [culprit for culprit in culprits if culprit != Culprit()]
@@ -105,7 +113,7 @@ def _with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> 
     if not known and boxes and root.rule.blames is Blames.PRINTER:
         known = [Culprit(rank=int(boxes[-1].where["rank"]))]
     if not known and root.rule.blames is Blames.PRINTER and root.rule.category not in CRIES:
-        ended = {h.culprit for h in hits if h.rule.name in ENDS and h.culprit.rank is not None}
+        ended = {h.culprit for h in _first_ends(hits)}
         known = list(ended) if len(ended) == 1 else _local(hits)
     if len(known) == 1 and known[0].node and known[0].rank is None and root.rule.blames is Blames.PRINTER:
         known = _alone(known[0], hits)
@@ -122,9 +130,10 @@ def _with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> 
 
 def _alone(of: Culprit, hits: Sequence[Hit]) -> list[Culprit]:
     """Add the rank if exactly one is known to have failed, and not on another node."""
-    failed = [h for h in hits if h.rule.name in (*ENDS, TRACEBACK) and h.record.rank is not None]
-    ranks = {h.record.rank for h in failed if h.record.node in ("", of.node)}
-    return [replace(of, rank=ranks.pop())] if len(ranks) == 1 and len(failed) == 1 else [of]
+    failed = {h.record for h in hits if h.rule.name == TRACEBACK} | {h.record for h in _first_ends(hits)}
+    ranks = {record.rank for record in failed if record.rank is not None}
+    here = all(record.node in ("", of.node) for record in failed)
+    return [replace(of, rank=ranks.pop())] if len(ranks) == 1 and here else [of]
 
 
 def _local(hits: Sequence[Hit]) -> list[Culprit]:
@@ -144,8 +153,20 @@ def _behind(root: Hit) -> Blamed:
     return behind, (f"it runs collective {least}, another rank {last}",)
 
 
+def _first_ends(hits: Sequence[Hit]) -> list[Hit]:
+    """Return the ends of ranks until srun begins to end the step. If none is before that: those that it has not killed,
+    since it begins when one of them aborts, and reports its exit last."""
+    begun: dict[str, int] = {}
+    for hit in hits:
+        if hit.rule.name in (*ENDED, CANCELLED):
+            begun[hit.file] = min(begun.get(hit.file, hit.offset), hit.offset)
+    ends = [hit for hit in hits if hit.rule.name in ENDS and hit.culprit.rank is not None]
+    early = [hit for hit in ends if hit.offset <= begun.get(hit.file, hit.offset)]
+    return early or [hit for hit in ends if hit.rule.name != KILLED]
+
+
 def _nodes_of_tasks(root: Hit, others: Sequence[Hit]) -> set[str]:
-    """Return the nodes whose tasks srun reports like the root, until it begins to end the step."""
+    """Return the nodes that print the same as the root, until srun begins to end the step."""
     ends = [h.offset for h in others if h.file == root.file and h.rule.name in ENDED and h.offset > root.offset]
     same = [h for h in (root, *others) if h.rule is root.rule and h.file == root.file]
     return {h.record.node for h in same if h.offset < min(ends, default=h.offset + 1)} - {""}

@@ -3,8 +3,9 @@
     [rank3]: ...                                             torch, since 2.3, and torchrun's `--tee`
     [rank3]:[E709 17:05:38.16 ProcessGroupNCCL.cpp:632] [Rank 3] ...      torch's C++ (glog)
     E0213 12:07:20.08 8705 torch/distributed/elastic/multiprocessing/api.py:869] ...     torchelastic
-    [default3]: ... | [1,3]<stderr>: ... | 3: ...            torchrun, mpirun (horovodrun: a time), srun --label
+    [default3]: ... | [1,3]<stderr>: ... | 3: ...            torchrun, mpirun (horovodrun: [3], or a time), srun
     node7:4711:4799 [2] transport/net_ib.cc:93 NCCL WARN ... NCCL: host, process, thread, device
+    [node7:4711] *** ... | [node7:4711:0:4712] Caught signal ...            Open MPI, UCX
     May 29 01:37:38 node7 kernel: [257087.81] ...            syslog, dmesg
     (Trainer pid=17, ip=10.0.0.7) ... | (raylet) [... E 17 17] (raylet) node_manager.cc:30: ...     Ray
     2025-08-25 14:56:20,376 [INFO] [launch.py:319:x] ...     Python's logging, DeepSpeed
@@ -33,11 +34,11 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 # All are anchored and bounded, since they run on arbitrary output of jobs.
 _LABELS = (
-    r"\[rank(?P<rank>\d{1,7})\]:?",
+    r"\"?\[rank(?P<rank>\d{1,7})\]:?",
     r"\[[Rr]ank (?P<rank>\d{1,7})\]:?",
     r"[Rr]ank ?#?(?P<rank>\d{1,7}):(?=\s|\[)",
     r"\[PG (?:ID|GUID|\d)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
-    r"(?:\[\d{1,5},|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[)(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",
+    r"(?:\[(?:\d{1,5},)?|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[)(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",
     r"\[(?:default|trainer|worker)\w{0,20}?(?P<local>\d{1,5})\]:",
     r"\[(?P<label>[EWIF])(?:\d{3,4} \d\d:\d\d:\d\d(?:\.\d{1,9})?)?(?: \d{1,9})? ?" + _SOURCE + r"\]",
     r"(?P<label>[EWIF])\d{4} \d\d:\d\d:\d{1,10}\.\d{1,9} +\d{1,9} " + _SOURCE + r"\]",
@@ -68,6 +69,7 @@ _LABELS = (
     r"(?P<label>DEBUG|INFO|WARNING|ERROR) [\w./]{1,80}\.py:\d{1,6} --",
     r"\| (?P<label>DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,5}\| [\w.<>]{1,80}:[\w<>]{1,60}:\d{1,6} - ",
     r"\[[\w.-]{1,60}\.py:\d{1,6}(?::\w{1,60})?\]",
+    r"\[(?P<node>[A-Za-z][\w.-]{0,62}):\d{1,10}(?::\d{1,4}:\d{1,10})?\] ?(?=\*\*\* |Caught signal |Signal: )",
     r"\|",
     r"[\u2502\u2503]",
 )  # fmt: skip

@@ -1,0 +1,156 @@
+"""Who is to blame, by what launchers print about the end of their processes, and by labels of ranks and nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from transom_cli.diagnose.clue import Category, Culprit
+from transom_cli.diagnose.logs.cause import Incident
+from transom_cli.diagnose.logs.diagnosis import diagnose_logs
+from transom_cli.diagnose.logs.rule_files import load
+from transom_cli.diagnose.logs.rulebook import Rulebook
+
+BOOK = Rulebook(load())
+RAISED = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\nValueError: bad shard\n'
+TERMINATING = "srun: Terminating StepId=7.0\n"
+HYDRA = "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+SPAWN = "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with "
+RAYLET = "(raylet) [2026-01-05 03:17:51,241 E 17 17] (raylet) node_manager.cc:3064: 2 Workers (tasks / actors) killed "
+PADDLE = "Container rank 2 status failed cmd ['python', 'train.py'] code {0} log log/workerlog.2\n"
+LATE = "XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: b0. Timed out task names:\n"
+
+
+def task(node: str, tasks: str, end: str = "Exited with exit code 1") -> str:
+    return f"srun: error: {node}: task{'s' if '-' in tasks else ''} {tasks}: {end}\n"
+
+
+def jax(*ranks: int) -> str:
+    return "".join(f"/job:jax_worker/replica:0/task:{rank}\n" for rank in ranks)
+
+
+def entry(number: int, rank: int, code: int, text: str = "") -> str:
+    said = f"  exitcode  : {code} (pid: 4711)\n  error_file: <N/A>\n  traceback : {text or '-'}\n"
+    return f"[{number}]:\n  host      : gpu1\n  rank      : {rank} (local_rank: {rank})\n{said}"
+
+
+def box(*failures: str) -> str:
+    head = (
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\ntrain.py FAILED\n----\nFailures:\n"
+    )
+    return head + "".join(failures[1:]) + "----\nRoot Cause (first observed failure):\n" + failures[0]
+
+
+def first(tmp_path: Path, text: str) -> Incident:
+    (tmp_path / "job.out").write_text(text)
+    return diagnose_logs([tmp_path], BOOK).incidents[0]
+
+
+WHO = [
+    # who ends before srun ends the others, though the exception has no label
+    (RAISED + task("gpu3", "3") + TERMINATING + task("gpu1", "0"), Category.USER_CODE, Culprit("gpu3", 3)),
+    (RAISED + task("gpu3", "3") + task("gpu1", "0"), Category.USER_CODE, None),
+    (task("gpu1", "0-1", "Bus error") + task("gpu2", "2-3", "Bus error"), Category.PROCESS_CRASH, None),
+    # an abort of MPI: the rank that aborts exits last, the others are killed
+    (
+        "[gpu3:4711] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n"
+        + task("gpu1", "0", "Killed")
+        + task("gpu3", "1", "Exited with exit code 1"),
+        Category.PROCESS_CRASH,
+        Culprit("gpu3", 1),
+    ),
+    (
+        "MPICH ERROR [Rank 3] [job id 7.0] [Mon Jan  5 03:17:51 2026] [nid0012] - Abort(2030) (rank 3 in comm 0): "
+        "Fatal error in PMPI_Allreduce: Other MPI error, error stack:\n",
+        Category.PROCESS_CRASH,
+        Culprit("nid0012", 3),
+    ),
+    # what names the node or the rank in a line of its own
+    (HYDRA + "=   PID 4711 RUNNING AT gpu3\n=   EXIT CODE: 139\n", Category.PROCESS_CRASH, Culprit("gpu3")),
+    (
+        HYDRA + "=   RANK 5 PID 4711 RUNNING AT gpu3\n=   KILLED BY SIGNAL: 9 (Killed)\n",
+        Category.HOST_OOM,
+        Culprit("gpu3", 5),
+    ),
+    (HYDRA + "=   PID 4711 RUNNING AT me@gpu3\n=   EXIT CODE: 9\n", Category.HOST_OOM, Culprit("gpu3")),
+    (
+        "mpirun detected that one or more processes exited with non-zero status, thus causing\n\n"
+        "  Process name: [[29973,1],10]\n  Exit code:    3\n",
+        Category.UNKNOWN,
+        Culprit(rank=10),
+    ),
+    ("[gpu3:4711:0:4712] Caught signal 11 (Segmentation fault)\n" * 3, Category.PROCESS_CRASH, Culprit("gpu3")),
+    (
+        "[gpu3:4711:0:4712] Caught signal 11 (Segmentation fault)\n[gpu4:4711:0:4712] Caught signal 11 (Segmentation "
+        "fault)\n",
+        Category.PROCESS_CRASH,
+        None,
+    ),
+    ("pdsh@head: worker-2: ssh exited with exit code 1\n", Category.UNKNOWN, Culprit("worker-2")),
+    ("ssh: connect to host gpu3 port 22: No route to host\n", Category.NETWORK_FABRIC, Culprit("gpu3")),
+    ("salloc: Prolog hung on node gpu3\n", Category.SLURM_LAUNCH, Culprit("gpu3")),
+    # other launchers
+    ("[2]<stderr>:" + RAISED.replace("\n", "\n[2]<stderr>:", 2), Category.USER_CODE, Culprit(rank=2)),
+    ("x\nProcess 3 exit with status code 1.\n", Category.UNKNOWN, Culprit(rank=3)),
+    (SPAWN + "signal SIGKILL\n", Category.HOST_OOM, Culprit(rank=1)),
+    (SPAWN + "signal SIGSEGV\n", Category.PROCESS_CRASH, Culprit(rank=1)),
+    (SPAWN + "signal SIGABRT\n", Category.PROCESS_CRASH, Culprit(rank=1)),
+    (SPAWN + "exit code 3\n", Category.UNKNOWN, Culprit(rank=1)),
+    (
+        "[rank: 2] Child process with PID 4711 terminated with code 1. Forcefully terminating\n",
+        Category.UNKNOWN,
+        Culprit(rank=2),
+    ),
+    (PADDLE.format(-9), Category.HOST_OOM, Culprit(rank=2)),
+    (PADDLE.format(1), Category.UNKNOWN, Culprit(rank=2)),
+    (
+        RAYLET + "due to memory pressure (OOM), 0 crashed at node (ID: 1a2b, IP: 10.0.0.7)\n",
+        Category.HOST_OOM,
+        Culprit("10.0.0.7"),
+    ),
+    (
+        "WARNING worker.py:1462 -- The node with node id: 1a2b and ip: 10.0.0.7 has been marked dead because the "
+        "detector has missed too many heartbeats from it.\nThe actor died unexpectedly before finishing this task.\n",
+        Category.PROCESS_CRASH,
+        Culprit("10.0.0.7"),
+    ),
+    # who does not come: listed below the message; all but the first are rather not there at all
+    (LATE + jax(3), Category.RENDEZVOUS_PORT, Culprit(rank=3)),
+    (LATE + jax(1, 3, 2), Category.RENDEZVOUS_PORT, None),
+    (
+        "DistStoreError: Timed out waiting on barrier on rank 0, for key prefix: x (world_size=8, missing_ranks=[5])\n",
+        Category.RENDEZVOUS_PORT,
+        Culprit(rank=5),
+    ),
+    # of torchrun's box, the root cause tells: torchrun itself kills ranks that do not end
+    (
+        box(entry(0, 1, 1), entry(1, 0, -9, "Signal 9 (SIGKILL) received by PID 17")),
+        Category.UNKNOWN,
+        Culprit("gpu1", 1),
+    ),
+    (box(entry(0, 1, -9), entry(1, 0, 1)), Category.HOST_OOM, Culprit("gpu1", 1)),
+]
+
+
+@pytest.mark.parametrize(("text", "category", "who"), WHO, ids=range(len(WHO)))
+def test_who_is_to_blame(tmp_path: Path, text: str, category: Category, who: Culprit | None) -> None:
+    told = first(tmp_path, text)
+    assert (told.category, told.culprits) == (category, (who,) if who else ())
+
+
+def test_in_two_boxes_the_killed_rank_is_not_swept_by_the_other_agents_root_cause(tmp_path: Path) -> None:
+    told = first(tmp_path, box(entry(0, 1, -9)) + box(entry(0, 4, 1)))
+    assert told.category is Category.HOST_OOM
+
+
+@pytest.mark.parametrize("code", [79, 149])
+def test_xid_45_is_judged_by_the_xid_before_it(tmp_path: Path, code: int) -> None:
+    line = f"gpu3 kernel: NVRM: Xid (PCI:0000:65:00): 45, pid=4711, name=python, caused by previous Xid {code}\n"
+    told = first(tmp_path, line)
+    assert (told.category, [one.node for one in told.culprits]) == (Category.GPU_HARDWARE, ["gpu3"])
+
+
+def test_an_error_of_the_fabric_is_no_error_of_the_storage(tmp_path: Path) -> None:
+    text = "MPIDI_OFI_handle_cq_error(1062): OFI poll failed (ofi_events.c:1064:f:Input/output error - UNDELIVERABLE)\n"
+    assert first(tmp_path, text).category is Category.NETWORK_FABRIC
