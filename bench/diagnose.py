@@ -97,25 +97,29 @@ def bulk(folder: Path, megabytes: float) -> dict[str, Any]:
 
 
 STORM = (
-    "[rank{r}]:[E1103 08:11:{s:02d}.{n:09d} ProcessGroupNCCL.cpp:616] [Rank {r}] Watchdog caught collective operation "
-    "timeout: WorkNCCL(SeqNum={n}, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600{s:03d} milliseconds.",
-    "gpu{node}:47{r}:4799 [{device}] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error",
-    "[rank{r}]: RuntimeError: CUDA error: an illegal memory access was encountered",
-    "srun: error: gpu{node}: task {r}: Exited with exit code 1",
+    "[rank{r}]:[E1103 08:11:{s:02d}.{n:09d} ProcessGroupNCCL.cpp:616] [Rank {r}]{middle} Watchdog caught collective "
+    "operation timeout: WorkNCCL(SeqNum={n}, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600{s:03d} milliseconds."
+    "{end}",
+    "gpu{node}:47{r}:4799 [{device}] transport/net_ib.cc:93 NCCL WARN NET/IB :{middle} Got async event : port error"
+    "{end}",
+    "[rank{r}]: RuntimeError:{middle} CUDA error: an illegal memory access was encountered{end}",
+    "srun: error: gpu{node}: task {r}: Exited with exit code 1{middle}{end}",
 )
 
 
-def dense(folder: Path, megabytes: float, words: bool) -> dict[str, Any]:
-    """A log of failures alone. words: no line has the words of another one."""
+def dense(folder: Path, megabytes: float, own: str) -> dict[str, Any]:
+    """A log of failures alone. own: where lines have words that no other line has: at the "end", in the "middle"."""
     rng, lines, size, n = random.Random(3), [], 0, 0
     while size < megabytes * 1e6:
         n += 1
-        rank = rng.randrange(64)
-        line = STORM[n % len(STORM)].format(r=rank, s=rng.randrange(60), n=n, node=rank // 8, device=rank % 8)
-        if words:
-            line += " " + "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=12))
-        lines.append(line)
-        size += len(line) + 1
+        rank, seconds, words = rng.randrange(64), rng.randrange(60), {"middle": "", "end": ""}
+        if own:
+            word = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=12))
+            words[own] = (
+                f" {word}" if own == "end" else f" /data/{word[:5]}/{word[5:]}.jpg 0x{rng.randrange(1 << 40):x}"
+            )
+        lines.append(STORM[n % len(STORM)].format(r=rank, s=seconds, n=n, node=rank // 8, device=rank % 8, **words))
+        size += len(lines[-1]) + 1
     path = folder / "dense.log"
     path.write_text("\n".join(lines) + "\n")
     book = Rulebook(load())
@@ -176,8 +180,9 @@ def main() -> None:
         after = crash(Path(name) / "crash", args.ranks, args.rank_mb)
         found = {
             "bulk, MB/s a core": bulk(Path(name) / "bulk", args.mb),
-            "failures that repeat, MB/s": dense(Path(name), args.dense_mb, words=False),
-            "failures that differ, MB/s": dense(Path(name), args.dense_mb, words=True),
+            "failures that repeat, MB/s": dense(Path(name), args.dense_mb, ""),
+            "failures that differ, MB/s": dense(Path(name), args.dense_mb, "end"),
+            "failures that differ in the middle, MB/s": dense(Path(name), args.dense_mb, "middle"),
             "start-up": start_up(Path(name)),
             "crash": after,
         }

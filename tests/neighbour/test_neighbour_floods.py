@@ -16,8 +16,8 @@ from transom_cli.diagnose.logs import aftermath, grammar, kinds, matches
 from transom_cli.diagnose.logs.aftermath import Aftermath
 from transom_cli.diagnose.logs.cause import incidents
 from transom_cli.diagnose.logs.diagnosis import diagnose_logs
-from transom_cli.diagnose.logs.matches import Hit, collect
-from transom_cli.diagnose.logs.reader import hits_in
+from transom_cli.diagnose.logs.matches import Collector, Hit
+from transom_cli.diagnose.logs.reader import Scanner, hits_in
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise import root_cause
 from transom_cli.supervise.agent import logs
@@ -64,7 +64,7 @@ def storm(*writers: Writer, lines: int) -> str:
 
 
 def matched(text: str) -> list[Hit]:
-    return collect(hits_in(io.BytesIO(text.encode()), rulebook()), "rank-3.log")
+    return hits_in(io.BytesIO(text.encode()), rulebook(), "rank-3.log")
 
 
 @pytest.mark.parametrize("writers", [STORMS, *(pytest.param((one,), marks=pytest.mark.long) for one in STORMS)])
@@ -84,12 +84,13 @@ def test_lines_of_one_kind_are_matched_once_and_nothing_else_changes(
 
 def test_lines_that_are_all_different_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "MOST", 100)
-    known = kinds.Kinds(rulebook())
-    for n in range(3000):
-        word = "".join(chr(97 + int(digit)) for digit in str(n))
-        raw = f"[rank{n % 7}] {word}: Connection reset by peer".encode()
-        assert known.hit_of(matches.Found(raw, n, n)) is not None
-        assert sum(1 + len(kind.outcomes) for kind in known._kinds.values()) <= 202
+    scanner = Scanner(rulebook(), Collector("rank-3.log"))
+    words = ("".join(chr(97 + int(digit)) for digit in str(n)) for n in range(3000))
+    lines = (f"[rank{n % 7}] error{word}: Connection reset by peer\n" for n, word in enumerate(words))
+    for line in lines:
+        scanner.read(io.BytesIO(line.encode()))
+        known = scanner._kinds._kinds.values()
+        assert sum(1 + len(kind.outcomes) for kind in known) <= 202
 
 
 def test_a_number_that_a_rule_looks_at_makes_another_kind() -> None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.diagnose.logs import grammar, reader, rulebook
-from transom_cli.diagnose.logs.reader import find, hits_in_file
+from transom_cli.diagnose.logs.matches import Collector, Hit
+from transom_cli.diagnose.logs.reader import Scanner, hits_in, hits_in_file
 from transom_cli.diagnose.logs.rule_files import load, parse
 from transom_cli.diagnose.logs.rulebook import Rulebook
 
@@ -21,28 +22,47 @@ PIECES = st.sampled_from(
 )
 
 
-@given(st.lists(PIECES, max_size=60).map(b"".join), st.integers(1, 40))
-def test_blocks_of_any_size_find_the_same(data: bytes, block: int) -> None:
+class Every(Collector):
+    """Keeps the hits of all lines."""
+
+    def __init__(self) -> None:
+        super().__init__("job.log")
+        self.hits: list[Hit] = []
+
+    def take(self, hit: Hit) -> None:
+        self.hits.append(hit if hit.reread is None else hit.reread())
+
+
+def every(data: bytes, book: Rulebook = BOOK) -> list[Hit]:
+    collector = Every()
+    Scanner(book, collector).read(io.BytesIO(data))
+    return collector.hits
+
+
+@given(st.lists(PIECES, max_size=60).map(b"".join), st.integers(1, 40), st.booleans())
+def test_blocks_of_any_size_find_the_same(data: bytes, block: int, searches: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader, "BLOCK", block)
-        found = [(one.raw, one.lineno) for one in find(io.BytesIO(data), BOOK)]
+        patch.setattr(BOOK, "looked_up", 1 << 30 if searches else 0)
+        found = [(one.record.line, one.lineno) for one in every(data)]
     expected = []
     for number, line in enumerate(data.split(b"\n"), 1):
-        expected += [(part, number) for part in line.split(b"\r") if b"NEEDLE" in part]
+        expected += [(grammar.clean(part), number) for part in line.split(b"\r") if b"NEEDLE" in part]
     assert found == expected
 
 
 def test_offsets_lead_back_to_the_line() -> None:
     data = b"a\nb NEEDLE\r|| NEEDLE\nc\nNEEDLE"
-    for one in find(io.BytesIO(data), BOOK):
-        assert data[one.offset :].startswith(one.raw)
+    assert [one.offset for one in every(data)] == [2, 11, 23]
+    for one in every(data):
+        assert data[one.offset :].startswith(one.record.line.encode())
 
 
 def test_of_an_endless_line_only_the_surroundings_are_taken() -> None:
     data = b"y" * 3_000_000 + b"NEEDLE" + b"z" * 3_000_000 + b"\nNEEDLE\n"
-    found = list(find(io.BytesIO(data), BOOK))
-    assert [one.lineno for one in found] == [1, 2]
-    assert b"NEEDLE" in found[0].raw and len(found[0].raw) <= 2 * reader.AROUND + 6
+    found = every(data)
+    assert [(one.lineno, one.offset) for one in found] == [(1, 3_000_000 - reader.AROUND), (2, 6_000_007)]
+    assert "NEEDLE" in found[0].record.line
 
 
 def test_a_compressed_log(tmp_path: Path) -> None:
@@ -52,16 +72,18 @@ def test_a_compressed_log(tmp_path: Path) -> None:
     assert (hit.rule.name, hit.lineno) == ("cuda-oom", 2)
 
 
-def test_lines_that_differ_only_in_numbers_are_matched_once() -> None:
+def test_lines_that_differ_only_in_numbers_are_matched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    record = grammar.record
+    monkeypatch.setattr(grammar, "record", lambda line: read.append(line) or record(line))
     book = Rulebook(load())
     lines = b"".join(b"step %d | Error rate %d\n" % (n, n * 7) for n in range(1000))
-    assert sum(1 for _ in find(io.BytesIO(lines), book)) == 1000, "nobody has told yet that they are dull"
-    from transom_cli.diagnose.logs.reader import hits_in
-
-    assert list(hits_in(io.BytesIO(lines), book)) == []
-    assert sum(1 for _ in find(io.BytesIO(lines), book)) == 0
+    assert every(lines, book) == [] and 0 < len(read) < 50
+    read.clear()
+    book.looked_up = 1 << 30
+    assert every(lines, book) == [] and (read == [] or not rulebook.FAST), "the book knows that they say nothing"
     xid = b"NVRM: Xid (PCI:0000:65:00): 999, pid=1\nNVRM: Xid (PCI:0000:65:00): 79, pid=1\n"
-    assert [hit.rule.name for hit in hits_in(io.BytesIO(xid), book)] == ["xid-hardware"], "numbers tell there"
+    assert [hit.rule.name for hit in every(xid, book)] == ["xid-hardware"], "numbers tell there"
 
 
 @given(st.lists(PIECES, max_size=40).map(b"".join), st.integers(0, 30))
@@ -69,10 +91,12 @@ def test_both_engines_find_the_same(data: bytes, at: int) -> None:
     texts = ["NEEDLE", "needle", "NEED", "hay", "LE\x00"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rulebook, "_WINDOW", 7)
-        plain, other = rulebook.Plain(texts), rulebook.compile_texts(texts)
-        one, two = plain.first(data, at, len(data)), other.first(data, at, len(data))
+        one, two = (
+            search(data, at, len(data)) for search in (rulebook.Plain(texts).first, rulebook.compile_search(texts))
+        )
         assert (one and one[0]) == (two and two[0])
-        assert sorted(plain.which(data)) == sorted(other.which(data))
+        anywhere = rulebook.compile_search(texts[:1])
+        assert (0 in rulebook.Texts(texts).which(data)) == (anywhere(data, 0, len(data)) is not None)
 
 
 def test_all_rules_match_the_same_without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +111,6 @@ def test_all_rules_match_the_same_without_re2(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_end_of_a_long_line_is_looked_at() -> None:
     """A launcher prints the whole command before it says how that ended."""
-    from transom_cli.diagnose.logs.reader import hits_in
-
     line = b"[2026-01-05 13:11:27,885] [ERROR] [launch.py:434:sigkill_handler] ['python', '" + b"x" * 6000
     (hit,) = hits_in(io.BytesIO(line + b"'] exits with return code = -9\n"), Rulebook(load()))
     assert hit.rule.name == "worker-killed"
@@ -104,7 +126,8 @@ def test_what_machines_chatter_is_not_looked_at_line_by_line() -> None:
         "kernel: pcieport 0000:16:01.0: AER: Corrected error received: 0000:17:00.0",
         "kernel: ata1: SATA link down (SStatus 0 SControl 300)",
     )
-    assert list(find(io.BytesIO("\n".join(chatter).encode()), Rulebook(load()))) == []
+    book = Rulebook(load())
+    assert [line for line in chatter if not book.says_nothing(line.encode())] == []
 
 
 def test_dense_and_sparse_parts_of_a_log_are_read_alike_with_and_without_re2(
@@ -114,9 +137,12 @@ def test_dense_and_sparse_parts_of_a_log_are_read_alike_with_and_without_re2(
     part = "".join(failed.format(n % 3) + ("" if n % 5 else f"step {n} loss 2.1\r 3%|#| {n}/99\n") for n in range(60))
     path = tmp_path / "job.log"
     path.write_text((part + "quiet\n" * 100 + "x" * 9000 + failed.format(9)) * 3)
-    fast = [(hit.lineno, hit.offset, hit.more, hit.record.rank) for hit in hits_in_file(path, Rulebook(load()))]
-    monkeypatch.setattr(rulebook, "FAST", False)
-    assert [(h.lineno, h.offset, h.more, h.record.rank) for h in hits_in_file(path, Rulebook(load()))] == fast
-    assert sum(1 + more for _, _, more, _ in fast) == 3 * 61
+    book, found = Rulebook(load()), []
+    for fast, looked_up in ((True, 0), (True, 1 << 30), (False, 0)):
+        monkeypatch.setattr(rulebook, "FAST", rulebook.FAST and fast)
+        book.looked_up = looked_up
+        found.append([(h.lineno, h.offset, h.more, h.record.rank) for h in hits_in_file(path, book)])
+    assert found[0] == found[1] == found[2]
+    assert sum(1 + more for _, _, more, _ in found[0]) == 3 * 61
     lines = path.read_bytes().split(b"\n")
-    assert all(b"illegal memory" in lines[lineno - 1] for lineno, *_ in fast)
+    assert all(b"illegal memory" in lines[lineno - 1] for lineno, *_ in found[0])

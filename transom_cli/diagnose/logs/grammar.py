@@ -96,6 +96,10 @@ _FOLDER_RANK = re.compile(r"(?:^|/)(?:rank|task|proc)[-_=.]?(\d{1,7})/", re.IGNO
 _FOLDER_NODE = re.compile(r"(?:^|/)(?:host|node)[-_=]([A-Za-z][\w-]{0,62})/")
 
 
+EXPRESSIONS = (
+    *_LABELS,
+    *(one.pattern for one in (_TASK, _FANNED, _COMPOSE, _TORCHX, _BAR, _WARNING, _SLURMD, _SRUN)),
+)  # all that labels consist of
 Groups = tuple[tuple[str, int], ...]  # names and numbers of groups
 
 
@@ -147,15 +151,44 @@ def clean(raw: bytes) -> str:
     return text[:LOOKED_AT].rstrip()
 
 
+Spans = dict[str, tuple[int, int]]
+_WHO = ("rank", "local", "node", "device", "pid")
+
+
 def record(line: str) -> Record:
     """Split a clean line into its labels and its text."""
-    found: dict[str, str] = {}
+    spans, at = _labels_in(line)
+    text = _text_of(line, at)
+    found = {name: line[start:stop] for name, (start, stop) in spans.items()}
+    rank, local = found.get("rank"), found.get("local")
+    return Record(
+        line=line,
+        text=text,
+        rank=int(rank) if rank is not None else None,
+        local=int(local) if local is not None else None,
+        node=found.get("node", ""),
+        device=found.get("device", ""),
+        pid=found.get("pid", ""),
+        level=found.get("label", "W" if _WARNING.match(text) else ""),
+        at=_time(found),
+        indent=at - len(line[:at].rstrip(" ")),
+    )
+
+
+def who(line: str) -> list[tuple[int, int]]:
+    """Return where the labels of a clean line name its rank, node, device and process."""
+    return [span for name, span in _labels_in(line)[0].items() if name in _WHO]
+
+
+def _labels_in(line: str) -> tuple[Spans, int]:
+    """Return where the labels name what, and where the text begins that follows them."""
+    found: Spans = {}
     at, seen = 0, 0
     any_label, places, labels = _labels()
     task = _TASK.match(line) or _FANNED.match(line) or _COMPOSE.match(line) or ("%|" in line and _BAR.match(line))
     task = task or ("]:" in line and _TORCHX.match(line))
     if task:
-        found, at = task.groupdict(), task.end()
+        found, at = {name: task.span(name) for name in task.groupdict()}, task.end()
     while True:
         while at < len(line) and line[at] == " ":
             at += 1
@@ -170,25 +203,20 @@ def record(line: str) -> Record:
                 break
             groups = tuple(match.re.groupindex.items())
         for name, number in groups:
-            if value := match[number]:
-                found.setdefault(name, value)
+            if match[number]:
+                found.setdefault(name, match.span(number))
         at, seen = match.end(), seen | (1 << n if n >= _RANKS else 0)
-    text = line[at:].lstrip(" :").rstrip(" \u2502\u2503") if at else line.strip()
+    text = _text_of(line, at)
     slurm = _SLURMD.match(text) or _SRUN.match(text)
-    found.update({name: value for name, value in slurm.groupdict().items() if value} if slurm else {})
-    rank, local = found.get("rank"), found.get("local")
-    return Record(
-        line=line,
-        text=text,
-        rank=int(rank) if rank is not None else None,
-        local=int(local) if local is not None else None,
-        node=found.get("node", ""),
-        device=found.get("device", ""),
-        pid=found.get("pid", ""),
-        level=found.get("label", "W" if _WARNING.match(text) else ""),
-        at=_time(found),
-        indent=at - len(line[:at].rstrip(" ")),
-    )
+    if slurm:
+        begin = line.index(text, at)
+        named = ((name, slurm.span(name)) for name, value in slurm.groupdict().items() if value)
+        found.update((name, (begin + start, begin + stop)) for name, (start, stop) in named)
+    return found, at
+
+
+def _text_of(line: str, at: int) -> str:
+    return line[at:].lstrip(" :").rstrip(" \u2502\u2503") if at else line.strip()
 
 
 def of_file(name: str) -> tuple[int | None, str]:

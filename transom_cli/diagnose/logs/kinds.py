@@ -1,42 +1,30 @@
-"""Kinds of log lines: lines that differ only in numbers and addresses are matched once, since storms repeat them.
+"""Kinds of log lines: lines that differ only in what says nothing to a rule are matched once, since storms repeat them.
 
 A line is of a kind that is known once `ALIKE` lines like it had the same outcome. Alike lines have the same words, the
-same ranks and hosts in their labels, and the same numbers wherever a rule looks at numbers (an Xid, an exit code).
-Only the lines that a collector keeps are then read in full.
-
-Lines may also begin alike and end with words of their own (a name, a path): then their stem is a kind, as long as these
-words contain nothing that a rule looks for.
+same ranks, hosts and processes in their labels, and the same numbers wherever a rule looks at numbers (an Xid, an exit
+code). In a log with many new lines, words that say nothing to a rule (a file's name) may differ: they are masked.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
 
 from transom_cli.diagnose.logs import grammar
-from transom_cli.diagnose.logs.matches import Found, Hit
-from transom_cli.diagnose.logs.rulebook import Expression, Rule, Rulebook, words_of
+from transom_cli.diagnose.logs.masks import WordMasks, masked, words_of
+from transom_cli.diagnose.logs.matches import Found, Hit, Tally
+from transom_cli.diagnose.logs.rulebook import Expression, Rule, Rulebook
 
 ALIKE = 8
-MOST = 8192  # outcomes that are remembered
+MOST = 8192  # kinds, and outcomes, that are remembered
+_FORMS = 1 << 16
+_OWN = 16  # forms of one length in which own words are looked for first
+_NEW = 256  # lines without a form after which words are masked
 _LONGEST = 1000  # bytes of a line
-_NONE: tuple[Hit | None, int] = (None, 0)
-Line = tuple[int, bytes, int, Hit | None]
-_PART = 1 << 16  # bytes that are split into lines at once, so that they stay in a processor's cache
-_VARIANTS = 1 << 16
-_OWN = 6  # words of a line's own, at its end
-_COMMON = 3  # words of a stem, at least
-_PRINTABLE = bytes(range(32, 127)) + b"\n"
-_START = 24  # bytes of its words
-_MASK = bytes.maketrans(b"123456789", b"000000000")
-_NUMBER = re.compile(rb"[0-9.+-]+")  # what `words_of` removes
-_LABELS = 64  # bytes of a line that hold its labels
-_WHO = re.compile(
-    rb"(?:[a-zA-Z-]|[Rr]ank #?|[Tt]asks? |\[(?=\d{1,5}[],])|^ {0,6}|\[\d{1,5},|ip=[\d.]{0,16}|^[\d.]{2,12})\d{1,7}"
-)  # ranks, tasks, hosts and devices
-_PID = re.compile(rb":(\d{1,10}):\d{1,10} \[-?\d{1,4}\] ")  # of NCCL's label
+_NUMBER = re.compile(rb"[0-9.+-]+")
+_VARIES = re.compile(rb"[0xX]")  # in a mask
 
 
 def hit_of(found: Found, book: Rulebook) -> Hit | None:
@@ -49,76 +37,42 @@ def hit_of(found: Found, book: Rulebook) -> Hit | None:
     return Hit(best.rule, record, best.where, lineno=found.lineno, offset=found.offset)
 
 
-class _Count:
-    """Lines of one rule and rank, one after the other. first: one of them, None for lines without a rule. more: how
-    many came before the last one, -1 for none at all. place: offset of the last one."""
-
-    __slots__ = ("first", "more", "place")
-
-    def __init__(self, first: Hit | None) -> None:
-        self.first, self.more, self.place = first, -1, 0
+def _hit_like(rule: Rule, found: Found, book: Rulebook) -> Hit:
+    """Match a line of which the rule is known."""
+    record = grammar.record(grammar.clean(found.raw))
+    return Hit(rule, record, book.where(rule, record), lineno=found.lineno, offset=found.offset)
 
 
-class _Form:
-    """Lines of a known kind with their numbers at the same places. pick: returns the numbers of a line that may matter.
-    counts: by these numbers. stop: where words of a line's own may begin, None if it has none. before: how many bytes
-    before these a text may begin that ends among them."""
-
-    __slots__ = ("before", "counts", "kind", "pick", "stop")
-
-    def __init__(self, kind: _Kind, pick: Callable[[bytes], object]) -> None:
-        self.kind, self.pick = kind, pick
-        self.counts: dict[object, _Count] = {}
-        self.stop: int | None = None
-        self.before = 0
+def _is_plain(raw: bytes) -> bool:
+    """Whether a line stays as long as it is when it is cleaned."""
+    try:
+        return raw.decode().replace("\t", " ").isprintable()
+    except UnicodeDecodeError:
+        return False
 
 
-class _Kind:
-    """Lines with the same words. first: its first line, until a second one shows that there are more. numbers: finds
-    those that rules look at; None if none does. places: finds where they may be, in a line whose digits are all zeros.
-    outcomes: the first hit of each variant, and how many lines had the same outcome. rule: that of all lines so far,
-    `alike` of them. words: find what rules look for in the words that follow a stem."""
+class Kind:
+    """Lines with the same words. places: find the numbers that rules look at, in a mask; None until a second line shows
+    that there are more. outcomes: the first hit of each variant, and how many lines had the same outcome. rule: that of
+    all lines so far, `alike` of them."""
 
-    __slots__ = ("alike", "first", "numbers", "outcomes", "places", "rule", "words")
+    __slots__ = ("alike", "outcomes", "places", "rule")
 
-    def __init__(self, first: bytes, hit: Hit | None) -> None:
-        self.first, self.alike = first, 1
-        self.rule: Rule | None = hit.rule if hit is not None else None
-        self.numbers: Expression | None = None
-        self.places: tuple[Expression, ...] = ()
-        self.words: Expression | None = None
-        self.outcomes: dict[tuple[bytes, ...], tuple[Hit | None, int]] = {(): (hit, 1)}
+    def __init__(self) -> None:
+        self.alike = 0
+        self.rule: Rule | None = None
+        self.places: tuple[Expression, ...] | None = None
+        self.outcomes: dict[object, tuple[Hit | None, int]] = {}
 
-    def repeats(self, book: Rulebook) -> None:
-        """Prepare for more lines of this kind."""
-        self.numbers, self.places = book.numbers(self.first)
-        self.outcomes = {self.variant(self.first): self.outcomes[()]}
-        self.first = b""
-
-    def variant(self, raw: bytes) -> tuple[bytes, ...]:
-        who = [*_WHO.findall(raw[:_LABELS]), *_PID.findall(raw[: 2 * _LABELS])]
-        if self.numbers is None:
-            return (*who, b"")
-        return (*who, b"", *[one.group(0) for one in self.numbers.finditer(raw.rstrip())])
-
-    def known(self, variant: tuple[bytes, ...]) -> tuple[bool, Hit | None]:
+    def known(self, variant: object) -> tuple[bool, Hit | None]:
         """Return whether the outcome of such a line is known, and the first hit."""
-        first, count = self.outcomes.get(variant, _NONE)
+        first, count = self.outcomes.get(variant, (None, 0))
         same = count > 0 and self.alike >= ALIKE and (first and first.rule) is self.rule
         return count >= ALIKE or same, first
 
-    def form(self, mask: bytes) -> _Form:
-        """Return the form of a line whose digits are zeros in `mask`."""
-        used = [one.span() for one in _WHO.finditer(mask[: 2 * _LABELS])]
-        used += [one.span(1) for one in _PID.finditer(mask[: 2 * _LABELS])]
-        used += [one.span() for places in self.places for one in places.finditer(mask.rstrip())]
-        of = [one.span() for one in _NUMBER.finditer(mask)]
-        slices = [slice(*span) for span in of if any(start < span[1] and span[0] < stop for start, stop in used)]
-        return _Form(self, itemgetter(*(slices or [slice(0)])))
-
-    def add(self, variant: tuple[bytes, ...], hit: Hit | None) -> None:
+    def add(self, variant: object, hit: Hit | None) -> None:
         """Count an outcome. A variant starts over if its lines differ, and the kind if its variants do."""
-        first, count = self.outcomes.get(variant, _NONE)
+        first, count = self.outcomes.get(variant, (None, 0))
         rule = hit.rule if hit is not None else None
         if count and rule is not (first and first.rule):
             count = 0
@@ -126,208 +80,185 @@ class _Kind:
         self.rule, self.alike = rule, self.alike + 1 if rule is self.rule else 0
 
 
+class Form:
+    """Lines with one mask. pick: returns what of a line may matter. tallies: by what it returns."""
+
+    __slots__ = ("kind", "pick", "tallies")
+
+    def __init__(self, kind: Kind, pick: Callable[[bytes], object]) -> None:
+        self.kind, self.pick = kind, pick
+        self.tallies: dict[object, Tally] = {}
+
+
+class _Own:
+    """Where lines of a form have words of their own. mask: of these words, in which all that says nothing is masked.
+    head, tail: what is before and after them in the lines' masks."""
+
+    __slots__ = ("_first", "form", "head", "mask", "start", "stop", "tail")
+
+    def __init__(self, form: Form, first: bytes) -> None:
+        self.form, self._first, self.mask = form, first, b""
+        self.start, self.stop = len(first), 0
+        self.head = self.tail = first
+
+    def learn(self, line: bytes, mask: bytes) -> None:
+        """Learn from another line, and its mask with all words masked."""
+        other = [n for n, (one, two) in enumerate(zip(self._first, line, strict=True)) if one != two]
+        if other:
+            end = self._first.find(b" ", other[-1])
+            self.start = min(self.start, self._first.rfind(b" ", 0, other[0]) + 1)
+            self.stop = max(self.stop, end if end >= 0 else len(line))
+            self.head, self.mask = self._first[: self.start], mask[self.start : self.stop]
+            self.tail = self._first[self.stop :]
+
+
 class Kinds:
-    """The kinds of lines that were seen so far."""
+    """The kinds of lines in one log."""
 
-    def __init__(self, book: Rulebook, counts: Callable[[Hit], bool] | None = None) -> None:
-        """counts: whether the collector of the hits only counts lines with such a hit, as long as no other comes."""
-        self._book, self._counts = book, counts
-        self._kinds: dict[bytes, _Kind] = {}
-        self._size = 0
-        self._forms: dict[bytes, _Form] = {}
-        self._stems: dict[bytes, _Kind] = {}  # by their words
-        self._stem_forms: dict[bytes, _Form] = {}
-        self._stem_helps = False  # with lines of late
-        self._before: dict[bytes, bytes] = {}  # the words of the last line without a known kind, by how they begin
+    def __init__(self, book: Rulebook, read: Callable[[Hit, int], Hit]) -> None:
+        """read: returns the hit of a line at an offset, which is like the given one."""
+        self._book, self._read = book, read
+        self._kinds: dict[bytes, Kind] = {}
+        self._size = 0  # of all kinds
+        self._forms: dict[bytes, Form] = {}
+        self._tallies: dict[object, Tally] = {}
         self._variants = 0  # of all forms
-        self._of_rank: dict[tuple[object, ...], _Count] = {}
+        self._new = 0
+        self._candidates: set[int] = set()  # rules that have a text in a line of a kind
+        self._word_masks: WordMasks | None = None
+        self._own: dict[int, list[_Own]] = {}  # by length
+        self._silent_words: set[bytes] = set()
+        self.silent, self._dull = Tally(None, read), Tally(None, read)  # lines without a text, and without a rule
+        self._silent = Form(Kind(), itemgetter(slice(0)))
+        self._silent.tallies[b""] = self.silent
 
-    def lines(self, text: bytes, at: int, end: int, silent: int, most: int) -> Generator[Line, None, tuple[int, int]]:
-        """Yield the lines between two offsets that need a look: offset, line, how many like it came before it, and
-        the hit of one of them.
-
-        Lines that the collector only counts are left out, except the last one of each kind before the next line that
-        needs a look. Lines without a rule's text are left out. At the end, and after more than `most` of these in a
-        row, returns the offset of the next line and how many they were.
-        """
-        forms = self._forms
-        run: list[_Count] = []
-        while at < end:
-            stop = text.find(b"\n", min(at + _PART, end), end) + 1 or end
-            masks = text[at:stop].translate(_MASK).split(b"\n")
-            of_stem = self._of_stem(text, at, masks) if self._stem_helps else {}
-            for mask in masks:
-                if at == stop:
-                    break  # after the last line's end
-                line, at = at, at + len(mask) + 1
-                form, count = forms.get(mask) or of_stem.get(line), None
+    def forms(self, lines: bytes) -> list[Form | None]:
+        """Return the form of each line, as far as it is known."""
+        masks = masked(lines).split(b"\n")
+        found = list(map(self._forms.get, masks))
+        if self._new >= _NEW and None in found:
+            missing = [n for n, form in enumerate(found) if form is None]
+            self._with_own_words(masks, found, missing)
+            missing = [n for n in missing if found[n] is None]
+            whole = self._mask_words([masks[n] for n in missing])
+            for n, mask in zip(missing, whole, strict=True):
+                found[n] = form = self._forms.get(mask)
                 if form is not None:
-                    count = form.counts.get(form.pick(text[line : at - 1]))
-                    if count is not None and count.more >= 0:
-                        count.more += 1
-                        count.place, silent = line, 0
-                        continue
-                raw = text[line : at - 1]
-                if form is None and self._is_silent(raw):
-                    silent += 1 if raw else 0
-                    if silent <= most:
-                        continue
-                    yield from _last_ones(run, text)
-                    return at, silent
-                silent = 0
-                form = form or self._form_of(raw, mask)
-                if form is not None and count is None:
-                    count = self._count_of(form, raw)
-                if count is not None and count.more >= 0:
-                    count.more, count.place = count.more + 1, line
-                elif count is not None and self._may_count(count.first):
-                    count.more, count.place = 0, line
-                    run.append(count)
-                else:
-                    yield from _last_ones(run, text)
-                    yield line, raw, 0, None
-            at = stop
-        yield from _last_ones(run, text)
-        return end, silent
+                    self._learn_own(form, masks[n], mask)
+        return found
 
-    def _is_silent(self, raw: bytes) -> bool:
-        """Whether no line like this one can have a rule: it contains no text of a rule."""
-        if not raw:
-            return True
-        words = words_of(raw)
-        return words not in self._kinds and self._book.silent(raw, words)
+    def _with_own_words(self, masks: list[bytes], found: list[Form | None], missing: list[int]) -> None:
+        """Find the forms of lines that have words of their own only where others of their form have them, too."""
+        own: list[tuple[int, _Own]] = []
+        for n in missing:
+            mask = masks[n]
+            for one in self._own.get(len(mask), ()):
+                if mask.startswith(one.head) and mask.endswith(one.tail):
+                    own.append((n, one))
+                    break
+        words = self._mask_words([masks[n][one.start : one.stop] for n, one in own])
+        for (n, one), mask in zip(own, words, strict=True):
+            if mask == one.mask:
+                found[n] = one.form
+                if not mask:  # the whole line is the same
+                    self._forms[masks[n]] = one.form
 
-    def _may_count(self, first: Hit | None) -> bool:
-        return first is None or (self._counts is not None and self._counts(first))
+    def _learn_own(self, form: Form, line: bytes, mask: bytes) -> None:
+        of = self._own.setdefault(len(line), [])
+        known = next((one for one in of if one.form is form), None)
+        if known is not None:
+            known.learn(line, mask)
+        elif len(of) < _OWN:
+            of.append(_Own(form, line))
 
-    def _form_of(self, raw: bytes, mask: bytes) -> _Form | None:
-        """Return the form of such lines; None if what they say is not known yet."""
-        words = words_of(raw)
+    def form(self, raw: bytes) -> Form | None:
+        """Return the form of a line; None if its kind is new."""
+        mask = masked(raw)
+        form = self._forms.get(mask)
+        if form is None and self._new >= _NEW:
+            (mask,) = self._mask_words([mask])
+            form = self._forms.get(mask)
+        return form or self._new_form(raw, mask)
+
+    def _new_form(self, raw: bytes, mask: bytes) -> Form | None:
+        self._new += 1
+        if len(self._forms) > _FORMS:
+            self._forget_forms()
+        if len(raw) > _LONGEST or not _is_plain(raw):
+            return self._silent if self._book.says_nothing(raw) else None
+        words = words_of(mask)
         kind = self._kinds.get(words)
-        if len(raw) > _LONGEST:
-            return None
-        if kind is not None and not kind.first and kind.known(kind.variant(raw))[0]:
-            form = self._forms[mask] = kind.form(mask)
+        if kind is not None:
+            form = self._forms[mask] = Form(kind, self._pick(kind, raw, mask))
             return form
-        for _ in range(_OWN):
-            words, raw = words.rpartition(b" ")[0], raw.rpartition(b" ")[0]
-            kind = self._stems.get(words)
-            if kind is not None and not kind.first and kind.known(kind.variant(raw))[0]:
-                mask = mask[: len(raw)]
-                if mask not in self._stem_forms:
-                    form = self._stem_forms[mask] = kind.form(mask)
-                    form.stop, form.before = len(raw), self._book.begun(raw)
-                    kind.words = kind.words or self._book.words_after(raw, kind.rule)
-                self._stem_helps = True
-                return None
+        if words in self._silent_words or self._book.says_nothing(raw):
+            if not self._book.is_numbered(words):
+                self._silent_words.add(words)
+                self._forms[mask] = self._silent
+            return self._silent
+        self._grow(raw)
+        self._kinds[words] = Kind()
         return None
 
-    def _of_stem(self, text: bytes, at: int, masks: list[bytes]) -> dict[int, _Form]:
-        """Return the forms of lines that begin like known ones, and whose own words say nothing to a rule."""
-        found: dict[_Kind, list[tuple[int, _Form, int]]] = {}
-        for mask in masks:
-            stem = b"" if mask in self._forms or len(mask) > _LONGEST else mask
-            for _ in range(_OWN):
-                stem = stem.rpartition(b" ")[0]
-                form = self._stem_forms.get(stem)
-                if form is not None and not (form.kind.places and b"0" in mask[len(stem) :]):
-                    found.setdefault(form.kind, []).append((at, form, at + len(mask)))
-                if form is not None or not stem:
-                    break
-            at += len(mask) + 1
-        self._stem_helps = bool(found)
-        return {at: form for kind, lines in found.items() for at, form in self._silent_ends(kind, lines, text)}
+    def _mask_words(self, masks: list[bytes]) -> list[bytes]:
+        if self._word_masks is None:
+            self._word_masks = self._book.word_masks(self._candidates)
+        return self._word_masks.of(b"\n".join(masks)).split(b"\n") if masks else []
 
-    def _silent_ends(
-        self, kind: _Kind, lines: list[tuple[int, _Form, int]], text: bytes
-    ) -> Iterator[tuple[int, _Form]]:
-        """Yield the lines that end with words in which no rule finds anything. lines: where they begin and end."""
-        own = [text[at + (form.stop or 0) : end] for at, form, end in lines]
-        begun = [text[at + (form.stop or 0) - form.before : end] for at, form, end in lines]
-        together = b"\n".join(own)
-        telling = (
-            {together.count(b"\n", 0, one.start()) for one in kind.words.finditer(together)} if kind.words else set()
-        )
-        if self._book.which(b"\n".join(begun)):
-            telling |= {n for n, words in enumerate(begun) if self._book.which(words)}
-        if together.translate(None, _PRINTABLE):
-            telling |= {n for n, words in enumerate(own) if words.translate(None, _PRINTABLE)}
-        yield from ((at, form) for n, (at, form, _) in enumerate(lines) if n not in telling)
+    def _pick(self, kind: Kind, raw: bytes, mask: bytes) -> Callable[[bytes], object]:
+        if kind.places is None:
+            kind.places = self._book.places(raw)
+        line = grammar.clean(raw)
+        spans = [(len(line[:start].encode()), len(line[:stop].encode())) for start, stop in grammar.who(line)]
+        used = [one.span() for places in kind.places for one in places.finditer(mask.rstrip())]
+        numbers = [one.span() for one in _NUMBER.finditer(mask)]
+        spans += [span for span in numbers if any(start < span[1] and span[0] < stop for start, stop in used)]
+        slices: list[slice] = []
+        for start, stop in sorted(spans):
+            if slices and not _VARIES.search(mask, slices[-1].stop, start):
+                slices[-1] = slice(slices[-1].start, max(stop, slices[-1].stop))
+            else:
+                slices.append(slice(start, stop))
+        return itemgetter(*(slices or [slice(0)]))
 
-    def _count_of(self, form: _Form, raw: bytes) -> _Count | None:
-        """Return the count of such lines: of all with one rule and rank. None if what they say is not known yet."""
-        known, first = form.kind.known(form.kind.variant(raw[: form.stop]))
-        if not known:
-            return None
-        self._variants += 1
-        if self._variants > _VARIANTS:
-            self._forms.clear()
-            self._stem_forms.clear()
-            self._variants = 0
-        key: tuple[object, ...] = ()
-        if first is not None:
-            of = first.record
-            key = first.rule.name, of.rank, of.pid and (of.node, of.device, of.pid)
-        count = form.counts[form.pick(raw)] = self._of_rank.setdefault(key, _Count(first))
-        return count
-
-    def hit_of(self, found: Found) -> Hit | None:
-        """Match one line. The record of a hit with `reread` is that of another line of its kind."""
-        raw, like = found.raw, found.like
-        if like is not None:
-            return self._like(like, found)
-        if len(raw) > _LONGEST or b"\x1b" in raw:
-            return hit_of(found, self._book)
-        words = words_of(raw)
-        kind = self._kinds.get(words)
+    def _grow(self, raw: bytes) -> None:
+        if not self._candidates.issuperset(of := self._book.candidates(raw)):
+            self._candidates |= of
+            self._word_masks = None
         self._size += 1
-        if kind is None:
-            if self._size > MOST:  # a flood of lines that are all different
-                self._kinds, self._size = {}, 0
-            hit = hit_of(found, self._book)
-            self._kinds[words] = _Kind(raw, hit)
-            self._learn_stem(raw, words, hit)
-            return hit
-        if kind.first:
-            kind.repeats(self._book)
-        variant = kind.variant(raw)
-        known, first = kind.known(variant)
-        if not known:
-            hit = hit_of(found, self._book)
-            kind.add(variant, hit)
-            return hit
-        self._size -= 1
-        return first and self._like(first, found)
+        if self._size > MOST:  # a flood of lines that are all different
+            self._kinds, self._silent_words, self._size = {}, set(), 0
+            self._forget_forms()
 
-    def _learn_stem(self, raw: bytes, words: bytes, hit: Hit | None) -> None:
-        """Compare a line with the last one that begins like it. What is common to them may be followed by any words."""
-        if len(self._stems) + len(self._before) > MOST:
-            self._stems, self._before = {}, {}
-        before, self._before[words[:_START]] = self._before.get(words[:_START], b"").split(b" "), words
-        now = words.split(b" ")
-        same = next((n for n, (one, other) in enumerate(zip(now, before, strict=False)) if one != other), 0)
-        if same < _COMMON or len(now) - same > _OWN:
-            return
-        stem = raw.rsplit(b" ", len(now) - same)[0]
-        kind = self._stems.get(b" ".join(now[:same]))
-        if kind is None:
-            self._stems[b" ".join(now[:same])] = _Kind(stem, hit)
-            return
-        if kind.first:
-            kind.repeats(self._book)
-        kind.add(kind.variant(stem), hit)
+    def _forget_forms(self) -> None:
+        self._forms, self._own, self._tallies, self._variants = {}, {}, {}, 0
 
-    def _like(self, first: Hit, found: Found) -> Hit:
-        reread = partial(hit_of, found, self._book)
-        return Hit(first.rule, first.record, first.where, "", found.lineno, found.offset, found.more, reread=reread)
+    def add(self, form: Form, raw: bytes, hit: Hit | None) -> None:
+        """Learn what a line says."""
+        self._grow(raw)
+        form.kind.add(form.pick(raw), hit)
 
+    def tally(self, form: Form, raw: bytes) -> Tally | None:
+        """Return the tally of such lines: of all with one rule, rank and process; None if they are not known."""
+        pick = form.pick(raw)
+        tally = form.tallies.get(pick)
+        if tally is None:
+            known, first = form.kind.known(pick)
+            if known:
+                tally = form.tallies[pick] = self._tally_of(first)
+        return tally
 
-def _last_ones(run: list[_Count], text: bytes) -> Iterator[Line]:
-    """Yield the last line of each count, in order. Empties the run."""
-    last = [(one.place, one.more, one.first) for one in run if one.first is not None]
-    for one in run:
-        one.more = -1
-    run.clear()
-    for place, more, first in sorted(last, key=itemgetter(0)):
-        stop = text.find(b"\n", place)
-        yield place, text[place : stop if stop >= 0 else len(text)], more, first
+    def _tally_of(self, first: Hit | None) -> Tally:
+        self._variants += 1
+        if self._variants > _FORMS:
+            self._forget_forms()
+        if first is None:
+            return self._dull
+        of = first.record
+        key = first.rule.name, of.rank, of.pid and (of.node, of.device, of.pid)
+        return self._tallies.setdefault(key, Tally(first, self._read))
+
+    def like(self, first: Hit, found: Found) -> Hit:
+        """Return the hit of a line that is like another one; it is read in full when that is needed."""
+        reread = partial(_hit_like, first.rule, found, self._book)
+        return Hit(first.rule, first.record, lineno=found.lineno, offset=found.offset, reread=reread)

@@ -12,7 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from operator import attrgetter
+from typing import Any, cast
 
 from transom_cli.core.log_lines import clean
 from transom_cli.diagnose.clue import Category, Culprit
@@ -28,16 +29,11 @@ _WARNS = re.compile(r"\.py:\d+: \w+Warning: ")  # Python's warnings module
 
 @dataclass(frozen=True)
 class Found:
-    """raw: the line, or its part between carriage returns. lineno: from 1. offset: of the line in the file, bytes.
-
-    more: how many lines of its kind are left out before it. like: the hit of one of these.
-    """
+    """raw: the line, or its part between carriage returns. lineno: from 1. offset: of the line in the file, bytes."""
 
     raw: bytes
     lineno: int
     offset: int
-    more: int = 0
-    like: Hit | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ class Hit:
     offset: int = 0
     more: int = 0
     printed: bool = False
-    reread: Callable[[], Hit | None] | None = field(default=None, compare=False, repr=False)
+    reread: Callable[[], Hit] | None = field(default=None, compare=False, repr=False)
     launch: int = 0
 
     @property
@@ -121,24 +117,36 @@ RELAYED = ("I", "D")  # no program reports an exception at these levels: a launc
 SPECIAL = 35  # from this weight on, a rule's line counts even inside a wrapper
 
 
-def collect(hits: Iterable[Hit], name: str, start: int = 0) -> list[Hit]:
-    """Collect the hits of a whole log named `name`. start: bytes of it that were not read."""
-    collector = Collector(name, start)
-    collector.take(hits)
+class Tally:
+    """Lines that are only counted: those of one rule, rank and process, while it is open. first: a hit of such a line,
+    None for lines that say nothing. at: where the last one begins. read: returns its hit."""
+
+    __slots__ = ("at", "first", "lines", "open", "read")
+
+    def __init__(self, first: Hit | None, read: Callable[[Hit, int], Hit]) -> None:
+        self.first, self.read = first, read
+        self.open, self.lines, self.at = first is None, 0, 0
+
+
+def collect(hits: Iterable[Hit], name: str) -> list[Hit]:
+    """Collect the hits of a whole log named `name`."""
+    collector = Collector(name)
+    for hit in hits:
+        collector.take(hit)
     return [*collector.drain(), *collector.unfinished()]
 
 
 class Collector:
     """Collects the hits of one log, which may still grow."""
 
-    def __init__(self, name: str, start: int = 0) -> None:
-        self._name, self._start = name, start
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._rank, self._node = grammar.of_file(name)
         self._kept: list[Hit] = []
         self._counts: dict[tuple[str, int | None, int], list[int]] = {}
         self._launch, self._over = 0, 0  # over: the line that reports the end of the launch, 0 for none
-        # by place: the last line that was only counted, how many were, and the lines before it if it has no place yet
-        self._last: dict[int, tuple[Hit, int, int | None]] = {}
+        self._last: dict[int, tuple[Hit, int]] = {}  # by place: the last line that was only counted, and how many were
+        self._open: list[Tally] = []
         self._placed_last: tuple[Record | None, Record] = None, Record("", "")
         self._at = 0  # the line of the last hit
         self._wrapper: Hit | None = None
@@ -154,31 +162,55 @@ class Collector:
         self._left = False  # srun has printed its last line
         self._ended: float | None = None  # the time of the first line after the job was ended from outside, 0 for none
 
-    def take(self, hits: Iterable[Hit], lines: int = 0, start: int | None = None) -> None:
-        """Add the next hits. Their line numbers begin after `lines`, and their offsets at `start`."""
-        self._start = self._start if start is None else start
-        for hit in hits:
-            if hit.reread is not None and self.counts(hit):
-                self._count(hit, lines)
-                self._at = lines + hit.lineno
-                continue
-            self._at = lines + hit.lineno
-            hit = hit if self._ended is None else _in_full(hit)  # its own time says which launch it is of
-            placed = self._beside(self._placed(hit, lines))
-            if placed is not None and not self._replaces(placed):
-                self._keep(placed)
+    def take(self, hit: Hit) -> None:
+        """Add the next hit."""
+        if self._open and (hit.rule.level is Level.BENIGN or self._is_about_others(hit.rule)):
+            self.close()
+        self._at = hit.lineno
+        alone = hit.rule.frame or hit.rule.level is Level.BENIGN or hit.rule.name in ALONE
+        # Its own time says which launch it is of, or it is kept.
+        if hit.reread is not None and (self._ended is not None or not (alone or self._has_many(hit))):
+            hit = hit.reread()
+        placed = self._beside(self._placed(hit))
+        if placed is not None and not self._replaces(placed):
+            self._keep(placed)
 
-    def counts(self, hit: Hit) -> bool:
-        """Whether such a hit is only counted, now and until another one comes: there are many, and no line above
-        changes what it means."""
-        rule, record, at = hit.rule, hit.record, self._at
-        rank = self._rank if record.rank is None else record.rank
-        known = self._counts.get((rule.name, rank, self._launch))
-        if known is None or len(known) < FIRST:
+    def opens(self, tally: Tally) -> bool:
+        """Open a tally if its lines are only counted, from now until a line comes that may change what they mean."""
+        if tally.first is None or not self._counts_only(tally.first):
             return False
-        if rule.frame or rule.name in _ALWAYS or (rule.name in OVER and not self._over):
-            return False
-        if rule.level >= Level.ENDING and (self._left or rule.category in ENDINGS):
+        tally.open, tally.lines = True, 0
+        self._open.append(tally)
+        return True
+
+    def close(self) -> None:
+        """Close all tallies: the next part of the log is read, or a line comes that may change what others mean."""
+        open_ones, self._open = sorted(self._open, key=attrgetter("at")), []
+        for tally in open_ones:
+            tally.open = False
+            hit = tally.read(cast(Hit, tally.first), tally.at)
+            place = self._counts[hit.rule.name, self._rank_of(hit), self._launch][-1]
+            last, more = self._last.get(place) or (self._kept[place], self._kept[place].more)
+            if hit.lineno > last.lineno:
+                last = self._placed(replace(hit, printed=hit.rule.traced))
+            self._last[place] = last, more + tally.lines
+            self._at = max(self._at, hit.lineno)
+
+    def _is_about_others(self, rule: Rule) -> bool:
+        """Whether such a line may change what other lines mean."""
+        ends = rule.level >= Level.ENDING and rule.category in ENDINGS
+        return rule.frame or rule.name in _ALWAYS or (rule.name in OVER and not self._over) or ends
+
+    def _has_many(self, hit: Hit) -> bool:
+        return len(self._counts.get((hit.rule.name, self._rank_of(hit), self._launch), ())) >= FIRST
+
+    def _rank_of(self, hit: Hit) -> int | None:
+        return self._rank if hit.record.rank is None else hit.record.rank
+
+    def _counts_only(self, hit: Hit) -> bool:
+        """Whether such a hit is only counted now: there are many, and no line above changes what it means."""
+        rule, record, at, rank = hit.rule, hit.record, self._at, self._rank_of(hit)
+        if not self._has_many(hit) or self._is_about_others(rule) or (rule.level >= Level.ENDING and self._left):
             return False
         pid = self._pids.get((record.node, record.device))
         if self._ended is not None or (record.pid and (pid is None or (self._over and pid != record.pid))):
@@ -192,15 +224,9 @@ class Collector:
         above = max(self._wrapper.lineno if self._wrapper else 0, self._chain.lineno if self._chain else 0)
         return not above or at - above > BELOW
 
-    def _count(self, hit: Hit, lines: int) -> None:
-        rank = self._rank if hit.record.rank is None else hit.record.rank
-        place = self._counts[hit.rule.name, rank, self._launch][-1]
-        more = self._last[place][1] if place in self._last else self._kept[place].more
-        hit = replace(hit, printed=True) if hit.rule.traced else hit
-        self._last[place] = hit, more + 1 + hit.more, lines
-
     def drain(self) -> list[Hit]:
         """Return what was added since the last call."""
+        self.close()
         for place in list(self._last):
             self._kept[place] = self._counted(place)
         kept, self._kept, self._counts, self._last = self._kept, [], {}, {}
@@ -210,9 +236,9 @@ class Collector:
     def unfinished(self) -> list[Hit]:
         """Return tracebacks below which no exception was found, as where the log ends within one."""
         note = "no exception follows: the log may end within this traceback"
-        return [replace(_in_full(hit), rule=replace(hit.rule, note=note)) for hit in self._heads.values()]
+        return [replace(self._in_full(hit), rule=replace(hit.rule, note=note)) for hit in self._heads.values()]
 
-    def _placed(self, hit: Hit, lines: int) -> Hit:
+    def _placed(self, hit: Hit) -> Hit:
         """Return the hit with its file, rank and node."""
         record = hit.record
         if (record.rank is None and self._rank is not None) or (not record.node and self._node):
@@ -220,9 +246,8 @@ class Collector:
                 rank = self._rank if record.rank is None else record.rank
                 self._placed_last = record, replace(record, rank=rank, node=record.node or self._node)
             record = self._placed_last[1]
-        lineno, offset = lines + hit.lineno, self._start + hit.offset
-        more, printed, reread = hit.more, hit.printed, hit.reread
-        return Hit(hit.rule, record, hit.where, self._name, lineno, offset, more, printed, reread, self._launch)
+        at = hit.lineno, hit.offset
+        return Hit(hit.rule, record, hit.where, self._name, *at, 0, hit.printed, hit.reread, self._launch)
 
     def _beside(self, hit: Hit) -> Hit | None:
         """Apply the lines above the hit. Returns None if it only describes others, or if they make it harmless."""
@@ -266,6 +291,7 @@ class Collector:
         if traced and hit.rule.framed:
             hit = replace(hit, rule=self._frames.get(hit.record.rank, hit.rule))
         if traced and hit.record.level[:1] in RELAYED and RAISED.match(hit.record.text):
+            hit = self._in_full(hit)
             hit = replace(hit, record=replace(hit.record, level=""))
         return hit
 
@@ -283,6 +309,7 @@ class Collector:
         return bool(record.pid) and self._pids.setdefault(place, record.pid) != record.pid and self._over > 0
 
     def _begin_launch(self) -> None:
+        self.close()
         self._launch, self._over, self._ended, self._left = self._launch + 1, 0, None, False
         self._wrapper = self._chain = self._host = self._ignored = None
         self._heads, self._traced, self._inside, self._frames, self._pids = {}, {}, {}, {}, {}
@@ -298,7 +325,7 @@ class Collector:
     def _remember(self, hit: Hit) -> None:
         rank, frame = hit.record.rank, hit.record.text.startswith("File")
         if hit.rule.name in HOSTS:
-            self._host = hit
+            self._host = self._in_full(hit)
         elif hit.rule.name == CHAINED:
             last = self._newest()
             self._chain = last if last is not None and last.record.rank == rank else None
@@ -319,14 +346,14 @@ class Collector:
         if wrapper is not None and (hit.lineno - wrapper.lineno > BELOW or _wraps(wrapper, hit)):
             self._wrapper = None
             if hit.lineno - wrapper.lineno <= BELOW and self._newest() is wrapper:
-                hit = _in_full(hit)
+                hit = self._in_full(hit)
                 where = {**hit.where, **wrapper.where}
                 self._kept[-1] = replace(hit, rule=_wrapped(wrapper.rule, hit.rule), where=where)
                 return True
         if chain is not None and (_wraps(chain, hit) or (_same_rank(chain, hit) and hit.rule.name == INTERRUPT)):
             if self._newest() is chain and hit.lineno - chain.lineno <= BELOW:
                 # of equal ones, keep the outer
-                self._kept[-1] = self._chain = max(_in_full(hit), chain, key=lambda h: h.rule.weight)
+                self._kept[-1] = self._chain = max(self._in_full(hit), chain, key=lambda h: h.rule.weight)
                 return True
             self._chain = None
         return False
@@ -335,17 +362,20 @@ class Collector:
         known = self._counts.setdefault((hit.rule.name, hit.record.rank, hit.launch), [])
         if len(known) < FIRST and len(self._kept) < MOST_PER_FILE:
             known.append(len(self._kept))
-            hit = _in_full(hit)
+            hit = self._in_full(hit)
             self._kept.append(hit)
+            if hit.rule.below or hit.rule.name == RAY:
+                self.close()  # what follows may be what they wrap
             self._wrapper = hit if hit.rule.below else self._wrapper
             self._chain = hit if hit.rule.name == RAY else self._chain
         elif known:
             place = known[-1]
             more = self._last[place][1] if place in self._last else self._kept[place].more
-            self._last[place] = hit, more + 1 + hit.more, None
+            self._last[place] = hit, more + 1
 
     def _newest(self) -> Hit | None:
         """Return the hit in the last place."""
+        self.close()
         place = len(self._kept) - 1
         if place in self._last:
             self._kept[place] = self._counted(place)
@@ -353,22 +383,15 @@ class Collector:
         return self._kept[place] if self._kept else None
 
     def _counted(self, place: int) -> Hit:
-        hit, more, lines = self._last[place]
-        launch = self._kept[place].launch
-        if lines is not None:
-            own = hit.reread() if hit.reread is not None else None
-            hit = self._placed(replace(own, printed=hit.printed) if own else hit, lines)
-        return replace(_in_full(hit), more=more, launch=launch)
+        hit, more = self._last[place]
+        return replace(self._in_full(hit), more=more, launch=self._kept[place].launch)
 
-
-def _in_full(hit: Hit) -> Hit:
-    """Return the hit with what its own line says."""
-    again = hit.reread() if hit.reread is not None else None
-    if again is None:
-        return hit if hit.reread is None else replace(hit, reread=None)
-    of = hit.record
-    record = replace(again.record, rank=of.rank, node=of.node, level=of.level)
-    return replace(hit, record=record, where={**hit.where, **again.where}, reread=None)
+    def _in_full(self, hit: Hit) -> Hit:
+        """Return the hit with what its own line says."""
+        if hit.reread is None:
+            return hit
+        own = self._placed(hit.reread())
+        return replace(hit, record=own.record, where={**hit.where, **own.where}, reread=None)
 
 
 def _wraps(wrapper: Hit, hit: Hit) -> bool:

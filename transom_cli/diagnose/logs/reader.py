@@ -12,125 +12,151 @@ root.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from transom_cli.diagnose.logs import rulebook
 from transom_cli.diagnose.logs.aftermath import open_log
-from transom_cli.diagnose.logs.kinds import Kinds, Line
+from transom_cli.diagnose.logs.kinds import Form, Kinds, hit_of
 from transom_cli.diagnose.logs.matches import Collector, Found, Hit
 from transom_cli.diagnose.logs.rulebook import Rulebook
 
 BLOCK = 4 << 20
 AROUND = 4096  # bytes kept of a very long line, before and after a match
-_DENSE, _SPARSE = 8, 32  # lines in a row with a text, and without one
+_PART = 1 << 16  # bytes that are split into lines at once, so that they stay in a processor's cache
+_FEW, _MANY = 32, 64  # lines with a text in a part: up to which, and from which, the other way to read is faster
+_ENOUGH = 2 << 20  # bytes looked up line by line, after which to prepare a search of many lines takes less time
 _OVERLAP = 1 << 20  # bytes without a line end that are kept for the next block
 
 
-def find(file: BinaryIO, book: Rulebook, kinds: Kinds | None = None) -> Iterator[Found]:
-    """Yield each line that contains one of the rulebook's texts, in order, except those it has learned to ignore.
+class Scanner:
+    """Reads one log, at once or in pieces, and passes the hits of its lines to a collector."""
 
-    Of the lines that a collector only counts, as `kinds` knows, only the last ones are yielded.
-    """
-    kinds = kinds or Kinds(book)
-    lineno, offset, rest = 1, 0, b""
-    while True:
-        data = file.read(BLOCK)
-        block = rest + data if rest else data
-        if not block:
+    def __init__(self, book: Rulebook, collector: Collector) -> None:
+        self._book, self._collector = book, collector
+        self._kinds = Kinds(book, self._like)
+        self._dense = not self._searches()
+        self._block = b""
+        self._start = 0  # bytes before the block
+        self._at, self._lineno = 0, 1  # an offset in the block, and the number of the line there
+
+    def read(self, file: BinaryIO, lines: int = 0, start: int = 0) -> None:
+        """Read a file to its end. lines, start: how many lines and bytes of the log are before it."""
+        rest = b""
+        self._lineno, self._start = lines + 1, start
+        while True:
+            data = file.read(BLOCK)
+            self._block, self._at = (rest + data if rest else data), 0
+            end = len(self._block) if not data else self._block.rfind(b"\n") + 1
+            if end == 0 and len(self._block) >= _OVERLAP:
+                end = len(self._block)
+            self._scan(end)
+            self._collector.close()
+            if not data:
+                return
+            self._number(end)
+            self._start, rest = self._start + end, self._block[end:]
+
+    def _scan(self, end: int) -> None:
+        """Read the block up to an offset. Where line after line contains a text, a search costs more than to look up
+        each line; so does any search without RE2."""
+        at = 0
+        while at < end:
+            stop = self._block.find(b"\n", min(at + _PART, end), end) + 1 or end
+            if self._dense:
+                found = self._look_up(at, stop)
+                self._book.looked_up += stop - at
+                self._dense = found > _FEW or not self._searches()
+            else:
+                found = self._search(at, stop)
+                self._dense = found > _MANY
+            at = stop
+
+    def _searches(self) -> bool:
+        """Whether it pays to search many lines at once."""
+        return rulebook.FAST and self._book.looked_up >= _ENOUGH
+
+    def _look_up(self, at: int, end: int) -> int:
+        """Read the lines between two offsets. Returns how many contain a text."""
+        part = self._block[at:end].replace(b"\r", b"\n")
+        lines, silent = part.split(b"\n"), self._kinds.silent
+        before = silent.lines
+        for form, raw in zip(self._kinds.forms(part), lines, strict=True):
+            line, at = at, at + len(raw) + 1
+            if form is not None:
+                tally = form.tallies.get(form.pick(raw))
+                if tally is not None and tally.open:
+                    tally.lines += 1
+                    tally.at = line
+                    continue
+            if len(raw) > AROUND:
+                self._search(line, line + len(raw))
+            else:
+                self._look(raw, line, form)
+        return len(lines) - (silent.lines - before)
+
+    def _search(self, at: int, end: int) -> int:
+        """Look at the lines with a text between two offsets. Returns how many they are."""
+        found = 0
+        while at < end:
+            span = self._book.first(self._block, at, end)
+            if span is None:
+                break
+            start, stop = self._bounds(*span, end)
+            raw, at, found = self._block[start:stop], max(stop, span[1]), found + 1
+            if not self._book.dull(raw):
+                self._look(raw, start, None)
+        return found
+
+    def _look(self, raw: bytes, at: int, form: Form | None) -> None:
+        """Count a line, or pass its hit to the collector."""
+        form = form or self._kinds.form(raw)
+        tally = self._kinds.tally(form, raw) if form is not None else None
+        if tally is not None and (tally.open or self._collector.opens(tally)):
+            tally.lines, tally.at = tally.lines + 1, at
             return
-        end = len(block) if not data else block.rfind(b"\n") + 1
-        if end == 0:
-            end = 0 if len(block) < _OVERLAP else len(block)
-        yield from _in_block(block, end, lineno, offset, book, kinds)
-        lineno += block.count(b"\n", 0, end)
-        offset += end
-        rest = block[end:]
-        if not data:
+        found = Found(raw, self._number(at), self._start + at)
+        if tally is not None and tally.first is not None:
+            self._collector.take(self._kinds.like(tally.first, found))
             return
-
-
-def _in_block(block: bytes, end: int, lineno: int, offset: int, book: Rulebook, kinds: Kinds) -> Iterator[Found]:
-    """Without RE2, and where line after line contains a text, a search costs more than to look up a line's words."""
-    at = silent = 0
-    text = b""  # the block without carriage returns
-    while at < end:
-        if rulebook.FAST and (at == 0 or silent > _SPARSE):
-            counted, silent = at, 0
-            at = yield from _searched(block, at, end, lineno, offset, book, stop_where_dense=True)
-            lineno += block.count(b"\n", counted, at)
-        text = text or block.replace(b"\r", b"\n")
-        lines = kinds.lines(text, at, end, silent, _SPARSE if rulebook.FAST else end)
-        counted, at, silent = at, *(yield from _looked_up(block, lines, lineno, at, offset, book))
-        lineno += block.count(b"\n", counted, at)
-
-
-def _looked_up(
-    block: bytes, lines: Generator[Line, None, tuple[int, int]], lineno: int, at: int, offset: int, book: Rulebook
-) -> Generator[Found, None, tuple[int, int]]:
-    while True:
-        try:
-            start, raw, more, like = next(lines)
-        except StopIteration as stopped:
-            end: tuple[int, int] = stopped.value
-            return end
-        if len(raw) > AROUND:
-            lineno, at = lineno + block.count(b"\n", at, start), start
-            yield from _searched(block, start, start + len(raw), lineno, offset, book)
-        elif like is not None or not book.dull(raw):
-            lineno, at = lineno + block.count(b"\n", at, start), start
-            yield Found(raw, lineno, offset + start, more, like)
-
-
-def _searched(
-    block: bytes, at: int, end: int, lineno: int, offset: int, book: Rulebook, stop_where_dense: bool = False
-) -> Generator[Found, None, int]:
-    """Yield the lines with a text between two offsets. Returns up to where it has searched."""
-    counted, dense = at, 0
-    while at < end:
-        span = book.first(block, at, end)
-        if span is None:
-            return end
-        first, last = span
-        start, stop = _bounds(block, first, last, end)
-        dense = dense + 1 if start - at <= 1 and stop < last + AROUND else 0
-        at = max(stop, last)
-        raw = block[start:stop]
-        if book.dull(raw):
-            continue
-        lineno += block.count(b"\n", counted, start)
-        counted = start
-        yield Found(raw, lineno, offset + start)
-        if stop_where_dense and dense >= _DENSE:
-            return at
-    return end
-
-
-def _bounds(block: bytes, first: int, last: int, end: int) -> tuple[int, int]:
-    """Return the bounds of the line around a match, or of its part between carriage returns."""
-    low, high = max(0, first - AROUND), min(end, last + AROUND)
-    start = max(block.rfind(b"\n", low, first), block.rfind(b"\r", low, first))
-    stops = [stop for stop in (block.find(b"\n", last, high), block.find(b"\r", last, high)) if stop >= 0]
-    return (start + 1 if start >= 0 else low), min(stops, default=high)
-
-
-def hits_in_file(path: Path, book: Rulebook, name: str = "") -> tuple[Hit, ...]:
-    """Match the lines of one file, reported under `name`. Raises OSError if it cannot be read."""
-    with open_log(path) as file:
-        collector = Collector(name or str(path))
-        collector.take(hits_in(file, book, Kinds(book, collector.counts)))
-        return (*collector.drain(), *collector.unfinished())
-
-
-def hits_in(file: BinaryIO, book: Rulebook, kinds: Kinds | None = None) -> Iterator[Hit]:
-    """Match the lines of a file. kinds: those of its earlier parts. Hits with `reread` are for a `Collector`."""
-    kinds = kinds or Kinds(book)
-    for found in find(file, book, kinds):
-        hit = kinds.hit_of(found)
+        hit = hit_of(found, self._book)
+        if form is not None:
+            self._kinds.add(form, raw, hit)
         if hit is not None:
-            yield hit
+            self._collector.take(hit)
+
+    def _like(self, first: Hit, at: int) -> Hit:
+        """Return the hit of the line at an offset, which is like another one."""
+        start, stop = self._bounds(at, at, len(self._block))
+        return self._kinds.like(first, Found(self._block[start:stop], self._number(at), self._start + at))
+
+    def _bounds(self, first: int, last: int, end: int) -> tuple[int, int]:
+        """Return the bounds of the line around a match, or of its part between carriage returns."""
+        block, low, high = self._block, max(0, first - AROUND), min(end, last + AROUND)
+        start = max(block.rfind(b"\n", low, first), block.rfind(b"\r", low, first))
+        stops = [stop for stop in (block.find(b"\n", last, high), block.find(b"\r", last, high)) if stop >= 0]
+        return (start + 1 if start >= 0 else low), min(stops, default=high)
+
+    def _number(self, at: int) -> int:
+        """Return the number of the line at an offset. Counts from the last one, in either direction."""
+        count = self._block.count
+        self._lineno += count(b"\n", self._at, at) if at >= self._at else -count(b"\n", at, self._at)
+        self._at = at
+        return self._lineno
+
+
+def hits_in(file: BinaryIO, book: Rulebook, name: str = "", start: int = 0) -> list[Hit]:
+    """Match the lines of a file, reported under `name`. start: bytes of the log that are before it."""
+    collector = Collector(name)
+    Scanner(book, collector).read(file, start=start)
+    return [*collector.drain(), *collector.unfinished()]
+
+
+def hits_in_file(path: Path, book: Rulebook, name: str = "") -> list[Hit]:
+    """Match the lines of a log, reported under `name`. Raises OSError if it cannot be read."""
+    with open_log(path) as file:
+        return hits_in(file, book, name or str(path))
 
 
 @dataclass(frozen=True)

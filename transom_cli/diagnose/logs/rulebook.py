@@ -4,9 +4,8 @@ A rule describes one line. `any`: literal texts; the line must contain one; lowe
 `match`: RE2 expressions; one must match the text after its labels (`grammar`); the groups node, rank, peer,
 device and code are reported. `unless`: expressions for lines that only look alike.
 
-Many texts are searched at once, with RE2 if it is installed, else in pure Python (the agent runs in other people's
-containers). Both give the same answers, which the tests check. RE2 reads hundreds of megabytes a second, pure Python a
-few: enough for an agent, which reads 64 KiB at a time.
+A text is looked up by four of its bytes. In large logs all texts are searched at once, with RE2 if it is installed (the
+agent runs in other people's containers): hundreds of megabytes a second.
 """
 
 from __future__ import annotations
@@ -17,10 +16,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from transom_cli.diagnose.clue import Action, Category
+from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.grammar import Record
+from transom_cli.diagnose.logs.masks import NUMBERS, Search, WordMasks, literals, pieces, words_of
 
 
 class Level(enum.IntEnum):
@@ -109,18 +110,34 @@ FAST = re2 is not None
 _ERRORS: tuple[type[Exception], ...] = (re.error, re2.error) if FAST else (re.error,)
 
 
-class Texts(Protocol):
-    """Search for many texts. A text in lower case matches any case."""
+class Texts:
+    """Says which of many texts a line contains. A text in lower case matches any case."""
 
-    def first(self, data: bytes, at: int, end: int) -> tuple[int, int] | None:
-        """Return the bounds of the first text in data[at:end], or None."""
+    def __init__(self, of: Sequence[str]) -> None:
+        self._of = [(text == text.lower(), text.encode()) for text in of]
+        by_key: dict[int, list[int]] = {}
+        for n, (_, text) in enumerate(self._of):
+            keys = _keys(text.lower()) or (0,)
+            by_key.setdefault(min(keys, key=lambda key: len(by_key.get(key, ()))), []).append(n)
+        self._short = by_key.pop(0, [])
+        self._by_key, self._keys = by_key, set(by_key)
 
-    def which(self, line: bytes) -> Sequence[int]:
+    def which(self, line: bytes) -> tuple[int, ...]:
         """Return the numbers of the texts that the line contains, in any order."""
+        lower, of = line.lower(), self._of
+        near = [n for key in self._keys & _keys(lower) for n in self._by_key[key]]
+        return tuple(n for n in (*self._short, *near) if of[n][1] in (lower if of[n][0] else line))
 
 
-def compile_texts(of: Sequence[str]) -> Texts:
-    return _Fast(of) if FAST else Plain(of)
+def _keys(line: bytes) -> set[int]:
+    """Return all that stands in four bytes of a line, as numbers."""
+    view, end = memoryview(line), len(line)
+    return set().union(*[view[at : end - (end - at) % 4].cast("I") for at in range(min(4, end))])
+
+
+def compile_search(of: Sequence[str]) -> Search:
+    """Return a search for the first of some texts. A text in lower case matches any case."""
+    return (_Fast(of) if FAST else Plain(of)).first
 
 
 def compile_expression(pattern: str) -> Expression:
@@ -152,7 +169,7 @@ _WINDOW = 4096  # bytes searched for all texts before the next window, so that a
 
 
 class _Fast:
-    """Each automaton is built at its first use: that takes longer than to read a small log."""
+    """The automaton is built at its first use: that takes longer than to read a small log."""
 
     def __init__(self, of: Sequence[str]) -> None:
         self._options = options = re2.Options()
@@ -165,20 +182,9 @@ class _Fast:
     def _any(self) -> Expression:
         return re2.compile(b"|".join(self._patterns), self._options)
 
-    @cached_property
-    def _set(self) -> Expression:
-        found = re2.Set.SearchSet(self._options)
-        for pattern in self._patterns:
-            found.Add(pattern)
-        found.Compile()
-        return found
-
     def first(self, data: bytes, at: int, end: int) -> tuple[int, int] | None:
         found = self._any.search(data, at, end)
         return found.span() if found else None
-
-    def which(self, line: bytes) -> Sequence[int]:
-        return self._set.Match(line) or ()
 
 
 class Plain:
@@ -208,10 +214,6 @@ class Plain:
                 found, self._last = (start, start + len(text)), (any_case, text)
         return found
 
-    def which(self, line: bytes) -> Sequence[int]:
-        lower = line.lower()
-        return [n for n, (any_case, text) in enumerate(self._texts) if text in (lower if any_case else line)]
-
 
 def _pattern(text: str) -> str:
     escaped = re.escape(text)
@@ -223,14 +225,7 @@ _LOOSE = re.compile(r"\\d[+*]|\\d\{1,\d+\}|0-9")  # in an expression: any number
 _GROUP = re.compile(r"\(\?P<\w+>")
 _NEGATED = re.compile(r"\[\^[^\]]*[0-9][^\]]*\]")
 _VALUE = re.compile(r"\{\d*,?\d*\}|\\.|\d")  # in an expression: a digit, or what contains one without meaning it
-NUMBERS = b"0123456789.+-"
-_ADDRESS = re.compile(rb"0[xX][0-9a-fA-F]+|[0-9a-fA-F]*:(?:[0-9a-fA-F]*:)+[0-9a-fA-F]*")
 _DULL = 4096  # kinds of lines
-
-
-def words_of(raw: bytes) -> bytes:
-    """Return a line without its numbers and addresses."""
-    return (_ADDRESS.sub(b"", raw) if b"0x" in raw or b"::" in raw else raw).translate(None, NUMBERS)
 
 
 @lru_cache(maxsize=4096)
@@ -255,12 +250,6 @@ def _zeroed(expression: str) -> str:
     return _VALUE.sub(lambda one: one[0] if len(one[0]) > 1 else "0", loose)
 
 
-_ZEROS = bytes.maketrans(b"123456789", b"000000000")
-_ESCAPE = re.compile(r"\\[a-zA-Z]")
-_WORD = re.compile(r"[a-zA-Z]{3,}")
-_LABELLING = frozenset(("rank", "warning", r"%\|", "slurmstepd"))  # what `grammar` looks for beyond the first words
-
-
 @dataclass(frozen=True)
 class Match:
     """A rule that matches a line, and the groups that its expression found."""
@@ -274,10 +263,13 @@ class Rulebook:
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = tuple(rules)
+        self._number = {rule.name: n for n, rule in enumerate(self.rules)}
         texts = sorted({text for rule in self.rules for text in rule.any}, key=lambda t: (-len(t), t))
         telling = {text for rule in self.rules if rule.level is not Level.BENIGN or rule.below for text in rule.any}
-        self.first = compile_texts([text for text in texts if text in telling]).first
-        self.which = compile_texts(texts).which
+        self.first = compile_search([text for text in texts if text in telling])
+        self.which = lru_cache(maxsize=8)(Texts(texts).which)  # of a new line, several questions are asked
+        self._telling = {n for n, text in enumerate(texts) if text in telling}
+        self.looked_up = 0  # bytes of lines that were looked up one by one
         by_text: dict[str, list[int]] = {}
         for n, rule in enumerate(self.rules):
             for text in dict.fromkeys(rule.any):
@@ -286,26 +278,18 @@ class Rulebook:
         numbered = [text for text in texts if any(map(str.isdigit, text))]
         self._numbered = numbered
         without = [text.lower().encode().translate(None, NUMBERS).decode() for text in numbered]
-        self._without_numbers = compile_texts(without).which
+        self._without_numbers = Texts(without).which
         self._of_texts: dict[tuple[int, ...], list[int]] = {}
         self._dull: set[bytes] = set()
-        self._silent: dict[bytes, bool] = {}
         self._compiled: dict[tuple[int, bool], tuple[tuple[Expression, ...], tuple[Expression, ...]]] = {}
 
-    def silent(self, raw: bytes, words: bytes) -> bool:
-        """Whether a line with these words contains no text. Searches one line of those that differ only in numbers."""
-        known = self._silent.get(words)
-        if known is None:
-            known = self.first(raw, 0, len(raw)) is None
-            if len(self._silent) >= _DULL:
-                self._silent.clear()
-            if not known or not self._with_numbers(words):
-                self._silent[words] = known
-        return known
+    def says_nothing(self, raw: bytes) -> bool:
+        """Whether a line contains no text."""
+        return self._telling.isdisjoint(self.which(raw))
 
-    def _with_numbers(self, words: bytes) -> list[str]:
-        """Return the texts that lines with these words may contain, depending on their numbers."""
-        return [self._numbered[n] for n in self._without_numbers(words)]
+    def is_numbered(self, words: bytes) -> bool:
+        """Whether it depends on their numbers if lines with these words contain a text."""
+        return bool(self._without_numbers(words))
 
     def dull(self, raw: bytes) -> bool:
         """Whether no rule matched a line that differs from this one only in its numbers.
@@ -320,40 +304,38 @@ class Rulebook:
         if len(self._dull) < _DULL and all(self._is_blind(n) for hit in hits for n in self._of[hit]):
             self._dull.add(raw.translate(None, NUMBERS))
 
-    def numbers(self, raw: bytes) -> tuple[Expression | None, tuple[Expression, ...]]:
-        """Return an expression that finds what rules say about numbers in lines with these words; None for nothing.
-        Also return expressions that find where other such lines may have it, if their digits are replaced by zeros."""
-        texts = [_pattern(text) for text in self._with_numbers(words_of(raw))]
-        known = sorted({n for hit in self.which(raw) for n in self._of[hit]})
-        exact = (one for n in known for one in (*self.rules[n].match, *self.rules[n].unless) if _exact(one))
-        parts = [*texts, *map(_unanchored, exact)]
-        places = tuple(compile_bytes(_zeroed(part)) for part in parts)
-        return (compile_bytes("|".join(parts)) if parts else None), places
+    def candidates(self, raw: bytes) -> set[int]:
+        """Return the numbers of the rules that have a text in a line."""
+        return {n for hit in self.which(raw) for n in self._of[hit]}
 
-    def begun(self, stem: bytes) -> int:
-        """Return how many bytes before the end of a line's stem a text may begin that ends behind it."""
-        end = stem.lower().translate(_ZEROS)
-        return next((len(prefix) for prefix in self._prefixes if end.endswith(prefix)), 0)
+    def places(self, raw: bytes) -> tuple[Expression, ...]:
+        """Return expressions that find the numbers that rules look at in a line with these words, in its mask."""
+        texts = [_pattern(self._numbered[n]) for n in self._without_numbers(words_of(raw))]
+        expressions = (one for n in sorted(self.candidates(raw)) for one in self._expressions_of(n))
+        return tuple(compile_bytes(_zeroed(part)) for part in (*texts, *map(_unanchored, filter(_exact, expressions))))
 
-    def words_after(self, stem: bytes, rule: Rule | None) -> Expression:
-        """Return an expression for words that matter after a line's stem, which this rule matches best: they are what
-        the expressions of the rules before it look for, and what labels contain."""
-        of = [self.rules[n] for n in self._candidates(tuple(self.which(stem)))]
-        of = of[: of.index(rule) + 1] if rule in of else of
-        expressions = " ".join(_GROUP.sub(" ", one) for each in of for one in (*each.match, *each.unless))
-        words = {one.lower() for one in _WORD.findall(_ESCAPE.sub(" ", expressions))}
-        return compile_bytes(f"(?i:{'|'.join(sorted(words | _LABELLING))})")
+    def word_masks(self, rules: Iterable[int]) -> WordMasks:
+        """Return what masks words, except those in which labels, texts, and expressions of some rules find anything."""
+        expressions = (one for n in rules for one in self._expressions_of(n))
+        return WordMasks(self._in_texts, _search(text for one in expressions for text in literals(one)))
 
     @cached_property
-    def _prefixes(self) -> list[bytes]:
-        """Beginnings of texts, up to a space; the longest ones first."""
-        of = (text.lower().encode().translate(_ZEROS) for rule in self.rules for text in rule.any)
-        return sorted({text[:n] for text in of for n in range(1, len(text)) if text[n] == ord(" ")}, key=len)[::-1]
+    def _in_texts(self) -> Search:
+        labels = [text for one in grammar.EXPRESSIONS for text in literals(one)]
+        return _search([*labels, *(text for rule in self.rules for text in rule.any)])
+
+    def _expressions_of(self, n: int) -> tuple[str, ...]:
+        return (*self.rules[n].match, *self.rules[n].unless)
 
     def best(self, record: Record) -> Match | None:
         """Return the best of `matches`."""
         first = next(self._matching(record), None)
         return None if first is None or (first.rule.level is Level.BENIGN and not first.rule.below) else first
+
+    def where(self, rule: Rule, record: Record) -> dict[str, str]:
+        """Return the groups that a rule finds in a line that it is known to match."""
+        match, _ = self._expressions(self._number[rule.name], rule.built_in and len(record.text) <= SHORT)
+        return _where(match, record.text) or {}
 
     def matches(self, record: Record, *, benign: bool = False) -> tuple[Match, ...]:
         """Return the matching rules, best first: by weight, then level. A benign match returns nothing, except with
@@ -366,7 +348,7 @@ class Rulebook:
     def _matching(self, record: Record) -> Iterator[Match]:
         """Yield the matching rules, best first; after a benign one, the others do not matter."""
         text = record.text
-        for n in self._candidates(tuple(self.which(record.line.encode("utf-8", "replace")))):
+        for n in self._candidates(self.which(record.line.encode("utf-8", "replace"))):
             rule = self.rules[n]
             match, unless = self._expressions(n, rule.built_in and len(text) <= SHORT)
             if any(one.search(text) for one in unless):
@@ -394,11 +376,16 @@ class Rulebook:
 
     def _is_blind(self, n: int) -> bool:
         """Whether the rule does not look at numbers."""
-        return not any(map(_DIGIT.search, (*self.rules[n].match, *self.rules[n].unless)))
+        return not any(map(_DIGIT.search, self._expressions_of(n)))
 
     @cached_property
     def by_name(self) -> dict[str, Rule]:
         return {rule.name: rule for rule in self.rules}
+
+
+def _search(texts: Iterable[str]) -> Search:
+    """Return a search for pieces of these texts in parts of words."""
+    return compile_search(sorted(set[str]().union(*map(pieces, texts))))
 
 
 def _where(expressions: Sequence[Expression], text: str) -> dict[str, str] | None:

@@ -18,9 +18,8 @@ from pathlib import Path
 from transom_cli.core.log_lines import clean
 from transom_cli.diagnose.logs import matches
 from transom_cli.diagnose.logs.aftermath import Aftermath
-from transom_cli.diagnose.logs.kinds import Kinds
-from transom_cli.diagnose.logs.matches import Collector, Hit, collect
-from transom_cli.diagnose.logs.reader import hits_in
+from transom_cli.diagnose.logs.matches import Collector, Hit
+from transom_cli.diagnose.logs.reader import Scanner, hits_in
 from transom_cli.diagnose.logs.rulebook import Rulebook
 from transom_cli.diagnose.logs.trainer_lines import NOTHING, read_lines
 from transom_cli.heartbeat import paths, record
@@ -68,7 +67,7 @@ def last_line(data: bytes) -> str:
 
 def hits_of_tail(path: Path, data: bytes, start: int) -> list[Hit]:
     """Match the data that begins at `start`. Leaves out what the training survived. Line numbers count from there."""
-    return _lasting(collect(hits_in(io.BytesIO(data), rulebook()), path.name, start), path, float("inf"))
+    return _lasting(hits_in(io.BytesIO(data), rulebook(), path.name, start), path, float("inf"))
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def read_log(path: Path, seconds: float) -> LogRead:
     """
     until = time.monotonic() + seconds
     collector = Collector(path.name)
-    kinds = Kinds(rulebook(), collector.counts)
+    scanner = Scanner(rulebook(), collector)
     lines = left_out = at = 0
     rest = last = b""
     with contextlib.suppress(OSError), path.open("rb") as file:
@@ -104,7 +103,7 @@ def read_log(path: Path, seconds: float) -> LogRead:
             at += len(data)
             end = len(piece) if at >= size or len(rest) >= PIECE else piece.rfind(b"\n") + 1
             piece, rest = piece[:end], piece[end:]
-            collector.take(hits_in(io.BytesIO(piece), rulebook(), kinds), lines, start)
+            scanner.read(io.BytesIO(piece), lines, start)
             lines += piece.count(b"\n")
             last = piece if piece.strip() else last
     return LogRead(_lasting(collector.drain(), path, until + seconds), last_line(last), left_out)
@@ -187,7 +186,7 @@ class Follower:
         self._rest = rest if len(rest) <= _LINE else b""
         if not end:
             return ()
-        self._collector.take(hits_in(io.BytesIO(lines + end), rulebook()), self._lines)
+        Scanner(rulebook(), self._collector).read(io.BytesIO(lines + end), self._lines)
         self._lines += lines.count(b"\n") + 1
         return tuple(filter(matches.worth_reporting, self._collector.drain()))
 

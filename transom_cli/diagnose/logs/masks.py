@@ -1,0 +1,101 @@
+"""Masks of log lines: lines that differ only in what says nothing to a rule have the same mask. Pure.
+
+In a mask, digits are zeros. Where lines also name files, hosts or values, letters are masked too, except in words that
+tell: those that may be part of a text or an expression of a rule, or of a label. A mask is as long as its line, so all
+lines of a mask have their numbers in the same places.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable
+
+Search = Callable[[bytes, int, int], "tuple[int, int] | None"]
+NUMBERS = b"0123456789.+-"
+_ZEROS = bytes.maketrans(b"123456789\t", b"000000000 ")
+_SHAPE = bytes.maketrans(string.ascii_letters.encode(), b"x" * 26 + b"X" * 26)
+_FLAT = bytes.maketrans(f"{string.ascii_letters}0".encode(), b"x" * 53)
+_ADDRESS = re.compile(rb"0[xX][0-9a-fA-F]+|[0-9a-fA-F]*:(?:[0-9a-fA-F]*:)+[0-9a-fA-F]*")
+_LONG_ADDRESS = re.compile(rb"0x[0-9a-fA-F]{4}|::")
+_MASKED = re.compile(rb"[xX]+")
+_BREAKS = f"{string.punctuation}\t ".encode()
+_PARTS = bytes.maketrans(b"123456789" + _BREAKS, b"000000000" + b"\n" * len(_BREAKS))
+_NO_LETTERS = bytes(set(range(256)) - set(f"{string.ascii_letters}\n".encode()))
+_LETTER = re.compile(r"[a-zA-Z]")
+_END = b"\n"
+_TELLS = 3  # letters; fewer tell only as a part of their own, and words that have no more are not masked
+_MOST = 1 << 14  # words that are remembered
+# In an expression: what is no literal character, and (groups 1 and 2) characters that are not optional.
+_LITERAL = re.compile(
+    r"\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<\w+>|\(\?(?:[a-zA-Z]+\)|[a-zA-Z]*:|<?[=!])|\\[a-zA-Z]|[()|^$.?*+]"
+    r"|\{\d*,?\d*\}|(?:\\(\W)|([^\\]))(?![?*{])|\\?.",
+    re.DOTALL,
+)
+
+
+def masked(lines: bytes) -> bytes:
+    """Return lines with zeros for their digits, and a blank for a tab."""
+    return lines.translate(_ZEROS)
+
+
+def words_of(raw: bytes) -> bytes:
+    """Return a line, or its mask, without its numbers and addresses; masked words have no length."""
+    raw = _ADDRESS.sub(b"", raw) if b"0x" in raw or b"::" in raw else raw
+    return _MASKED.sub(b"x", raw.translate(None, NUMBERS))
+
+
+def literals(expression: str) -> list[str]:
+    """Return the texts of which an expression's matches consist, besides what varies in them."""
+    flags, found = expression[:4] == "(?i)", _LITERAL.finditer(expression)
+    of = "".join(one[1] or one[2] or "\0" for one in found).split("\0")
+    return [one.lower() if flags else one for one in of if one]
+
+
+def pieces(text: str) -> list[str]:
+    """Return what to search for in parts of words, each on its own line, so that none that a text needs is masked."""
+    parts = text.encode().translate(_PARTS).decode().replace("\n", "\n \n").split(" ")
+    few = (f"\n{part.strip()}\n" for part in parts if 0 < len(_LETTER.findall(part)) < _TELLS)
+    return [*few, *(part for part in parts if len(_LETTER.findall(part)) >= _TELLS)]
+
+
+class WordMasks:
+    """Masks words that say nothing. Remembers them."""
+
+    def __init__(self, *telling: Search) -> None:
+        """telling: find the first of some `pieces`."""
+        self._telling = telling
+        self._known = {_END: _END}
+
+    def of(self, lines: bytes) -> bytes:
+        """Return masked lines with their words masked too."""
+        if len(self._known) > _MOST:
+            self._known = {_END: _END}
+        words = lines.replace(_END, b" \n ").split(b" ")
+        if None in (known := list(map(self._known.get, words))):
+            self._learn(list({word for word, mask in zip(words, known, strict=True) if mask is None}))
+        return b" ".join(map(self._known.__getitem__, words)).replace(b" \n ", _END)
+
+    def _learn(self, words: list[bytes]) -> None:
+        together = _END.join((b"", *words, b""))
+        masks, parts, end = bytearray(together.translate(_SHAPE)), together.translate(_PARTS), len(together)
+        for telling in self._telling:
+            at = 0
+            while found := telling(parts, at, end):
+                inside = found[0] + (parts[found[0]] == ord(_END))
+                start, at = parts.rfind(_END, 0, inside) + 1, parts.find(_END, inside)
+                masks[start:at] = together[start:at]
+        self._known.update(zip(words, bytes(masks[1:-1]).split(_END), strict=True))
+        odd: list[tuple[bytes, bytes]] = []
+        if b":" in together or b"0x" in together:
+            with_colons = [word for word in words if b"0x" in word or word.count(b":") > 1]
+            odd = [(word, _odd(word, self._known[word])) for word in with_colons]
+        letters = together.translate(None, _NO_LETTERS)[1:-1].split(_END)
+        self._known.update([(word, word) for word, of in zip(words, letters, strict=True) if len(of) <= _TELLS])
+        self._known.update(odd)
+
+
+def _odd(word: bytes, mask: bytes) -> bytes:
+    """Mask an address. What else has several colons may be NCCL's label, and hold a host."""
+    is_address = _LONG_ADDRESS.search(word) is not None and mask == word.translate(_SHAPE)
+    return word.translate(_FLAT) if is_address else word
