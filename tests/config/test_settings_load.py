@@ -112,8 +112,8 @@ def test_errors_of_all_layers_are_reported_at_once(tmp_path: Path) -> None:
     assert any(line.startswith("TRANSOM_JOB__TIME: job.time: '9x9' is not a Slurm time") for line in lines)
     both = "`TRANSOM_JOB__PARTITION` or `TRANSOM_OPERATOR__PARTITION`?"
     assert "TRANSOM_PARTITION: partition: no such setting; did you mean " + both in lines
-    assert "flags: slurm: is a section with keys, not 3" in lines
-    assert any(line.startswith("flags: job.nodes: should be a valid integer") for line in lines)
+    assert "command line: slurm: is a section with keys, not 3" in lines
+    assert any(line.startswith("command line: job.nodes: should be a valid integer") for line in lines)
     assert any(line.startswith("valid in [job]: partition, account, ") for line in lines)
     assert sum(line.startswith("valid ") for line in lines) == 3
 
@@ -146,11 +146,11 @@ def test_what_concerns_two_keys_is_judged_over_all_layers(tmp_path: Path) -> Non
     ],
 )
 def test_bad_values(flags: dict[str, object], words: str) -> None:
-    assert re.search(f"^flags: {words}", refusal(None, flags).why, re.MULTILINE)
+    assert re.search(f"^command line: {words}", refusal(None, flags).why, re.MULTILINE)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert "no such file" in refusal(tmp_path / "missing.toml").why
+    assert "No such settings file" in refusal(tmp_path / "missing.toml").what
     assert "cannot be read: Is a directory" in refusal(tmp_path).why
     latin = tmp_path / "latin.toml"
     latin.write_bytes(b'name="a"\n# caf\xe9\n')

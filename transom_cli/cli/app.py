@@ -166,6 +166,10 @@ def usage_error(error: Any) -> TransomError:
     if number := _needs_number(error):
         return UsageError(number, hint=hint)
     message = str(error.format_message()).rstrip(".")
+    if "COMMAND..." in message:
+        return UsageError(
+            "`run` needs a command, or an sbatch script", hint="transom run -N 2 -- python train.py\n" + hint
+        )
     what, _, suggestion = message.partition(". Did you mean ")
     wanted = getattr(error, "option_name", "")
     if wanted and context is not None and not suggestion:

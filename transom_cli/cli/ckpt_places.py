@@ -42,6 +42,8 @@ def checkpoints_of_words(run: str | None, root: Path | None, *, make: bool = Fal
         make_private(found)
     inside = found / "checkpoints"
     directory = inside if inside.is_dir() else found
+    if not directory.is_dir() and folder is None:
+        raise UsageError("The run has no checkpoints yet", f"{directory} does not exist", "transom status")
     if not directory.is_dir():
         raise UsageError(f"{directory} is not a directory", hint="give a checkpoints directory or a run directory")
     return directory

@@ -20,7 +20,7 @@ from transom_cli.config.model import OBSERVE, Settings
 from transom_cli.config.notify import unknown_target_key
 from transom_cli.config.policy import DEFAULT_TABLE, RuleTable, merge_named, with_source
 from transom_cli.config.sources import SITE_FILE, absolute, is_setting, user_file
-from transom_cli.config.validation import Problem, refuse, unknown_key
+from transom_cli.config.validation import NO_FILE, Problem, refuse, unknown_key
 from transom_cli.core.policy import DEFAULT
 
 try:
@@ -147,7 +147,7 @@ def _file_layer(path: Path, must_exist: bool, problems: list[Problem]) -> Flat:
         data = path.read_bytes()
     except FileNotFoundError:
         if must_exist:
-            problems.append(Problem(str(path), "", "no such file"))
+            problems.append(Problem(str(path), "", NO_FILE))
         return {}
     except OSError as error:
         problems.append(Problem(str(path), "", f"cannot be read: {error.strerror}"))
@@ -271,7 +271,7 @@ def _sentence(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         return f"no such key; valid are {', '.join(RuleTable.model_fields)}"
     message: str = item["msg"][0].lower() + item["msg"][1:]
-    return message.replace("input should", "should") + f", not {item['input']!r}"
+    return message.replace("input should", "should").partition(", unable to")[0] + f", not {item['input']!r}"
 
 
 def _key(setting: Setting, location: tuple[str, ...]) -> str:

@@ -134,6 +134,9 @@ Variables = Annotated[dict[str, str], AfterValidator(variables), PlainSerializer
 Thresholds = Annotated[dict[str, float], AfterValidator(thresholds), PlainSerializer(dict)]
 
 
+NO_FILE = "no such file"
+
+
 @dataclass(frozen=True)
 class Problem:
     """One problem. layer: a file, a variable or "flags". section: set if its valid keys would help."""
@@ -144,7 +147,8 @@ class Problem:
     section: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
-        where = f"{self.layer}: {self.key}" if self.key and self.key != self.layer else self.layer
+        layer = "command line" if self.layer == "flags" else self.layer
+        where = f"{layer}: {self.key}" if self.key and self.key != layer else layer
         return f"{where}: {self.what}"
 
 
@@ -182,6 +186,8 @@ def refuse(problems: Iterable[Problem], settings: Sequence[Setting]) -> UsageErr
     for section in sections:
         title = f"[{'.'.join(section)}]" if section else "outside of sections"
         lines.append(f"valid {'in ' if section else ''}{title}: {', '.join(valid_keys(settings, section))}")
+    if len(found) == 1 and not found[0].key and found[0].what == NO_FILE:
+        return UsageError(f"No such settings file: {found[0].layer}", hint="`transom init` writes one")
     what = "1 setting is invalid" if len(found) == 1 else f"{len(found)} settings are invalid"
     return UsageError(
         what,

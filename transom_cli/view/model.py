@@ -436,6 +436,8 @@ def build_view(
     known = state.progress.max_step
     if state.incident is not None and not state.incident.since_start:
         known = max(known, state.incident.step)
+    if known >= 0 and not state.progress.since_start:
+        known = max(known, state.progress.durable)  # the save before a planned end is newer than the last report
     if step < 0 or (state.phase is Phase.RECOVERING and step < known):  # show how far the run had come
         step, since_start = known, state.progress.since_start
     loss = next((r.loss for r in sorted(ranks, key=lambda r: r.rank) if r.loss is not None), None)

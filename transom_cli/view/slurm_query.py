@@ -74,7 +74,7 @@ class Outage:
 
     def keep(self, job: Job) -> None:
         """Keep an answer for other processes if the job waits: then it rarely changes."""
-        if job.state is not JobState.PENDING:
+        if job.state is not JobState.PENDING or not job.reason:
             return
         answers = {
             **self._recent_answers(),

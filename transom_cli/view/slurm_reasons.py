@@ -161,7 +161,13 @@ def needs_operator_query(view: RunView) -> bool:
 def with_answer_of(view: RunView, known: RunView) -> RunView:
     """Add Slurm's answer from an earlier view of the same attempt."""
     names = (*_ANSWERED, "nodes") if waits(view) and known.slurm_state == "RUNNING" else _ANSWERED
-    return replace(view, **{name: getattr(known, name) for name in names})
+    found = replace(view, **{name: getattr(known, name) for name in names})
+    return replace(found, slurm_reason=known.slurm_reason or _same_reason(view, known.slurm_state))
+
+
+def _same_reason(view: RunView, state: str) -> str:
+    """Return the reason that the operator has seen: Slurm names none until it has considered the job."""
+    return view.slurm_reason if view.slurm_state == state == "PENDING" else ""
 
 
 def waits(view: RunView) -> bool:
@@ -179,7 +185,7 @@ def with_answer(view: RunView, job: Job) -> RunView:
         view,
         slurm_queried_at=view.now,
         slurm_state=state,
-        slurm_reason=job.reason,
+        slurm_reason=job.reason or _same_reason(view, state),
         slurm_start=None,
         jobs_ahead=job.ahead,
         requirements=requirements or view.requirements,

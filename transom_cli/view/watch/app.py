@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -31,7 +32,7 @@ _UP, _DOWN = ("up", "k"), ("down", "j")
 
 
 class Help(ModalScreen[None]):
-    CSS = "Help { align: center middle; } Help Static { width: auto; max-width: 100%; border: round; padding: 1; }"
+    CSS = "Help { align: center middle; } Help Static { width: auto; max-width: 100%; border: solid; padding: 1; }"
 
     def compose(self) -> ComposeResult:
         yield Static(Text(HELP))
@@ -72,7 +73,7 @@ class WatchApp(App[RunView | None]):
         self.left = False  # by a key
         self._view: RunView | None = None
         self._tab, self._chosen = panels.NODES, Filter()
-        self._plots = plots.LivePlots()
+        self._plots = plots.LivePlots(ascii=os.environ.get("TERM") == "linux")
         self._output: tuple[int | None, list[Line]] = (None, [])
         self._by = 0  # ranks to go on in the output
         self._opened: str | None = None
@@ -203,7 +204,7 @@ class WatchApp(App[RunView | None]):
         blank = Item("", ())
         lines: list[Item] = [blank, *found] if found else []
         width, room = self.size.width, room - len(lines) - 1
-        if room >= panels.PLOT_ROWS:
+        if room >= panels.PLOT_ROWS and any(len(points) > 1 for _, points in self._plots.named()[:2]):
             drawn = plots.plot_lines(self._plots, width, room, most=2)
             lines += [blank, *(Item(f"plot {n}", one) for n, one in enumerate(drawn))]
         return lines

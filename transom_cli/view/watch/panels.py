@@ -113,7 +113,7 @@ def incident_items(view: RunView, chosen: Filter, timelines: Mapping[str, tuple[
     for group in folded(view.incidents):
         one, tone = group[0], outcome_tone(group[0])
         ids = one.id if len(group) == 1 else f"{group[-1].id} to {one.id}"
-        shown = line(f"{ids:<4}{day_time(one.began, view.now)}  {one.fault.line}  ", (one.outcome(view.now), tone))
+        shown = line(f"{ids:<3} {day_time(one.began, view.now)}  {one.fault.line}  ", (one.outcome(view.now), tone))
         details = timelines.get(one.id, ()) or ("reading ...",)
         command = f"transom explain {view.run_id} {one.id}"
         items.append(Item(f"incident {one.id}", shown, tuple(map(line, details)), command))
@@ -247,5 +247,7 @@ def empty(view: RunView, tab: str, chosen: Filter) -> str:
                 or f"{nodes} of {several(len(view.nodes), 'node')} {was(nodes, 'has', 'have')} reported; no step yet"
             )
         every = {1: "the node is", 2: "both nodes are"}.get(nodes, f"all {nodes} nodes are")
-        return f"{every} ok; a lists them" if nodes else "no node has reported"
+        waits = view.status in ("submitting", "pending", "held", "starved")
+        none = "the job has not started" if waits else "no node has reported yet"
+        return f"{every} ok; a lists them" if nodes else none
     return {INCIDENTS: "none so far", CHECKPOINTS: "none so far"}.get(tab, "no output yet")

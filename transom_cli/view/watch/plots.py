@@ -15,7 +15,7 @@ KEPT = 1800  # points per series that the screen itself has seen
 _TICKS, _LABEL = 5, 7
 _LEAST = 3  # rows of a plot without its title
 _AXIS = 2  # rows of the time axis, below the last plot
-_BLOCKS = "▁▂▃▄▅▆▇█"
+_BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 RECENT = 900.0  # seconds that a sparkline covers
 
 
@@ -25,9 +25,13 @@ def _points() -> deque[Point]:
 
 @dataclass
 class LivePlots:
-    """Time series from before the screen was opened (`series`), and what it has seen since. Times are Unix time."""
+    """Time series from before the screen was opened (`series`), and what it has seen since. Times are Unix time.
+
+    ascii: The terminal's font has no other characters, as that of the Linux console.
+    """
 
     series: TimeSeries = field(default_factory=TimeSeries)
+    ascii: bool = False
     _loss: deque[Point] = field(default_factory=_points)
     _step_time: deque[Point] = field(default_factory=_points)
     _goodput: deque[Point] = field(default_factory=_points)
@@ -67,17 +71,21 @@ def trend(plots: LivePlots, width: int) -> Line:
         recent = [value for at, value in points if at >= points[-1][0] - RECENT]
         if len(recent) > 1 and room > 0:
             unit = " s" if name == "step time" else ""
-            spans += [(f"{name} ", ""), (sparkline(recent, room), "note"), (f" {recent[-1]:.4g}{unit}   ", "")]
+            spans += [
+                (f"{name} ", ""),
+                (sparkline(recent, room, _ASCII if plots.ascii else _BLOCKS), "note"),
+                (f" {recent[-1]:.4g}{unit}   ", ""),
+            ]
     return row("trend", *spans) if spans else ()
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Return a block character per value; of more values than `width`, per mean of neighbours."""
+def sparkline(values: Sequence[float], width: int, levels: str = _BLOCKS) -> str:
+    """Return a character per value, of eight levels; of more values than `width`, per mean of neighbours."""
     size = max(1.0, len(values) / width)
     edges = [int(n * size) for n in range(int(len(values) / size) + 1)]
     means = [sum(values[begin:end]) / (end - begin) for begin, end in pairwise(edges)]
     low, high = min(means), max(means)
-    return "".join(_BLOCKS[round(7 * (mean - low) / (high - low)) if high > low else 3] for mean in means)
+    return "".join(levels[round(7 * (mean - low) / (high - low)) if high > low else 3] for mean in means)
 
 
 def plot_lines(plots: LivePlots, width: int, height: int, most: int = 3) -> list[Line]:
@@ -92,6 +100,7 @@ def plot_lines(plots: LivePlots, width: int, height: int, most: int = 3) -> list
     if not drawn:
         return [line(("no steps to plot yet", "dim"))]
     lines: list[Line] = []
+    marker = "*" if plots.ascii else "braille"
     for title, points in named:
         if len(points) < 2:
             none = "the training reports none; `beat(step, loss=loss)` does" if title == "loss" else "no data yet"
@@ -99,11 +108,16 @@ def plot_lines(plots: LivePlots, width: int, height: int, most: int = 3) -> list
             continue
         lines.append(line((f"{title}  ", "dim"), f"{points[-1][1]:.4g}"))
         last = points is drawn[-1]
-        lines += [line(text) for text in _drawn(points, (begin, end), max(20, width), each + _AXIS * last, axis=last)]
+        lines += [
+            line(text)
+            for text in _drawn(points, (begin, end), max(20, width), each + _AXIS * last, axis=last, marker=marker)
+        ]
     return lines
 
 
-def _drawn(points: Sequence[Point], time: tuple[float, float], width: int, height: int, *, axis: bool) -> list[str]:
+def _drawn(
+    points: Sequence[Point], time: tuple[float, float], width: int, height: int, *, axis: bool, marker: str
+) -> list[str]:
     import plotext
 
     long = time[1] - time[0]
@@ -114,7 +128,7 @@ def _drawn(points: Sequence[Point], time: tuple[float, float], width: int, heigh
     plotext.frame(False)
     plotext.xaxes(axis, False)
     plotext.yaxes(True, False)
-    plotext.plot([at - time[1] for at, _ in points], [value for _, value in points], marker="braille")
+    plotext.plot([at - time[1] for at, _ in points], [value for _, value in points], marker=marker)
     plotext.xlim(-long, 0)
     plotext.yticks([low, high], [f"{value:>{_LABEL}.4g}" for value in (low, high)])
     places = [-long * n / (_TICKS - 1) for n in reversed(range(_TICKS))] if axis else []
