@@ -10,8 +10,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from reference_commands import commands_markdown  # noqa: E402
 from reference_messages import messages_markdown  # noqa: E402
-
-from transom_cli.config.describe import settings_markdown  # noqa: E402
+from reference_settings import settings_markdown  # noqa: E402
 
 PAGES = {
     "settings.md": settings_markdown,

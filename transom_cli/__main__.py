@@ -40,16 +40,10 @@ def _main() -> None:
 
 
 def _launch(words: list[str]) -> None:
-    """Start the launcher over without the packages on PYTHONPATH, which belong to the user's training.
-
-    The scripts of runs that transom 0.1 created call the attempt launcher by this name.
-    """
+    """Start the launcher over without the packages on PYTHONPATH, which belong to the user's training."""
     from transom_cli.start import own
 
-    old = "--run-dir" in words[: words.index("--") if "--" in words else None]
-    if old:
-        sys.argv[1] = "attempt-launcher"
-    elif not sys.flags.isolated:
+    if not sys.flags.isolated:
         os.execv(sys.executable, own("transom_cli", *words))
 
 

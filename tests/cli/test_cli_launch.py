@@ -28,22 +28,6 @@ def test_launch_outside_a_job_says_where_it_belongs(tmp_path: Path) -> None:
     assert "transom run train.sbatch" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_command_line_of_older_runs_reaches_the_attempt_launcher(tmp_path: Path) -> None:
-    words = (
-        "--run-dir",
-        str(tmp_path / "gone"),
-        "--kind",
-        "srun",
-        "--tasks-per-node",
-        "1",
-        "--auto-beat",
-        "--",
-        "true",
-    )
-    done = transom(tmp_path, "launch", *words)
-    assert done.returncode == 14 and f"The run directory `{tmp_path / 'gone'}` is not visible" in done.stderr
-
-
 def test_adopt_writes_a_copy_and_shows_the_difference(tmp_path: Path) -> None:
     script = tmp_path / "train.sbatch"
     script.write_text(SCRIPT)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
-from transom_cli.config.describe import settings_markdown, settings_of
+from transom_cli.config.describe import settings_of
 from transom_cli.config.model import Settings
 from transom_cli.health.registry import finding_names, limit_names
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from reference_settings import settings_markdown
 
 HEALTH = Path(__file__).resolve().parents[2] / "docs" / "health.md"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"

@@ -139,7 +139,7 @@ EVENTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         ev.Examined,
         at,
         keys,
-        st.sampled_from(("user", "peer", "usage", "unknown")),
+        st.sampled_from(("user_code", "network_fabric", "dependency_import", "unknown")),
         st.just("Boom"),
         st.just("l"),
     ),
@@ -190,7 +190,7 @@ def answer(action: act.Action, how: int, now: float, restarts: int) -> ev.Event:
     if isinstance(action, act.Probe):
         return ev.Probed(now, action.key, action.node, ("FAIL", "FAIL", "FAIL", "PASS", "UNKNOWN")[how % 5], "e")
     if isinstance(action, act.ReadLogs):
-        return ev.Examined(now, action.key, ("unknown", "peer", "user")[how % 3], "Boom", "rank-0.log")
+        return ev.Examined(now, action.key, ("unknown", "network_fabric", "user_code")[how % 3], "Boom", "rank-0.log")
     if isinstance(action, act.Isolate):
         return ev.Isolated(now, action.key, action.node, "drained" if how % 2 else "excluded", "")
     if isinstance(action, act.Restart):

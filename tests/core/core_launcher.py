@@ -79,4 +79,4 @@ def lost(state: State, at: float, node: str) -> tuple[State, list[Action]]:
         launcher.Tick(at + 2),
         launcher.LaunchEnded(at + 3, launch, unheard=(node,)),
     )
-    return feed(state, launcher.LogsRead(at + 4, launch, "peer", "Connection reset by peer", "rank-0.log"))
+    return feed(state, launcher.LogsRead(at + 4, launch, "network_fabric", "Connection reset by peer", "rank-0.log"))

@@ -136,7 +136,7 @@ class World:
             verdict = "FAIL" if action.node in self.dead else "PASS"
             return ev.Probed(now, key, action.node, verdict, "asked")
         if isinstance(action, act.ReadLogs):
-            return ev.Examined(now, key, "peer", "Connection closed by peer", "rank-0.log")
+            return ev.Examined(now, key, "network_fabric", "Connection closed by peer", "rank-0.log")
         if isinstance(action, act.Isolate):
             return ev.Isolated(now, key, action.node, "excluded", "")
         if isinstance(action, act.Restart):

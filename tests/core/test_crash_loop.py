@@ -31,7 +31,7 @@ def fails(
         launcher.Tick(at + 3),
         launcher.LaunchEnded(at + 4, launch),
     )
-    return feed(state, launcher.LogsRead(at + 5, launch, "user", line, "rank-1.log"))
+    return feed(state, launcher.LogsRead(at + 5, launch, "user_code", line, "rank-1.log"))
 
 
 def ruled() -> launcher.State:

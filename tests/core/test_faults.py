@@ -42,7 +42,7 @@ class Player:
         if isinstance(action, act.Isolate):
             self.feed(ev.Isolated(self.now, action.key, action.node, "drained" if action.drain else "excluded", ""))
         if isinstance(action, act.ReadLogs):
-            self.feed(ev.Examined(self.now, action.key, "user", "RuntimeError: CUDA error", "rank-0.log"))
+            self.feed(ev.Examined(self.now, action.key, "user_code", "RuntimeError: CUDA error", "rank-0.log"))
         if isinstance(action, act.Probe):
             self.feed(ev.Probed(self.now, action.key, action.node, "PASS", "up"))
         if isinstance(action, act.Restart):

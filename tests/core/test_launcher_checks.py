@@ -184,7 +184,7 @@ def test_a_traceback_on_a_node_that_is_proven_bad_is_not_the_users_error() -> No
     )
     state, _ = feed(state, launcher.LaunchEnded(3.0, 0, exits(1, 1, 1)))
     _, actions = feed(
-        state, launcher.LogsRead(4.0, 0, "user", "RuntimeError: CUDA error: uncorrectable ECC error encountered")
+        state, launcher.LogsRead(4.0, 0, "user_code", "RuntimeError: CUDA error: uncorrectable ECC error encountered")
     )
     assert started(actions) == [("n1", SPARE, "n3")]
     state, _ = feed(
@@ -216,7 +216,7 @@ def test_a_failure_of_a_device_has_the_suspect_and_its_neighbours_examined() -> 
         launcher.SpareChecked(1.0, SPARE, good=True),
         launcher.Stepped(5.0, 0, 4),
     )
-    state, actions = failing(state, 10.0, "device")
+    state, actions = failing(state, 10.0, "gpu_hardware")
     assert [o for o in actions if isinstance(o, launcher.CheckNodes)] == [launcher.CheckNodes("l1", NODES, "deep")]
     assert state.phase is Phase.CHECKING and not started(actions)
     _, actions = feed(state, launcher.NodesChecked(40.0, "l1", words="all well"))

@@ -128,7 +128,7 @@ def test_without_checkpoints_of_ours_steps_are_progress_as_far_as_they_can_be() 
 def test_a_run_that_has_stepped_before_is_not_ended_for_a_users_error_nor_left_to_hang() -> None:
     begun = launcher.AttemptStarted(0.0, step=40)
     state, _ = feed(fresh(), begun, launcher.RanksExited(3.0, 0, exits(1, 1, 1)), launcher.LaunchEnded(4.0, 0))
-    assert feed(state, launcher.LogsRead(5.0, 0, "user", "ConnectionError"))[0].launch.number == 1
+    assert feed(state, launcher.LogsRead(5.0, 0, "user_code", "ConnectionError"))[0].launch.number == 1
     state, _ = feed(fresh(), begun, launcher.TasksSeen(1.0, 0))
     assert isinstance(feed(state, launcher.Stalled(1900.0, 0, Stall(-1, 1850.0, 1800.0)))[1][-1], launcher.EndLaunch)
 

@@ -57,7 +57,7 @@ stories = st.lists(
                 launcher.LogsRead,
                 at,
                 launches,
-                st.sampled_from(["user", "peer", "unknown"]),
+                st.sampled_from(["user_code", "network_fabric", "unknown"]),
                 st.sampled_from(["", "x"]),
                 hearing=st.sampled_from([(), (0, 1, 2), (0, 2)]),
             ),

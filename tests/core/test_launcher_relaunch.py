@@ -185,7 +185,7 @@ def test_a_users_error_before_the_first_step_is_handed_up() -> None:
         launcher.RanksExited(3.0, 0, exits(1, 1, 1)),
         launcher.LaunchEnded(4.0, 0),
     )
-    _, actions = feed(state, launcher.LogsRead(5.0, 0, "user", "ValueError: a wrong shape", "rank-0.log"))
+    _, actions = feed(state, launcher.LogsRead(5.0, 0, "user_code", "ValueError: a wrong shape", "rank-0.log"))
     assert outcome(actions).outcome.why.startswith("ValueError: a wrong shape")
 
 
@@ -344,6 +344,6 @@ def test_what_is_reported_of_another_launch_changes_nothing() -> None:
         launcher.Stalled(20.0, 0, Stall(4, 8.0, 7.0)),
         launcher.LaunchEnded(20.0, 0),
         launcher.Stepped(20.0, 0, 99),
-        launcher.LogsRead(20.0, 0, "user", "x"),
+        launcher.LogsRead(20.0, 0, "user_code", "x"),
     ):
         assert decide(state, late) == (state, ())

@@ -65,7 +65,7 @@ def test_a_spare_is_used_before_a_run_shrinks() -> None:
     assert started(lost(state, 9.0, "n2")[1]) == [("n1", "n4", "n3")]
     two, _ = feed(state, launcher.RanksExited(9.0, 0, exits(1, None, None)), launcher.Tick(11.0))
     two, _ = feed(two, launcher.LaunchEnded(12.0, 0, unheard=("n2", "n3")))
-    assert started(feed(two, launcher.LogsRead(13.0, 0, "peer", ""))[1]) == [("n1", "n4")]
+    assert started(feed(two, launcher.LogsRead(13.0, 0, "network_fabric", ""))[1]) == [("n1", "n4")]
 
 
 def test_a_job_that_got_fewer_nodes_trains_on_them() -> None:

@@ -38,7 +38,7 @@ def test_a_spare_that_is_not_known_to_be_good_is_not_used() -> None:
 def test_two_nodes_at_once_need_two_spares() -> None:
     state, _ = feed(with_spare(), launcher.RanksExited(9.0, 0, exits(1, None, None)), launcher.Tick(11.0))
     state, _ = feed(state, launcher.LaunchEnded(12.0, 0, unheard=("n2", "n3")))
-    _, actions = feed(state, launcher.LogsRead(13.0, 0, "peer", ""))
+    _, actions = feed(state, launcher.LogsRead(13.0, 0, "network_fabric", ""))
     assert "2 spares are needed, and 1 ready" in outcome(actions).outcome.why
     assert outcome(actions).outcome.blamed == ("n2", "n3")
 

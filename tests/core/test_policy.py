@@ -148,8 +148,8 @@ NEVER = {"max_step": -1, "launched": False, "slurm_reason": "JobLaunchFailure", 
         (died(15), {}, "no-checkpoint-restores", True),
         (died(14), {"max_step": -1}, "run-directory-unseen", True),
         (died(14), {}, "anything-else", False),
-        (died(1, log_category="user", log_line="ValueError: x"), {"max_step": -1}, "user-error-at-start", True),
-        (died(1, log_category="user", log_line="ValueError: x"), {}, "anything-else", False),
+        (died(1, log_category="user_code", log_line="ValueError: x"), {"max_step": -1}, "user-error-at-start", True),
+        (died(1, log_category="user_code", log_line="ValueError: x"), {}, "anything-else", False),
         (incident(ended="FAILED"), NEVER, "never-started", True),
         (incident(ended="FAILED"), {**NEVER, "starts": 1}, "node-to-blame", False),
         (incident(ended="GONE"), {"launched": False}, "forgotten-by-slurm", True),
@@ -218,19 +218,11 @@ def test_less_than_the_evidence_allows_can_be_asked_and_more_not() -> None:
 @pytest.mark.parametrize(
     ("found", "category"),
     [
-        (died(1, log_category="user", log_line="ValueError: bad"), "user_code"),
-        (died(1, log_category="user", log_line="ModuleNotFoundError: No module named 'x'"), "dependency_import"),
-        (died(1, log_category="oom", log_line="torch.OutOfMemoryError: CUDA out of memory"), "cuda_oom"),
-        (died(1, log_category="oom", log_line="OSError: Cannot allocate memory"), "host_oom"),
-        (died(1, log_category="storage", log_line="OSError: [Errno 28] No space left on device"), "storage_full"),
-        (died(1, log_category="storage", log_line="OSError: Stale file handle"), "storage_io"),
-        (died(1, log_category="device", log_line="CUDA error: an illegal memory access was seen"), "cuda_kernel_fault"),
-        (died(1, log_category="device", log_line="CUDA error: uncorrectable ECC error"), "gpu_hardware"),
-        (died(1, log_category="peer", log_line="Connection reset by peer"), "network_fabric"),
+        (died(1, log_category="user_code", log_line="ValueError: bad"), "user_code"),
         (died(1, log_category="data_loader", log_line="words of a richer source"), "data_loader"),
         (died(1, log_category="unknown", log_line="bye"), "unknown"),
         (died(None, 11, log_category="unknown", log_line="step 3"), "process_crash"),
-        (died(None, 9, log_category="oom", log_line="Cannot allocate memory"), "host_oom"),
+        (died(None, 9, log_category="host_oom", log_line="Cannot allocate memory"), "host_oom"),
         (died(None, 9, log_category="network_fabric", log_line="Connection closed by peer"), "process_crash"),
         (died(None, 6, log_category="nccl_hang", log_line="Watchdog caught collective timeout"), "nccl_hang"),
         (incident(ended="TIMEOUT"), "slurm_time_limit"),
@@ -255,9 +247,9 @@ def test_what_is_left_on_purpose_meets_no_rule_on_failures() -> None:
 
 
 def test_the_same_failure_elsewhere_is_counted_as_the_same() -> None:
-    first = verdict(died(1, log_category="user", log_line="ValueError: bad sample 17 on n1"), TWICE)
-    other = verdict(died(1, log_category="user", log_line="ValueError: bad sample 93021 on n3"), TWICE)
-    third = verdict(died(1, log_category="user", log_line="KeyError: 'x'"), TWICE)
+    first = verdict(died(1, log_category="user_code", log_line="ValueError: bad sample 17 on n1"), TWICE)
+    other = verdict(died(1, log_category="user_code", log_line="ValueError: bad sample 93021 on n3"), TWICE)
+    third = verdict(died(1, log_category="user_code", log_line="KeyError: 'x'"), TWICE)
     assert first.decided.fingerprint == other.decided.fingerprint != third.decided.fingerprint
 
 

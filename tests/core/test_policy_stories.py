@@ -33,7 +33,7 @@ def out_of_memory(state: launcher.State, at: float) -> tuple[launcher.State, lis
         launcher.Tick(at + 2),
         launcher.LaunchEnded(at + 3, launch),
     )
-    return feed(state, launcher.LogsRead(at + 4, launch, "oom", OOM.format(at), "rank-1.log"))
+    return feed(state, launcher.LogsRead(at + 4, launch, "cuda_oom", OOM.format(at), "rank-1.log"))
 
 
 def test_the_third_time_a_launcher_stops_with_the_evidence() -> None:
@@ -182,7 +182,7 @@ def test_what_the_launcher_relaunched_counts_for_the_operator_too() -> None:
         run, _ = told(run, ev.LaunchSeen(10.0 * launch + 1, "7.0", launch, OPERATED[:3], 3))
         run, _ = told(run, ev.StepSeen(10.0 * launch + 2, "7.0", 5 + launch))
     run, (requested,) = told(run, failed(40.0))
-    run, actions = told(run, ev.Examined(41.0, requested.key, "oom", OOM.format(80), "rank-1.log"))
+    run, actions = told(run, ev.Examined(41.0, requested.key, "cuda_oom", OOM.format(80), "rank-1.log"))
     assert [type(o) for o in actions] == [act.Cancel] and run.phase is Phase.STOPPING
     assert "stopped by rule `oom` (run.toml)" in run.verdict and "for the third time" in run.verdict
 
@@ -210,7 +210,7 @@ def test_what_a_launcher_has_stopped_for_no_operator_starts_again() -> None:
     for line, stops in ((OOM.format(99), True), ("torch.OutOfMemoryError: HIP out of memory", False)):
         run, (examine, *_) = told(operated(TWICE), handed)
         run, _ = answered(run, 61.0, "PASS")
-        run, ordered = told(run, ev.Examined(62.0, examine.key, "oom", line, "rank-1.log"))
+        run, ordered = told(run, ev.Examined(62.0, examine.key, "cuda_oom", line, "rank-1.log"))
         assert [type(o) for o in ordered] == [act.Cancel if stops else act.Restart]
         assert ("for the third time" in run.verdict) is stops
 

@@ -48,7 +48,7 @@ def test_a_page_made_from_the_code_is_up_to_date(name: str) -> None:
 def test_every_command_has_its_section() -> None:
     headings = re.findall(r"^##+ `transom (.*)`$", made("commands.md"), re.MULTILINE)
     assert {"run", "status", "operate", "ckpt verify", "sandbox fault kill-node"} <= set(headings)
-    assert not {"attempt-launcher", "agent"} & set(headings), "these are for the templates"
+    assert "attempt-launcher" not in headings, "it is for the templates"
 
 
 def test_every_exit_code_has_a_section_with_its_meaning() -> None:

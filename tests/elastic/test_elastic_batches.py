@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.elastic import GlobalBatches, MicroBatch
-from transom_cli.elastic.permutation import permuted
+from transom_cli.elastic.batches import permuted
 from transom_cli.errors import UsageError
 
 sizes = st.integers(1, 300)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-from transom_cli.integrations.huggingface import TransomCallback, last_checkpoint
+from transom_cli.integrations.huggingface import TransomCallback, latest
 
 folder, steps = sys.argv[1], int(sys.argv[2])
 warn_step, warn_rank = (int(word) for word in sys.argv[3:5]) if len(sys.argv) > 3 else (0, 0)
@@ -33,7 +33,7 @@ arguments = TrainingArguments(
     per_device_train_batch_size=2, ddp_backend="gloo" if "RANK" in os.environ else None,
 )  # fmt: skip
 trainer = Trainer(model, arguments, train_dataset=data, callbacks=[Warner(), TransomCallback()])
-newest = last_checkpoint(folder)
+newest = latest(folder)
 trainer.train(resume_from_checkpoint=newest)
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()  # a rank that exits first can abort one that still waits for it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transom_cli.slurm.topology import switches_of
+from transom_cli.slurm.parse import switches_of
 
 
 def test_slurms_topology_is_read_as_a_tree_and_as_blocks() -> None:

@@ -36,7 +36,7 @@ srun python train.py
 
 def test_slurms_own_rules_of_reading() -> None:
     facts = inspect_script(SCRIPT)
-    assert (facts.nodes, facts.nodes_max, facts.ntasks) == (2, 4, 8)
+    assert (facts.nodes, facts.ntasks) == (2, 8)
     assert facts.job_name == "my job" and facts.comment == 'it\'s "mine"'
     assert facts.output == "logs/%x-%j.out" and facts.exclude == "node1,node2" and facts.chdir == "/work dir"
     assert facts.signal == "B:USR1@60"

@@ -204,7 +204,7 @@ def stopped_crash_loop(folder: Path) -> RunView:
         made.seen((before - 19.0, ev.StepSeen(0, f"{JOB}.0", 6)))
     exits = (ev.RankExit(3, "gpu000", 1, None, step=7),)
     made.seen((50.0, ev.OutcomeSeen(0, f"{JOB}.0", "failed", "rank 3 ended", exits, nodes=made.nodes, step=7)))
-    made.seen((49.0, ev.Examined(0, "i3/examine", "user", KEY_ERROR, "rank-3.log")))
+    made.seen((49.0, ev.Examined(0, "i3/examine", "user_code", KEY_ERROR, "rank-3.log")))
     made.seen((30.0, ev.JobSeen(0, JOB, 0, "CANCELLED")))
     return made.operator(None).view()
 
@@ -329,7 +329,12 @@ def failed(folder: Path) -> RunView:
         (60.0, ev.JobSeen(0, JOB, 0, "RUNNING", nodes=made.nodes)),
         (55.0, ev.LaunchSeen(0, f"{JOB}.0", 0, made.nodes, 32)),
         (40.0, ev.OutcomeSeen(0, f"{JOB}.0", "failed", FAILED, exits, nodes=made.nodes)),
-        (39.0, ev.Examined(0, "i1/examine", "user", "ModuleNotFoundError: No module named 'tokeniser'", "rank-3.log")),
+        (
+            39.0,
+            ev.Examined(
+                0, "i1/examine", "dependency_import", "ModuleNotFoundError: No module named 'tokeniser'", "rank-3.log"
+            ),
+        ),
         (38.0, ev.Acted(0, f"cancel/{JOB}.0", "cancelled")),
         (37.0, ev.JobSeen(0, JOB, 0, "CANCELLED")),
     )
@@ -353,7 +358,7 @@ def no_checkpoint_restores(folder: Path) -> RunView:
     made = Made(folder).began().stepped().saved()
     exits = (ev.RankExit(0, "gpu000", 15, None),)
     made.seen((60.0, ev.OutcomeSeen(0, f"{JOB}.0", "failed", "rank 0 ended", exits, nodes=made.nodes)))
-    made.seen((59.0, ev.Examined(0, "i1/examine", "user", "NoCheckpoint: 1 checkpoint exists", "rank-0.log")))
+    made.seen((59.0, ev.Examined(0, "i1/examine", "user_code", "NoCheckpoint: 1 checkpoint exists", "rank-0.log")))
     made.seen((50.0, ev.JobSeen(0, JOB, 0, "FAILED", exit_code=15)))
     return made.operator(None).view()
 
@@ -396,7 +401,7 @@ def _fails(made: Made, number: int, before: float) -> Made:
     exits = (ev.RankExit(3, "gpu000", 1, None, step=18431),)
     attempt = f"{JOB}.{number - 1}"
     made.seen((before, ev.OutcomeSeen(0, attempt, "failed", FAILED, exits, nodes=made.nodes, step=18431)))
-    made.seen((before - 1.0, ev.Examined(0, f"i{number}/examine", "user", LOSS_LINE, "rank-3.log")))
+    made.seen((before - 1.0, ev.Examined(0, f"i{number}/examine", "user_code", LOSS_LINE, "rank-3.log")))
     return made.seen((before - 30.0, ev.Tick(0))) if before > 30.0 else made
 
 

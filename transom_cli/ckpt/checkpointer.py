@@ -11,13 +11,13 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from transom_cli.ckpt import live as live_state
 from transom_cli.ckpt.directory import prepare_copies, prepare_directory
 from transom_cli.ckpt.failures import SaveFailed
 from transom_cli.ckpt.names import Here
-from transom_cli.ckpt.options import Also, parse_options, refuse_removed
+from transom_cli.ckpt.options import Also, parse_options
 from transom_cli.ckpt.publish import check_keep
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.restore.resume import Restorer
@@ -106,9 +106,8 @@ class Checkpointer:
         persist: int | str = 1, protect: str = "none", protect_rate: float | None = None,
         upload_rate: float | None = None, full_every: int | None = None,
         per_rank: Sequence[str] = (), from_rank_0: Sequence[str] = (), allow_code: bool = False,
-        unproven: Sequence[str] = (), patience: float = 120.0, **removed: NoReturn,
+        unproven: Sequence[str] = (), patience: float = 120.0,
     ) -> None:  # fmt: skip
-        refuse_removed(removed)
         paths.await_rank("making a Checkpointer")
         keeping = check_keep(keep, keep_every, keep_best, monitor, mode)
         fresh = Declared("reshard", reshard if not isinstance(reshard, bool) else ["*"] * reshard)

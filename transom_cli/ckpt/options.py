@@ -20,21 +20,6 @@ from transom_cli.errors import UsageError
 LEAST_RATE = 1e6  # bytes a second
 
 
-_REMOVED = {
-    "overhead": "every=100: as many steps as you can lose",
-    "copy": "leave it out: save() copies the state before it returns",
-    "prove": "leave it out: each save compares samples of the live state with what it stores",
-}
-
-
-def refuse_removed(given: Iterable[str]) -> None:
-    """Raise UsageError for an argument that was removed, and TypeError for an unknown one."""
-    for name in given:
-        if name in _REMOVED:
-            raise UsageError(f"{name}= is no longer an argument of the Checkpointer", "it was removed", _REMOVED[name])
-        raise TypeError(f"Checkpointer() got an unexpected keyword argument {name!r}")
-
-
 @dataclass(frozen=True)
 class Options:
     directory: Path
@@ -57,13 +42,6 @@ def parse_options(
     upload_rate: float | None = None, full_every: int | None = None, steps: int | None = None,
 ) -> Options:  # fmt: skip
     """Check the arguments of a Checkpointer. Raises UsageError."""
-    for name, given in (("every", every), ("persist", persist)):
-        if given == "auto":
-            raise UsageError(
-                f'{name}="auto" was removed',
-                "the best interval in seconds is about sqrt(2 * seconds of a save * seconds between failures)",
-                f"{name}=10",
-            )
     if not isinstance(every, Integral) or every < 1:
         raise UsageError(f"every={every!r} must be a number of steps, at least 1")
     if steps is not None and (not isinstance(steps, Integral) or steps < 1):

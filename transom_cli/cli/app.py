@@ -32,7 +32,7 @@ from transom_cli.cli.notify import notify_app
 from transom_cli.cli.observe import observe
 from transom_cli.cli.options import examples
 from transom_cli.cli.policy import policy
-from transom_cli.cli.processes import agent, attempt_launcher, operate
+from transom_cli.cli.processes import attempt_launcher, operate
 from transom_cli.cli.prune import prune
 from transom_cli.cli.report import report
 from transom_cli.cli.requests import requeue, resume, stop
@@ -44,7 +44,7 @@ from transom_cli.cli.simulate import simulate
 from transom_cli.cli.status import list_, status, top
 from transom_cli.errors import EXIT_CODES, TransomError, UsageError
 
-_INTERNAL_COMMANDS = ("attempt-launcher", "agent", "operate")
+_INTERNAL_COMMANDS = ("attempt-launcher", "operate")
 _PARTS = {
     "Start": ("run", "init", "launch", "adopt", "observe"),
     "Look": ("status", "top", "attach", "logs", "list", "attempts"),
@@ -147,7 +147,6 @@ app.add_typer(sandbox_app, name="sandbox")
 sandbox_app.add_typer(fault_app, name="fault")
 app.command(name="help")(help_)
 app.command(hidden=True)(attempt_launcher)
-app.command(hidden=True)(agent)
 
 
 ClickException: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")

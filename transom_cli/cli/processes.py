@@ -1,4 +1,4 @@
-"""`transom attempt-launcher`, `agent` and `operate`: processes that the templates and `transom run` start."""
+"""`transom attempt-launcher` and `operate`: processes that the templates and `transom run` start."""
 
 from __future__ import annotations
 
@@ -57,20 +57,6 @@ def start_launcher(run: RunDir, form: LaunchForm) -> int:
     close_to_writers(run.job_log(int(os.environ.get("SLURM_JOB_ID") or 0)))
     require_own_run(run)
     return launcher.start_launcher(run, form)
-
-
-def agent(
-    attempt_dir: Annotated[Path, typer.Option(help="The attempt's folder in the run directory.")],
-    beats_dir: Annotated[
-        str, typer.Option(help="Folder of the ranks' heartbeat records [default: where their wrappers put them].")
-    ] = "",
-    node: Annotated[str, typer.Option(help="Slurm's name of this node [default: SLURMD_NODENAME].")] = "",
-) -> None:
-    """Supervise one node of an attempt (the launcher starts one on each node, as its own module)."""
-    from transom_cli.supervise.agent.agent import main
-
-    given = ["--attempt-dir", str(attempt_dir), "--beats-dir", beats_dir, *(["--node", node] if node else [])]
-    raise typer.Exit(main(given))
 
 
 def operate(

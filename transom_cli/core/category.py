@@ -6,21 +6,20 @@ is no failure: an attempt that was left on purpose.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 
 from transom_cli.diagnose.clue import Category
 
-OWN_ERRORS = frozenset(("user_code", "dependency_import", "user", "usage"))
-"""The program's, which a restart would only repeat. Here and below the last names are those of older journals."""
+OWN_ERRORS = frozenset(("user_code", "dependency_import"))
+"""The program's, which a restart would only repeat."""
 OWN_WORDS = OWN_ERRORS | {
     *("storage_full", "storage_io", "checkpoint_corrupt", "data_loader", "numeric_divergence", "external_service"),
-    *("rendezvous_port", "resource_limits", "storage"),
+    *("rendezvous_port", "resource_limits"),
 }
 """They say nothing of the node on which they were printed."""
-CRIES = frozenset(("network_fabric", "nccl_hang", "peer"))
+CRIES = frozenset(("network_fabric", "nccl_hang"))
 """What ranks print that lost another one."""
-DEVICE = frozenset(("gpu_hardware", "nvlink_fabric", "driver_mismatch", "cuda_kernel_fault", "device"))
+DEVICE = frozenset(("gpu_hardware", "nvlink_fabric", "driver_mismatch", "cuda_kernel_fault"))
 
 _OF_CAUSE = {
     "node_lost": Category.SLURM_NODE_FAIL,
@@ -41,7 +40,6 @@ _OF_CAUSE = {
 }
 _NAMES = frozenset(c.value for c in Category) - {Category.UNKNOWN.value}
 _ON_PURPOSE = ("left", "maintenance", "isolated_nodes", "stop_request", "slow", "requested")
-_OF_LOG = {"user": Category.USER_CODE, "usage": Category.USER_CODE, "peer": Category.NETWORK_FABRIC}
 _OF_CHECK = (  # by the first letters of a check's name; the first that fits
     ("gpu_nvlink", Category.NVLINK_FABRIC),
     ("gpu_fabric", Category.NVLINK_FABRIC),
@@ -57,19 +55,13 @@ _OF_CHECK = (  # by the first letters of a check's name; the first that fits
     ("nofile", Category.RESOURCE_LIMITS),
     ("nproc", Category.RESOURCE_LIMITS),
 )
-_FULL = re.compile(r"No space left|quota exceeded", re.IGNORECASE)
-_CUDA_OOM = re.compile(r"CUDA|HIP|GPU|torch\.(?:cuda\.)?OutOfMemoryError", re.IGNORECASE)
-_KERNEL = re.compile(r"illegal (?:memory access|instruction|address)|misaligned address|Xid\D+(?:13|31|43)\b")
-_ASSERT = re.compile(r"device-side assert")
-_IMPORT = re.compile(r"^(?:ModuleNotFoundError|ImportError)\b")
 
 
 def category_of(
-    cause: str, log_category: str, line: str, *, signalled: bool, checks: Collection[str] = (), stopped: bool = False
+    cause: str, log_category: str, *, signalled: bool, checks: Collection[str] = (), stopped: bool = False
 ) -> str:
-    """cause: as in `core.state.Diagnosis`. log_category, line: of the rank that died first, as in `events.Examined`;
-    a name of `Category` there is taken as it is. checks: names of checks that found faults of nodes.
-    stopped: the process of a rank was stopped, for which the others waited.
+    """cause: as in `core.state.Diagnosis`. log_category: of the rank that died first, as in `events.Examined`. checks:
+    names of checks that found faults of nodes. stopped: the process of a rank was stopped, for which the others waited.
 
     A process that was killed by a signal and printed nothing has crashed: nothing shows that it was out of memory.
     """
@@ -81,24 +73,9 @@ def category_of(
         return (Category.PROCESS_CRASH if stopped and cause == "hang" else _OF_CAUSE[cause]).value
     if log_category in _NAMES:
         return log_category
-    found = _of_line(log_category, line)
-    if found is Category.UNKNOWN and signalled:
+    if signalled:
         return Category.PROCESS_CRASH.value
-    return found.value
-
-
-def _of_line(log_category: str, line: str) -> Category:
-    if log_category == "oom":
-        return Category.CUDA_OOM if _CUDA_OOM.search(line) else Category.HOST_OOM
-    if log_category == "storage":
-        return Category.STORAGE_FULL if _FULL.search(line) else Category.STORAGE_IO
-    if log_category == "device":
-        if _ASSERT.search(line):
-            return Category.USER_CODE
-        return Category.CUDA_KERNEL_FAULT if _KERNEL.search(line) else Category.GPU_HARDWARE
-    if log_category == "user" and _IMPORT.match(line):
-        return Category.DEPENDENCY_IMPORT
-    return _OF_LOG.get(log_category, Category.UNKNOWN)
+    return Category.UNKNOWN.value
 
 
 def _of_checks(checks: Collection[str]) -> Category:

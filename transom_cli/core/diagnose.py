@@ -369,7 +369,6 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
     category = category_of(
         diagnosis.cause,
         incident.log_category if explains else "unknown",
-        line,
         signalled=signal is not None,
         checks={f.check for f in diagnosis.faults},
         stopped=incident.stall is not None and incident.stall.stopped,

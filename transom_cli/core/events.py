@@ -372,7 +372,7 @@ class SavesSeen(Event):
 
 @dataclass(frozen=True)
 class Examined(Event):
-    """What the logs of an attempt say: category is of `diagnose.clue.Category`, in older journals a coarser word."""
+    """What the logs of an attempt say: category is of `diagnose.clue.Category`."""
 
     key: str
     category: str

@@ -193,7 +193,6 @@ NOT_TRIED = Symptom(
     "not tried: time to start, whether nodes see `root`, rights to change and requeue a job, reach from a batch host",
     "transom doctor --site --job submits a job of one task that takes a few seconds",
 )
-_SLOW_START = 600.0  # seconds
 
 
 def of_trial(trial: Trial) -> Iterator[Symptom]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
-from transom_cli.elastic.permutation import permuted
 from transom_cli.errors import UsageError
 
 
@@ -218,3 +219,40 @@ class Sampler(torch.utils.data.Sampler[list[int]]):
             for one in self._batches._passes(position):
                 yield list(one.samples)
             position += self._batches.global_batch
+
+
+ROUNDS = 6
+Numbers = NDArray[np.uint64]
+
+
+def permuted(places: Numbers, size: int, seed: int, epoch: int) -> Numbers:
+    """Return the numbers at these places of a pseudorandom order of 0 to `size` - 1, which needs no table.
+
+    A Feistel network permutes the numbers of 2k bits. Numbers outside the range are permuted again until they fall into
+    it (cycle walking), on average at most 3 more times. The order depends on the arguments alone, not on a library's
+    version.
+
+    Args:
+        places: uint64 (n,), each below `size`.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    keys = np.frombuffer(hashlib.blake2b(f"{seed} {epoch} {size}".encode(), digest_size=8 * ROUNDS).digest(), np.uint64)
+    found = _feistel(places, half, keys)
+    while (outside := np.flatnonzero(found >= size)).size:
+        found[outside] = _feistel(found[outside], half, keys)
+    return found
+
+
+def _feistel(numbers: Numbers, half: int, keys: Numbers) -> Numbers:
+    shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    left, right = numbers >> shift, numbers & mask
+    for key in keys:
+        left, right = right, left ^ (_mixed(right + key) & mask)
+    return (left << shift) | right
+
+
+def _mixed(value: Numbers) -> Numbers:
+    """The finaliser of splitmix64."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transom_cli.health.finding import Finding
+from transom_cli.health.finding import Finding, Verdict
 
 
 class Tier(enum.Enum):
@@ -68,6 +68,11 @@ class HealthOptions:
     site_checks: str = ""
 
 
+@dataclass(frozen=True)
+class NoLimits:
+    """For checks without thresholds."""
+
+
 Judge = Callable[[str, Any, About, Any], tuple[Finding, ...]]
 JudgeChanges = Callable[[str, Any, Any, float, About, Any], tuple[Finding, ...]]
 
@@ -82,7 +87,8 @@ class Check:
             be recorded as JSON.
         limits: the frozen dataclass of the judge's thresholds; `health.limits` in the settings overrides its fields.
         seconds: how long a reading may take. After that it counts as hung.
-        overdue: (node, seconds waited, about) -> what a hung reading says about the node.
+        overdue: what a hung reading says about the node: (node, seconds waited, about) -> Finding, or what did not
+            finish ("reading /proc"), which is UNKNOWN.
         changes: (node, former reading, reading, seconds between them, about, limits) -> what happened in between. Used
             while a training runs.
     """
@@ -95,8 +101,14 @@ class Check:
     seconds: float
     tier: Tier
     findings: tuple[str, ...]
-    overdue: Callable[[str, float, About], Finding]
+    overdue: str | Callable[[str, float, About], Finding]
     changes: JudgeChanges | None = None
+
+    def late(self, node: str, waited: float, about: About) -> Finding:
+        """Return what a reading that has hung for `waited` seconds says about the node."""
+        if callable(self.overdue):
+            return self.overdue(node, waited, about)
+        return Finding(self.name, Verdict.UNKNOWN, node, f"{self.overdue} did not finish in {waited:.0f} s")
 
 
 def unwanted(check: str, off: Iterable[str]) -> bool:

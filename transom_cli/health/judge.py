@@ -84,7 +84,7 @@ def judge_reading(
 ) -> tuple[Finding, ...]:
     """Judge one check's result. An error is ours or the tool's and UNKNOWN; a reader that hung may be evidence."""
     if "waited" in said:
-        return (check.overdue(node, float(said["waited"]), about),)
+        return (check.late(node, float(said["waited"]), about),)
     if "error" in said:
         return (Finding(check.name, Verdict.UNKNOWN, node, f"the check failed to run: {said['error']}"),)
     try:

@@ -27,7 +27,7 @@ from transom_cli.integrations.base import Rank
 from transom_cli.integrations.base import latest as latest_sealed
 from transom_cli.integrations.memory import Snapshots, keeps
 
-__all__ = ["TransomCallback", "last_checkpoint", "latest"]
+__all__ = ["TransomCallback", "latest"]
 _MEMORY = "a snapshot in memory"  # in place of a checkpoint's folder
 _NOT_SAVED = (
     "max_steps",
@@ -101,9 +101,6 @@ def latest(where: Trainer | str | Path) -> str | None:
         if isinstance(callback, TransomCallback):
             callback.attach(where)
     return latest_sealed(str(where.args.output_dir))
-
-
-last_checkpoint = latest  # its name before there were seals
 
 
 class _Counters:

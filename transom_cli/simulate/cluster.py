@@ -89,7 +89,6 @@ class Cluster:
         self._eligible = inf  # when the pending job may start; inf: no job is pending
         self._reason = ""
         self._leaving: set[str] = set()  # nodes to be repaired once the job has left them
-        self._ended_at: float | None = None
         self._faults = self._drained = self._excluded = self._wrong = self.unseen = 0
         if script is not None:
             script(self)

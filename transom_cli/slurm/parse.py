@@ -9,7 +9,7 @@ the line.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
@@ -36,6 +36,8 @@ _COMMAND = re.compile(r"(.*?) WorkDir=", re.DOTALL)
 # Ours, whatever other comments, the paths, and a site's addition to ours contain; else the last one.
 _COMMENT = re.compile(r"(?:.*? Comment=(?=transom:)|.* Comment=)(.*?) (?:StdErr|StdIn|StdOut|Power)=", re.DOTALL)
 _SWITCHES = re.compile(r".* Switches=(\d+@[\d:-]+)", re.DOTALL)
+_ONE_SWITCH = re.compile(r"SwitchName=(\S+) .*?\bNodes=(\S+)")
+_BLOCK = re.compile(r"BlockName=(\S+) .*?\bNodes=(\S+)")
 _REQUIREMENTS = (("reservation", "Reservation"), ("constraint", "Features"), ("nodelist", "ReqNodeList"))
 # No free text follows it.
 _OUTPUT = re.compile(r".* StdOut=(.*?)(?: Switches=\d+@\S+)?(?: Power=.*)?$", re.DOTALL)
@@ -323,3 +325,19 @@ def parse_submitted(text: str) -> int:
     if not found:
         raise unexpected_output(text, "sbatch --parsable")
     return int(found[1])
+
+
+def switches_of(text: str, expand: Callable[[str], Iterable[str]]) -> dict[str, tuple[str, ...]]:
+    """Parse `scontrol show topology`, a tree or blocks: what is above each node, the widest first.
+
+    Args:
+        expand: returns the names behind a list such as `n[1-4]`. Raises ValueError if there are none.
+    """
+    found: dict[str, list[tuple[int, str]]] = {}
+    for line in text.splitlines():
+        named = _ONE_SWITCH.match(line.strip()) or _BLOCK.match(line.strip())
+        if named is not None:
+            nodes = tuple(expand(named[2]))
+            for node in nodes:
+                found.setdefault(node, []).append((-len(nodes), named[1]))
+    return {node: tuple(name for _, name in sorted(above)) for node, above in found.items()}

@@ -31,7 +31,6 @@ class ScriptFacts:
     """What the script's #SBATCH lines request; None if they do not say. lines: the line number of each option."""
 
     nodes: int | None = None  # the minimum
-    nodes_max: int | None = None
     ntasks: int | None = None
     ntasks_per_node: int | None = None
     job_name: str | None = None
@@ -67,10 +66,8 @@ def inspect_script(text: str) -> ScriptFacts:
         values[name], lines[name] = directive.option.value, directive.line  # the last one counts, as in sbatch
         if name in ("requeue", "no-requeue"):
             requeue = name == "requeue"
-    nodes, nodes_max = _node_count(values.get("nodes"))
     return ScriptFacts(
-        nodes=nodes,
-        nodes_max=nodes_max,
+        nodes=_count((values.get("nodes") or "").partition("-")[0]),
         ntasks=_count(values.get("ntasks")),
         ntasks_per_node=_count(values.get("ntasks-per-node")),
         job_name=values.get("job-name"),
@@ -176,14 +173,8 @@ def _line(text: str, number: int) -> str:
     return text.split("\n")[number - 1][:200]
 
 
-def _node_count(value: str | None) -> tuple[int | None, int | None]:
-    """Parse `4`, `2-4`, `1k`. What only sbatch can judge (a list of sizes, a typo) is None."""
-    least, dash, most = (value or "").partition("-")
-    low = _count(least)
-    return low, (_count(most) if dash else low)
-
-
 def _count(value: str | None) -> int | None:
+    """Parse `4`, `1k`. What only sbatch can judge (a list of sizes, a typo) is None."""
     match = _COUNT.fullmatch((value or "").strip())
     return int(match[1]) * {"": 1, "k": 1024, "m": 1024 * 1024}[match[2].lower()] if match else None
 

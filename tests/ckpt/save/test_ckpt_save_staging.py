@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from ckpt_made import Training
 
 from transom_cli.ckpt.checkpointer import Checkpointer
-from transom_cli.errors import UsageError
 
 
 def test_state_may_change_as_soon_as_save_returns(tmp_path: Path) -> None:
@@ -28,24 +26,3 @@ def test_state_may_change_as_soon_as_save_returns(tmp_path: Path) -> None:
         assert (other.restore(), again.digest()) == (step, state)
         other.close()
         (tmp_path / f"step-{step}" / "manifest.json").rename(tmp_path / f"step-{step}" / "gone")
-
-
-@pytest.mark.parametrize(
-    ("argument", "hint"),
-    [
-        ({"copy": "overlapped"}, "copies the state before it returns"),
-        ({"prove": True}, "samples of the live state"),
-        ({"overhead": 0.01}, "every=100"),
-        ({"every": "auto"}, "every=10"),
-        ({"persist": "auto"}, "persist=10"),
-    ],
-)
-def test_removed_argument_is_refused_with_its_replacement(tmp_path: Path, argument: dict, hint: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        Checkpointer({}, tmp_path, **{"every": 1, **argument})
-    assert next(iter(argument)) in refused.value.what and hint in refused.value.hint
-
-
-def test_unknown_argument_is_an_error_of_python(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'evry'"):
-        Checkpointer({}, tmp_path, every=1, evry=2)  # type: ignore[arg-type]

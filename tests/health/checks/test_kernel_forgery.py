@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from slurm_support import OrdinaryUser
 
-from transom_cli.health.check import About
+from transom_cli.health.check import About, NoLimits
 from transom_cli.health.checks import kernel
 from transom_cli.health.checks.kernel import (
     LOG_FILE,
-    KernelLimits,
     KernelLog,
     judge_kernel_log,
     judge_lines,
@@ -112,7 +111,7 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> N
 
 def judged() -> list[str]:
     reading = read_kernel(About(since=time.time() - 60), kmsg="/no-kmsg")
-    return bad(judge_kernel_log("n1", reading, About(), KernelLimits()))
+    return bad(judge_kernel_log("n1", reading, About(), NoLimits()))
 
 
 def test_a_second_line_of_a_journals_message_is_not_the_kernels_word(
@@ -135,7 +134,7 @@ def test_dmesg_prints_what_users_may_have_forged_and_accuses_no_node(
     programs(tmp_path / "bin", monkeypatch, journalctl="exit 1", dmesg=f"cat {tmp_path}/said")
     assert judged() == []
     reading = read_kernel(About(since=time.time() - 60), kmsg="/no-kmsg")
-    found = judge_kernel_log("n1", reading, About(), KernelLimits())
+    found = judge_kernel_log("n1", reading, About(), NoLimits())
     assert [f.verdict for f in found if XID in f.evidence] == [Verdict.MONITOR], "but it is worth watching"
 
 
@@ -186,4 +185,4 @@ def test_the_real_crash_of_a_program_with_a_drivers_name_accuses_no_node(
     ours = tuple(line for line in seen if "Xid" in line)
     assert bad(judge_lines("n1", ours)) == []
     reading = read_kernel(About(since=since))
-    assert bad(judge_kernel_log("n1", reading, About(), KernelLimits())) == []
+    assert bad(judge_kernel_log("n1", reading, About(), NoLimits())) == []

@@ -11,17 +11,16 @@ from pathlib import Path
 import pytest
 
 from transom_cli.core.codec import build, plain
-from transom_cli.health.check import About
+from transom_cli.health.check import About, NoLimits
 from transom_cli.health.checks import kernel
 from transom_cli.health.checks.kernel import (
+    CHECK,
     LOG_FILE,
-    KernelLimits,
     KernelLog,
     KernelReading,
     LoggedGpu,
     judge_kernel_log,
     judge_lines,
-    overdue_kernel,
     read_kernel,
     when,
 )
@@ -40,7 +39,7 @@ def iso(wall: float) -> str:
 
 
 def judged(reading: KernelReading) -> dict[str, Verdict]:
-    return {f.check: f.verdict for f in judge_kernel_log("n1", reading, About(), KernelLimits())}
+    return {f.check: f.verdict for f in judge_kernel_log("n1", reading, About(), NoLimits())}
 
 
 @pytest.fixture
@@ -87,7 +86,7 @@ def test_only_what_was_logged_since_counts(log: Path) -> None:
 
 def test_what_has_no_time_counts_as_new(log: Path) -> None:
     log.write_text(f"{XID}\n")
-    found = judge_kernel_log("n1", read_kernel(About(since=time.time())), About(), KernelLimits())
+    found = judge_kernel_log("n1", read_kernel(About(since=time.time())), About(), NoLimits())
     assert [(f.check, f.verdict, f.device, f.remedy) for f in found if f.check == "gpu_xid"] == [
         ("gpu_xid", Verdict.FAIL, "0000:0f:00", Remedy.REBOOT)
     ]
@@ -117,7 +116,7 @@ def test_a_reading_can_be_written_and_read(log: Path) -> None:
     log.write_text(f"{XID}\n")
     reading = KernelReading("x", 1.0, 2, (XID,), gpus=(LoggedGpu("0000:0f:00.0", "GPU-f"),))
     assert build(KernelReading, json.loads(json.dumps(plain(reading)))) == reading
-    assert [f.device for f in judge_kernel_log("n1", reading, About(), KernelLimits())] == ["GPU-f", ""]
+    assert [f.device for f in judge_kernel_log("n1", reading, About(), NoLimits())] == ["GPU-f", ""]
 
 
 def test_unreadable_log_is_unknown(log: Path) -> None:
@@ -125,7 +124,7 @@ def test_unreadable_log_is_unknown(log: Path) -> None:
     reading = read_kernel(About())
     assert judged(reading) == {"kernel": Verdict.UNKNOWN, "gpu_xid": Verdict.UNKNOWN}
     assert "No such file" in reading.trouble
-    assert overdue_kernel("n1", 20.0, About()).verdict is Verdict.UNKNOWN
+    assert CHECK.late("n1", 20.0, About()).verdict is Verdict.UNKNOWN
 
 
 def programs(folder: Path, **scripts: str) -> None:

@@ -10,11 +10,10 @@ import pytest
 from processes import wait_for
 
 from transom_cli.core import codec
-from transom_cli.health.check import About, Tier
+from transom_cli.health.check import About, NoLimits, Tier
 from transom_cli.health.checks.site import (
     TIMEOUT,
     NhcReading,
-    SiteLimits,
     SiteReading,
     judge_nhc,
     judge_site,
@@ -45,7 +44,7 @@ def look(folder: Path, timeout: float = TIMEOUT) -> dict[str, Finding]:
     about = About(tier=Tier.QUICK, site_checks=str(folder))
     reading = read_site(about, timeout)
     assert codec.build(SiteReading, codec.plain(reading)) == reading
-    return {f.check: f for f in judge_site("n1", reading, about, SiteLimits())}
+    return {f.check: f for f in judge_site("n1", reading, about, NoLimits())}
 
 
 def gone(pid: int) -> bool:
@@ -141,7 +140,7 @@ def test_missing_folder_is_unknown_and_empty_one_not_applicable(folder: Path, tm
     assert missing.verdict is Verdict.UNKNOWN and "does not exist" in missing.evidence
     (empty,) = look(folder).values()
     assert (empty.verdict, empty.applies) == (Verdict.PASS, False)
-    (without,) = judge_site("n1", read_site(About()), About(), SiteLimits())
+    (without,) = judge_site("n1", read_site(About()), About(), NoLimits())
     assert (without.verdict, without.applies) == (Verdict.PASS, False)
 
 
@@ -170,5 +169,5 @@ def test_nhc_may_not_mark_nodes_offline(tmp_path: Path) -> None:
     ],
 )
 def test_nhc_failure_is_a_fail_only_as_root(code: int | None, as_root: bool, verdict: Verdict) -> None:
-    (found,) = judge_nhc("n1", NhcReading(Ran("nhc", code, "words"), as_root), About(), SiteLimits())
+    (found,) = judge_nhc("n1", NhcReading(Ran("nhc", code, "words"), as_root), About(), NoLimits())
     assert (found.check, found.verdict) == ("nhc", verdict)

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom_cli.core.codec import build, plain
-from transom_cli.health.check import About, Tier
+from transom_cli.health.check import About, NoLimits, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict
-from transom_cli.health.gpu.dcgm import LEVEL, DcgmLimits, DcgmReading, judge_dcgm, overdue_dcgm, parse_dcgm, read_dcgm
+from transom_cli.health.gpu.dcgm import CHECK, LEVEL, DcgmReading, judge_dcgm, parse_dcgm, read_dcgm
 
 DEEP = About(tier=Tier.DEEP, gpus=2)
 M, S, F = Verdict.MONITOR, Verdict.SUSPECT, Verdict.FAIL
 
 
 def judged(reading: DcgmReading) -> list[Finding]:
-    return list(judge_dcgm("n1", reading, DEEP, DcgmLimits()))
+    return list(judge_dcgm("n1", reading, DEEP, NoLimits()))
 
 
 def version4(*results: dict[str, Any], **more: Any) -> str:
@@ -162,7 +162,7 @@ def test_hanging_dcgmi_is_killed_with_its_children(dcgmi: Path) -> None:
     script(dcgmi, "sleep 300 &\nwait\n")  # the grandchild holds the pipe, too
     (found,) = judged(read_dcgm(DEEP, timeout=0.5))
     assert found.verdict is Verdict.UNKNOWN and "did not finish" in found.evidence
-    assert overdue_dcgm("n1", 900.0, DEEP).verdict is Verdict.UNKNOWN
+    assert CHECK.late("n1", 900.0, DEEP).verdict is Verdict.UNKNOWN
 
 
 def test_where_it_is_not_installed_it_does_not_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,15 @@ Content that would fail at a restore is refused before it is written.
 
 from __future__ import annotations
 
+import codecs
 import datetime
 import os
+import pickle
+import re
 import secrets
 import socket
+import warnings
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +23,6 @@ from typing import Any
 import torch
 
 from transom_cli.ckpt import files
-from transom_cli.ckpt.convert import torch_file
 from transom_cli.ckpt.failures import BadFile, SaveFailed, describe
 from transom_cli.ckpt.manifest import FileEntry, Manifest, Origin, encode, encode_origin
 from transom_cli.ckpt.names import DCP_METADATA, IMPORTED, MANIFEST, data_name, local_attempt, step_name, tmp_name
@@ -33,6 +37,8 @@ from transom_cli.ckpt.tree import Flat, Paths, flatten, unflatten
 from transom_cli.errors import UsageError, printable
 
 ATTEMPT = "imported"  # in the manifest, instead of a training's attempt
+_GLOBAL = re.compile(r"GLOBAL (\S+)")
+_PIECE = 4 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ def _contents(source: Path, form: str | Stock, under: str | None, only: Sequence
         if isinstance(form, Stock):
             flat, paths = form.contents(under)
         elif form == "torch":
-            flat, paths = _flattened(source, torch_file.read(source), under)
+            flat, paths = _flattened(source, _read_torch_file(source), under)
         else:
             flat, paths, partial = _from_safetensors(source, under)
     except OSError as error:
@@ -281,3 +287,48 @@ def _numbered(value: object, path: tuple[str | int, ...]) -> bool:
     """Whether these are a group's parameters as in torch's Optimizer.state_dict()."""
     groups = len(path) == 4 and path[1] == "param_groups" and path[3] == "params"
     return groups and isinstance(value, list) and any(type(item) is int for item in value)
+
+
+def _read_torch_file(path: Path) -> Any:
+    """What is in a torch file, and only data: its tensors are on the CPU, and their bytes are read when they are used.
+
+    The archive's checksums are compared first (those that torch left out are zero). Raises BadFile and OSError.
+    """
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"PK"
+    try:
+        if zipped:
+            _compare_checksums(path)
+        with warnings.catch_warnings(), torch.serialization.safe_globals(_numpy_data()):
+            warnings.simplefilter("ignore")  # torch warns about how it reads old files
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except OSError:
+        raise
+    except Exception as error:  # torch and zipfile raise many types for damaged bytes
+        found = _GLOBAL.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if found:
+            raise BadFile(
+                f"{path} holds more than data",
+                f"it needs code to be loaded ({found[1]}), and transom runs none from a file",
+                "save tensors, numbers, texts, lists and dicts only, as state_dict() gives them",
+            ) from None
+        raise BadFile(f"{path} is not a torch file, or is damaged", str(error).strip().partition("\n")[0]) from None
+
+
+def _numpy_data() -> list[Any]:
+    """The names that numpy pickles arrays of numbers with, such as its random state. Empty without numpy."""
+    try:
+        import numpy as np
+    except ImportError:
+        return []
+    numbers = {type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"}
+    return [np.ndarray, np.dtype, np.empty(0).__reduce__()[0], codecs.encode, *numbers]
+
+
+def _compare_checksums(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if entry.CRC:
+                with archive.open(entry) as record:
+                    while record.read(_PIECE):
+                        pass

@@ -16,8 +16,6 @@ from transom_cli.core.operator import incident as inc
 from transom_cli.core.operator.actions import Action, Cancel, Isolate, Patch, Release, Restart
 from transom_cli.core.operator.state import Phase, State, Step, WouldHave, answered
 
-BY_HAND = "requeued by hand"
-
 
 def withheld(state: State, e: ev.Withheld) -> Step:
     action = next((a for a in state.pending if a.key == e.key), None)

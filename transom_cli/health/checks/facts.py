@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from transom_cli.core.log_lines import clean
-from transom_cli.health.check import About, Check, Tier
+from transom_cli.health.check import About, Check, NoLimits, Tier
 from transom_cli.health.checks.host import read_memory
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.system import mount_of, names, read_mount_table, read_text, sysfs
@@ -33,11 +33,6 @@ class FactsReading:
     """facts: (name, value) pairs. An unreadable fact is left out."""
 
     facts: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class FactsLimits:
-    """No thresholds: there is nothing to judge on one node."""
 
 
 def read_facts(about: About) -> FactsReading:
@@ -62,13 +57,9 @@ def read_facts(about: About) -> FactsReading:
     return FactsReading(tuple((name, clean(value)) for name, value in facts.items() if value))
 
 
-def judge_facts(node: str, reading: FactsReading, about: About, limits: FactsLimits) -> tuple[Finding, ...]:
+def judge_facts(node: str, reading: FactsReading, about: About, limits: NoLimits) -> tuple[Finding, ...]:
     text = ", ".join(f"{name} {value}" for name, value in reading.facts)
     return (Finding(FACTS, Verdict.PASS, node, text or "no fact could be read"),)
-
-
-def overdue(node: str, waited: float, about: About) -> Finding:
-    return Finding(FACTS, Verdict.UNKNOWN, node, f"reading /proc did not finish in {waited:.0f} s")
 
 
 def by_node(readings: Mapping[str, Iterable[FactsReading]]) -> dict[str, dict[str, str]]:
@@ -119,9 +110,9 @@ CHECK = Check(
     reader="transom_cli.health.checks.facts:read_facts",
     judge=judge_facts,
     reading=FactsReading,
-    limits=FactsLimits,
+    limits=NoLimits,
     seconds=5.0,
     tier=Tier.QUICK,
     findings=FINDINGS,
-    overdue=overdue,
+    overdue="reading /proc",
 )

@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from transom_cli.health.check import About, Check, Tier
+from transom_cli.health.check import About, Check, NoLimits, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.gpu import xid
 from transom_cli.plural import several, was
@@ -113,11 +113,6 @@ class KernelReading:
     forgeable: bool = False
 
 
-@dataclass(frozen=True)
-class KernelLimits:
-    """No thresholds. A site overrides verdicts of Xids with $TRANSOM_XID_RULES."""
-
-
 def matters(line: str) -> bool:
     """Return whether `judge_lines` would return a finding for the line."""
     return xid.parse_xid(line) is not None or _rule(line) is not None
@@ -142,7 +137,7 @@ def judge_lines(
     )
 
 
-def judge_kernel_log(node: str, reading: KernelReading, about: About, limits: KernelLimits) -> tuple[Finding, ...]:
+def judge_kernel_log(node: str, reading: KernelReading, about: About, limits: NoLimits) -> tuple[Finding, ...]:
     """Return the findings of `judge_lines`, and a PASS for a check without any."""
     if reading.trouble:
         return tuple(Finding(check, Verdict.UNKNOWN, node, reading.trouble) for check in FINDINGS)
@@ -153,10 +148,6 @@ def judge_kernel_log(node: str, reading: KernelReading, about: About, limits: Ke
     read = f"{several(reading.looked_at, 'line')} in {reading.source} {was(reading.looked_at, 'reports', 'report')} no"
     passed = {KERNEL: f"{read} fault", xid.CHECK: f"{read} Xid"}
     return found + tuple(Finding(c, Verdict.PASS, node, text) for c, text in passed.items() if c not in bad)
-
-
-def overdue_kernel(node: str, waited: float, about: About) -> Finding:
-    return Finding(KERNEL, Verdict.UNKNOWN, node, f"reading the kernel log did not finish in {waited:.0f} s")
 
 
 def _rule(line: str) -> int | None:
@@ -381,9 +372,9 @@ CHECK = Check(
     reader="transom_cli.health.checks.kernel:read_kernel",
     judge=judge_kernel_log,
     reading=KernelReading,
-    limits=KernelLimits,
+    limits=NoLimits,
     seconds=20.0,
     tier=Tier.QUICK,
     findings=FINDINGS,
-    overdue=overdue_kernel,
+    overdue="reading the kernel log",
 )

@@ -144,10 +144,6 @@ def remove_files(about: About, nodes: tuple[str, ...]) -> None:
             os.unlink(name)  # noqa: PTH108
 
 
-def overdue(node: str, waited: float, about: About) -> Finding:
-    return Finding(RUN_DIR, Verdict.UNKNOWN, node, f"reading the run directory did not finish in {waited:.0f} s")
-
-
 CHECK = Check(
     name=RUN_DIR,
     reader="transom_cli.health.checks.run_dir:read_run_dir",
@@ -157,5 +153,5 @@ CHECK = Check(
     seconds=15.0,
     tier=Tier.QUICK,
     findings=FINDINGS,
-    overdue=overdue,
+    overdue="reading the run directory",
 )

@@ -14,7 +14,7 @@ import os
 import stat
 from dataclasses import dataclass
 
-from transom_cli.health.check import About, Check, Tier
+from transom_cli.health.check import About, Check, NoLimits, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict, not_applicable
 from transom_cli.health.system import BackgroundCall, Ran, environment, names, run, wait_for_all
 from transom_cli.heartbeat.paths import node_name
@@ -39,11 +39,6 @@ class SiteReading:
     ran: tuple[Ran, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     error: str = ""
-
-
-@dataclass(frozen=True)
-class SiteLimits:
-    """No thresholds: they are in the programs."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +93,7 @@ def _why_untrusted(path: str) -> str:
     return ""
 
 
-def judge_site(node: str, reading: SiteReading, about: About, limits: SiteLimits) -> tuple[Finding, ...]:
+def judge_site(node: str, reading: SiteReading, about: About, limits: NoLimits) -> tuple[Finding, ...]:
     if not reading.folder:
         return (not_applicable("site", node, "no folder of site checks is configured"),)
     if reading.error:
@@ -109,10 +104,6 @@ def judge_site(node: str, reading: SiteReading, about: About, limits: SiteLimits
     return tuple(found) or (not_applicable("site", node, f"{reading.folder} holds no executable"),)
 
 
-def overdue_site(node: str, waited: float, about: About) -> Finding:
-    return Finding("site", Verdict.UNKNOWN, node, f"the checks in {about.site_checks} did not finish in {waited:.0f} s")
-
-
 def read_nhc(about: About, program: str = NHC) -> NhcReading:
     """Run NHC without letting it mark the node offline: its result is judged like any other."""
     if not os.access(program, os.X_OK):
@@ -121,7 +112,7 @@ def read_nhc(about: About, program: str = NHC) -> NhcReading:
     return NhcReading(run(argv, environment(node_name(), about.tier.value), NHC_TIMEOUT), os.geteuid() == 0)
 
 
-def judge_nhc(node: str, reading: NhcReading, about: About, limits: SiteLimits) -> tuple[Finding, ...]:
+def judge_nhc(node: str, reading: NhcReading, about: About, limits: NoLimits) -> tuple[Finding, ...]:
     """Judge NHC, which exits with 1 if a check failed. Without root, many fail for lack of rights: no proof then."""
     ran = reading.ran
     if ran is None:
@@ -132,10 +123,6 @@ def judge_nhc(node: str, reading: NhcReading, about: About, limits: SiteLimits) 
     if ran.code == 0:
         return (_judge("nhc", node, ran),)
     return (Finding("nhc", Verdict.UNKNOWN, node, _describe(ran)),)
-
-
-def overdue_nhc(node: str, waited: float, about: About) -> Finding:
-    return Finding("nhc", Verdict.UNKNOWN, node, f"{NHC} did not finish in {waited:.0f} s")
 
 
 def _judge(check: str, node: str, ran: Ran) -> Finding:
@@ -162,20 +149,20 @@ CHECK = Check(
     reader="transom_cli.health.checks.site:read_site",
     judge=judge_site,
     reading=SiteReading,
-    limits=SiteLimits,
+    limits=NoLimits,
     seconds=30.0,
     tier=Tier.QUICK,
     findings=FINDINGS,
-    overdue=overdue_site,
+    overdue="a program of the site",
 )
 NHC_CHECK = Check(
     name="nhc",
     reader="transom_cli.health.checks.site:read_nhc",
     judge=judge_nhc,
     reading=NhcReading,
-    limits=SiteLimits,
+    limits=NoLimits,
     seconds=45.0,
     tier=Tier.DEEP,
     findings=NHC_FINDINGS,
-    overdue=overdue_nhc,
+    overdue=NHC,
 )

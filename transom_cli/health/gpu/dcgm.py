@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.core.log_lines import clean
-from transom_cli.health.check import About, Check, Tier
+from transom_cli.health.check import About, Check, NoLimits, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict, not_applicable, rank
 from transom_cli.health.system import tracked
 from transom_cli.plural import several
@@ -53,11 +53,6 @@ class DcgmReading:
     level: int = 0
     version: str = ""
     tests: tuple[DcgmTest, ...] = ()
-
-
-@dataclass(frozen=True)
-class DcgmLimits:
-    """No thresholds: DCGM has its own."""
 
 
 def read_dcgm(about: About, timeout: float = _TIMEOUT) -> DcgmReading:
@@ -156,7 +151,7 @@ def _clean(text: str) -> str:
     return clean(" ".join(text.split()))
 
 
-def judge_dcgm(node: str, reading: DcgmReading, about: About, limits: DcgmLimits) -> tuple[Finding, ...]:
+def judge_dcgm(node: str, reading: DcgmReading, about: About, limits: NoLimits) -> tuple[Finding, ...]:
     """Return one finding per GPU and test that failed or warned, or one PASS."""
     if reading.absent:
         return (not_applicable(DCGM, node, reading.absent),)
@@ -195,18 +190,14 @@ def _judge(node: str, command: str, test: DcgmTest) -> Finding:
     return Finding(DCGM, verdict, node, text, remedy, test.device, test.serial)
 
 
-def overdue_dcgm(node: str, waited: float, about: About) -> Finding:
-    return Finding(DCGM, Verdict.UNKNOWN, node, f"dcgmi diag did not finish in {waited:.0f} s")
-
-
 CHECK = Check(
     name="dcgm",
     reader="transom_cli.health.gpu.dcgm:read_dcgm",
     judge=judge_dcgm,
     reading=DcgmReading,
-    limits=DcgmLimits,
+    limits=NoLimits,
     seconds=SECONDS,
     tier=Tier.DEEP,
     findings=(DCGM,),
-    overdue=overdue_dcgm,
+    overdue="dcgmi diag",
 )

@@ -118,7 +118,7 @@ class Watch:
         check, about = reader.check, self._what.about
         reading, trouble, waited = reader.read()
         if waited:
-            late = check.overdue(self._node, waited, about) if waited > check.seconds else None
+            late = check.late(self._node, waited, about) if waited > check.seconds else None
             self._late[check.name] = late or self._late.get(check.name)
             states: tuple[Finding, ...] = (late,) if late else ()
         elif reading is None:

@@ -23,8 +23,8 @@ from transom_cli.health.probe.matrix import Cell
 from transom_cli.health.report import Report, document, faults, summary_line
 from transom_cli.health.run import HealthRequest, check_job
 from transom_cli.layout import AttemptDir
+from transom_cli.slurm.parse import switches_of
 from transom_cli.slurm.runner import Runner
-from transom_cli.slurm.topology import switches_of
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 
 MESSAGE = 4 << 20  # bytes, a piece of a gradient bucket
