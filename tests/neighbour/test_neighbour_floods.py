@@ -85,7 +85,7 @@ def test_lines_of_one_kind_are_matched_once_and_nothing_else_changes(
 def test_lines_that_are_all_different_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "MOST", 100)
     scanner = Scanner(rulebook(), Collector("rank-3.log"))
-    words = ("".join(chr(97 + int(digit)) for digit in str(n)) for n in range(3000))
+    words = ("".join(chr(97 + int(digit)) for digit in str(n)) for n in range(600))
     lines = (f"[rank{n % 7}] error{word}: Connection reset by peer\n" for n, word in enumerate(words))
     for line in lines:
         scanner.read(io.BytesIO(line.encode()))
