@@ -21,7 +21,7 @@ ALIKE = 8
 MOST = 8192  # kinds, and outcomes, that are remembered
 _FORMS = 1 << 16
 _OWN = 16  # forms of one length in which own words are looked for first
-_NEW = 512  # new kinds after which words are masked
+_NEW = 128  # new kinds in a part of a log after which words are masked
 _NUMBER = re.compile(rb"[0-9.+-]+")
 _VARIES = re.compile(rb"[0xX]")  # in a mask
 
@@ -123,7 +123,7 @@ class Kinds:
         self._forms: dict[bytes, Form] = {}
         self._tallies: dict[object, Tally] = {}
         self._variants = 0  # of all forms
-        self._new, self._wait = 0, _NEW  # new kinds of late, and after how many words are masked
+        self._new, self._wait = 0, _NEW  # new kinds since the last call of `forms`, and after how many words are masked
         self._candidates: set[int] = set()  # rules that have a text in a line of a kind
         self._word_masks: WordMasks | None = None
         self._own: dict[int, list[_Own]] = {}  # by length
@@ -136,7 +136,8 @@ class Kinds:
         """Return the form of each line, as far as it is known."""
         masks = masked(lines).split(b"\n")
         found = list(map(self._forms.get, masks))
-        if self._new >= self._wait and None in found:
+        self._new = self._new if self._new >= self._wait else 0
+        if self._new and None in found:
             missing = [n for n, form in enumerate(found) if form is None]
             self._with_own_words(masks, found, missing)
             missing = [n for n in missing if found[n] is None]
@@ -189,13 +190,12 @@ class Kinds:
         if kind is not None:
             form = self._forms[mask] = Form(kind, self._pick(kind, raw, mask))
             return form
-        if words in self._silent_words or self._book.says_nothing(raw):
-            if b"0" not in mask or not self._book.is_numbered(mask):
-                self._silent_words.add(words)
-                self._forms[mask] = self._silent
-                return self._silent
-            if self._book.says_nothing(raw):
-                return self._silent
+        if words in self._silent_words and not self._book.is_numbered(mask):
+            self._forms[mask] = self._silent
+            return self._silent
+        if self._book.says_nothing(raw):
+            self._silent_words.add(words)
+            return self._silent
         self._grow(raw)
         self._new += 1
         self._kinds[words] = Kind()

@@ -114,6 +114,7 @@ class Texts:
     """Says which of many texts a line contains. A text in lower case matches any case."""
 
     def __init__(self, of: Sequence[str]) -> None:
+        self._asked = 0
         self._of = [(text == text.lower(), text.encode()) for text in of]
         by_key: dict[int, list[int]] = {}
         for n, (_, text) in enumerate(self._of):
@@ -124,7 +125,8 @@ class Texts:
 
     def which(self, line: bytes) -> tuple[int, ...]:
         """Return the numbers of the texts that the line contains, in any order."""
-        if FAST and self._of and len(line) > SHORT:
+        self._asked += 1
+        if FAST and self._of and (len(line) > SHORT or self._asked > _OFTEN):
             return tuple(self._set.Match(line) or ())
         lower, of = line.lower(), self._of
         near = [n for key in self._keys & _keys(lower) for n in self._by_key[key]]
@@ -175,6 +177,7 @@ class Mistake(ValueError):
 
 
 SHORT = 1000  # characters of a line; RE2 matches longer ones, since its time is linear in any case
+_OFTEN = 2000  # lines looked up, which takes as long as to prepare an automaton
 _ENOUGH = 48 << 10  # bytes looked up line by line, which takes as long as to prepare a search for all texts at once
 _WINDOW = 4096  # bytes searched for all texts before the next window, so that a rare text is not searched to the end
 
