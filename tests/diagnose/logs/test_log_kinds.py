@@ -147,6 +147,14 @@ EVENTS = (
 )
 
 
+TRACEBACK = (
+    "Traceback (most recent call last):",
+    '  File "/opt/{w}/spawn.py", line {n}, in main',
+    '  File "/opt/data/{w}.py", line {n}, in read',
+    "    return pickle.load(file)",
+    "_pickle.UnpicklingError: pickle data was truncated",
+    "RuntimeError: {w}",
+)
 WORDS = (
     "",
     " {w}",
@@ -193,6 +201,7 @@ def test_lines_that_are_only_counted_change_nothing(tmp_path: Path, monkeypatch:
         forms = rng.sample([*STORM, f"{XID}{{x}}, pid=7", *labelled], rng.randint(1, 4))
         own = rng.sample(WORDS, rng.choice((1, 1, 3)))
         templates = [with_words(rng, form, words) for form in forms for words in own]
+        templates = rng.choice((templates, templates, [*TRACEBACK]))
         for n in range(rng.choice((3, 40, 200))):
             values = {
                 "r": rng.randrange(3),

@@ -21,8 +21,7 @@ ALIKE = 8
 MOST = 8192  # kinds, and outcomes, that are remembered
 _FORMS = 1 << 16
 _OWN = 16  # forms of one length in which own words are looked for first
-_NEW = 256  # lines without a form after which words are masked
-_LONGEST = 1000  # bytes of a line
+_NEW = 128  # new kinds in a part of a log after which words are masked
 _NUMBER = re.compile(rb"[0-9.+-]+")
 _VARIES = re.compile(rb"[0xX]")  # in a mask
 
@@ -91,25 +90,26 @@ class Form:
 
 
 class _Own:
-    """Where lines of a form have words of their own. mask: of these words, in which all that says nothing is masked.
-    head, tail: what is before and after them in the lines' masks."""
+    """Where lines of a form have words of their own. whole: their mask, if all words that say nothing are masked. mask:
+    its part from `start` to `stop`, where these words are. head, tail: what is before and after it in all lines."""
 
-    __slots__ = ("_first", "form", "head", "mask", "start", "stop", "tail")
+    __slots__ = ("_first", "form", "head", "mask", "start", "stop", "tail", "whole")
 
-    def __init__(self, form: Form, first: bytes) -> None:
-        self.form, self._first, self.mask = form, first, b""
+    def __init__(self, form: Form, first: bytes, whole: bytes) -> None:
+        self.form, self._first, self.whole = form, first, whole
         self.start, self.stop = len(first), 0
         self.head = self.tail = first
+        self.mask = b""
 
-    def learn(self, line: bytes, mask: bytes) -> None:
-        """Learn from another line, and its mask with all words masked."""
+    def learn(self, line: bytes) -> None:
+        """Learn from the mask of another line."""
         other = [n for n, (one, two) in enumerate(zip(self._first, line, strict=True)) if one != two]
         if other:
             end = self._first.find(b" ", other[-1])
             self.start = min(self.start, self._first.rfind(b" ", 0, other[0]) + 1)
             self.stop = max(self.stop, end if end >= 0 else len(line))
-            self.head, self.mask = self._first[: self.start], mask[self.start : self.stop]
-            self.tail = self._first[self.stop :]
+            self.head, self.tail = self._first[: self.start], self._first[self.stop :]
+            self.mask = self.whole[self.start : self.stop]
 
 
 class Kinds:
@@ -123,7 +123,7 @@ class Kinds:
         self._forms: dict[bytes, Form] = {}
         self._tallies: dict[object, Tally] = {}
         self._variants = 0  # of all forms
-        self._new = 0
+        self._new, self._wait = 0, _NEW  # new kinds since the last call of `forms`, and after how many words are masked
         self._candidates: set[int] = set()  # rules that have a text in a line of a kind
         self._word_masks: WordMasks | None = None
         self._own: dict[int, list[_Own]] = {}  # by length
@@ -136,7 +136,8 @@ class Kinds:
         """Return the form of each line, as far as it is known."""
         masks = masked(lines).split(b"\n")
         found = list(map(self._forms.get, masks))
-        if self._new >= _NEW and None in found:
+        self._new = self._new if self._new >= self._wait else 0
+        if self._new and None in found:
             missing = [n for n, form in enumerate(found) if form is None]
             self._with_own_words(masks, found, missing)
             missing = [n for n in missing if found[n] is None]
@@ -144,6 +145,7 @@ class Kinds:
             for n, mask in zip(missing, whole, strict=True):
                 found[n] = form = self._forms.get(mask)
                 if form is not None:
+                    self._forms[masks[n]] = form
                     self._learn_own(form, masks[n], mask)
         return found
 
@@ -160,43 +162,42 @@ class Kinds:
         for (n, one), mask in zip(own, words, strict=True):
             if mask == one.mask:
                 found[n] = one.form
-                if not mask:  # the whole line is the same
-                    self._forms[masks[n]] = one.form
 
     def _learn_own(self, form: Form, line: bytes, mask: bytes) -> None:
         of = self._own.setdefault(len(line), [])
-        known = next((one for one in of if one.form is form), None)
+        known = next((one for one in of if one.whole == mask), None)
         if known is not None:
-            known.learn(line, mask)
+            known.learn(line)
         elif len(of) < _OWN:
-            of.append(_Own(form, line))
+            of.append(_Own(form, line, mask))
 
     def form(self, raw: bytes) -> Form | None:
-        """Return the form of a line; None if its kind is new."""
+        """Return the form of a short line; None if its kind is new."""
         mask = masked(raw)
         form = self._forms.get(mask)
-        if form is None and self._new >= _NEW:
+        if form is None and self._new >= self._wait:
             (mask,) = self._mask_words([mask])
             form = self._forms.get(mask)
         return form or self._new_form(raw, mask)
 
     def _new_form(self, raw: bytes, mask: bytes) -> Form | None:
-        self._new += 1
         if len(self._forms) > _FORMS:
             self._forget_forms()
-        if len(raw) > _LONGEST or not _is_plain(raw):
+        if not _is_plain(raw):
             return self._silent if self._book.says_nothing(raw) else None
         words = words_of(mask)
         kind = self._kinds.get(words)
         if kind is not None:
             form = self._forms[mask] = Form(kind, self._pick(kind, raw, mask))
             return form
-        if words in self._silent_words or self._book.says_nothing(raw):
-            if not self._book.is_numbered(words):
-                self._silent_words.add(words)
-                self._forms[mask] = self._silent
+        if words in self._silent_words and not self._book.is_numbered(mask):
+            self._forms[mask] = self._silent
+            return self._silent
+        if self._book.says_nothing(raw):
+            self._silent_words.add(words)
             return self._silent
         self._grow(raw)
+        self._new += 1
         self._kinds[words] = Kind()
         return None
 
@@ -224,7 +225,8 @@ class Kinds:
     def _grow(self, raw: bytes) -> None:
         if not self._candidates.issuperset(of := self._book.candidates(raw)):
             self._candidates |= of
-            self._word_masks = None
+            if self._word_masks is not None:  # to prepare them again takes as long as to match a hundred lines
+                self._word_masks, self._new, self._wait = None, 0, 2 * self._wait
         self._size += 1
         if self._size > MOST:  # a flood of lines that are all different
             self._kinds, self._silent_words, self._size = {}, set(), 0
@@ -238,15 +240,14 @@ class Kinds:
         self._grow(raw)
         form.kind.add(form.pick(raw), hit)
 
-    def tally(self, form: Form, raw: bytes) -> Tally | None:
-        """Return the tally of such lines: of all with one rule, rank and process; None if they are not known."""
+    def tally(self, form: Form, raw: bytes) -> tuple[Tally | None, Hit | None]:
+        """Return the tally of such lines, of all with one rule, rank and process, and the first hit of their kind. Both
+        are None if they are not known."""
         pick = form.pick(raw)
-        tally = form.tallies.get(pick)
-        if tally is None:
-            known, first = form.kind.known(pick)
-            if known:
-                tally = form.tallies[pick] = self._tally_of(first)
-        return tally
+        tally, (known, first) = form.tallies.get(pick), form.kind.known(pick)
+        if tally is None and known:
+            tally = form.tallies[pick] = self._tally_of(first)
+        return tally, first if known else None
 
     def _tally_of(self, first: Hit | None) -> Tally:
         self._variants += 1

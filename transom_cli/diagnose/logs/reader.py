@@ -16,17 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from transom_cli.diagnose.logs import rulebook
 from transom_cli.diagnose.logs.aftermath import open_log
 from transom_cli.diagnose.logs.kinds import Form, Kinds, hit_of
 from transom_cli.diagnose.logs.matches import Collector, Found, Hit
-from transom_cli.diagnose.logs.rulebook import Rulebook
+from transom_cli.diagnose.logs.rulebook import SHORT, Rulebook
 
 BLOCK = 4 << 20
 AROUND = 4096  # bytes kept of a very long line, before and after a match
 _PART = 1 << 16  # bytes that are split into lines at once, so that they stay in a processor's cache
 _FEW, _MANY = 32, 64  # lines with a text in a part: up to which, and from which, the other way to read is faster
-_ENOUGH = 2 << 20  # bytes looked up line by line, after which to prepare a search of many lines takes less time
 _OVERLAP = 1 << 20  # bytes without a line end that are kept for the next block
 
 
@@ -36,7 +34,7 @@ class Scanner:
     def __init__(self, book: Rulebook, collector: Collector) -> None:
         self._book, self._collector = book, collector
         self._kinds = Kinds(book, self._like)
-        self._dense = not self._searches()
+        self._dense = not book.searches
         self._block = b""
         self._start = 0  # bytes before the block
         self._at, self._lineno = 0, 1  # an offset in the block, and the number of the line there
@@ -67,15 +65,11 @@ class Scanner:
             if self._dense:
                 found = self._look_up(at, stop)
                 self._book.looked_up += stop - at
-                self._dense = found > _FEW or not self._searches()
+                self._dense = found > _FEW or not self._book.searches
             else:
                 found = self._search(at, stop)
                 self._dense = found > _MANY
             at = stop
-
-    def _searches(self) -> bool:
-        """Whether it pays to search many lines at once."""
-        return rulebook.FAST and self._book.looked_up >= _ENOUGH
 
     def _look_up(self, at: int, end: int) -> int:
         """Read the lines between two offsets. Returns how many contain a text."""
@@ -90,7 +84,7 @@ class Scanner:
                     tally.lines += 1
                     tally.at = line
                     continue
-            if len(raw) > AROUND:
+            if len(raw) > SHORT:
                 self._search(line, line + len(raw))
             else:
                 self._look(raw, line, form)
@@ -111,14 +105,15 @@ class Scanner:
 
     def _look(self, raw: bytes, at: int, form: Form | None) -> None:
         """Count a line, or pass its hit to the collector."""
-        form = form or self._kinds.form(raw)
-        tally = self._kinds.tally(form, raw) if form is not None else None
+        if form is None and len(raw) <= SHORT:
+            form = self._kinds.form(raw)
+        tally, first = self._kinds.tally(form, raw) if form is not None else (None, None)
         if tally is not None and (tally.open or self._collector.opens(tally)):
             tally.lines, tally.at = tally.lines + 1, at
             return
         found = Found(raw, self._number(at), self._start + at)
-        if tally is not None and tally.first is not None:
-            self._collector.take(self._kinds.like(tally.first, found))
+        if first is not None:
+            self._collector.take(self._kinds.like(first, found))
             return
         hit = hit_of(found, self._book)
         if form is not None:

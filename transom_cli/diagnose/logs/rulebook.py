@@ -4,8 +4,8 @@ A rule describes one line. `any`: literal texts; the line must contain one; lowe
 `match`: RE2 expressions; one must match the text after its labels (`grammar`); the groups node, rank, peer,
 device and code are reported. `unless`: expressions for lines that only look alike.
 
-A text is looked up by four of its bytes. In large logs all texts are searched at once, with RE2 if it is installed (the
-agent runs in other people's containers): hundreds of megabytes a second.
+A text is looked up by four of its bytes. In large logs and long lines all texts are searched at once, with RE2 if it is
+installed (the agent runs in other people's containers): hundreds of megabytes a second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from transom_cli.diagnose.clue import Action, Category
 from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.grammar import Record
-from transom_cli.diagnose.logs.masks import NUMBERS, Search, WordMasks, literals, pieces, words_of
+from transom_cli.diagnose.logs.masks import NUMBERS, Search, WordMasks, literals, masked, pieces, words_of
 
 
 class Level(enum.IntEnum):
@@ -114,6 +114,7 @@ class Texts:
     """Says which of many texts a line contains. A text in lower case matches any case."""
 
     def __init__(self, of: Sequence[str]) -> None:
+        self._asked = 0
         self._of = [(text == text.lower(), text.encode()) for text in of]
         by_key: dict[int, list[int]] = {}
         for n, (_, text) in enumerate(self._of):
@@ -124,9 +125,20 @@ class Texts:
 
     def which(self, line: bytes) -> tuple[int, ...]:
         """Return the numbers of the texts that the line contains, in any order."""
+        self._asked += 1
+        if FAST and self._of and (len(line) > SHORT or self._asked > _OFTEN):
+            return tuple(self._set.Match(line) or ())
         lower, of = line.lower(), self._of
         near = [n for key in self._keys & _keys(lower) for n in self._by_key[key]]
         return tuple(n for n in (*self._short, *near) if of[n][1] in (lower if of[n][0] else line))
+
+    @cached_property
+    def _set(self) -> Expression:
+        found = re2.Set.SearchSet(_options())
+        for _, text in self._of:
+            found.Add(_pattern(text.decode()).encode())
+        found.Compile()
+        return found
 
 
 def _keys(line: bytes) -> set[int]:
@@ -165,22 +177,28 @@ class Mistake(ValueError):
 
 
 SHORT = 1000  # characters of a line; RE2 matches longer ones, since its time is linear in any case
+_OFTEN = 2000  # lines looked up, which takes as long as to prepare an automaton
+_ENOUGH = 48 << 10  # bytes looked up line by line, which takes as long as to prepare a search for all texts at once
 _WINDOW = 4096  # bytes searched for all texts before the next window, so that a rare text is not searched to the end
+
+
+def _options() -> Any:
+    options = re2.Options()
+    options.max_mem = 16 << 20  # for an automaton; an agent uses about 60 MB, and more makes nothing faster
+    options.log_errors = False
+    options.encoding = re2.Options.Encoding.LATIN1  # bytes: invalid UTF-8 is searched too
+    return options
 
 
 class _Fast:
     """The automaton is built at its first use: that takes longer than to read a small log."""
 
     def __init__(self, of: Sequence[str]) -> None:
-        self._options = options = re2.Options()
-        options.max_mem = 16 << 20  # for automata; an agent uses about 60 MB, and more makes nothing faster
-        options.log_errors = False
-        options.encoding = re2.Options.Encoding.LATIN1  # bytes: invalid UTF-8 is searched too
         self._patterns = [_pattern(text).encode() for text in of] or [b"$."]
 
     @cached_property
     def _any(self) -> Expression:
-        return re2.compile(b"|".join(self._patterns), self._options)
+        return re2.compile(b"|".join(self._patterns), _options())
 
     def first(self, data: bytes, at: int, end: int) -> tuple[int, int] | None:
         found = self._any.search(data, at, end)
@@ -279,17 +297,23 @@ class Rulebook:
         self._numbered = numbered
         without = [text.lower().encode().translate(None, NUMBERS).decode() for text in numbered]
         self._without_numbers = Texts(without).which
+        self._in_mask = Texts([masked(text.encode()).decode() for text in numbered]).which
         self._of_texts: dict[tuple[int, ...], list[int]] = {}
         self._dull: set[bytes] = set()
         self._compiled: dict[tuple[int, bool], tuple[tuple[Expression, ...], tuple[Expression, ...]]] = {}
 
+    @property
+    def searches(self) -> bool:
+        """Whether it pays to search for all texts at once."""
+        return FAST and self.looked_up >= _ENOUGH
+
     def says_nothing(self, raw: bytes) -> bool:
         """Whether a line contains no text."""
-        return self._telling.isdisjoint(self.which(raw))
+        return self.first(raw, 0, len(raw)) is None if self.searches else self._telling.isdisjoint(self.which(raw))
 
-    def is_numbered(self, words: bytes) -> bool:
-        """Whether it depends on their numbers if lines with these words contain a text."""
-        return bool(self._without_numbers(words))
+    def is_numbered(self, mask: bytes) -> bool:
+        """Whether it depends on their numbers if lines with this mask contain a text."""
+        return bool(self._in_mask(mask))
 
     def dull(self, raw: bytes) -> bool:
         """Whether no rule matched a line that differs from this one only in its numbers.
