@@ -12,7 +12,7 @@ import typer
 from cli_support import transom
 
 from transom_cli.cli.app import app
-from transom_cli.cli.init import _from_script, settings_text
+from transom_cli.cli.init import _from_script, _number, settings_text
 from transom_cli.config.load import load
 
 SCRIPT = """#!/bin/bash
@@ -68,3 +68,9 @@ def test_summaries_of_subcommands_fit_fifty_characters() -> None:
 
     found = list(summaries(typer.main.get_command(app)))
     assert len(found) > 50 and [text for text in found if len(text) > 50] == []
+
+
+def test_answer_that_is_no_number_is_asked_for_again() -> None:
+    assert _number(" 2 ") == "2"
+    with pytest.raises(typer.BadParameter, match="`two` is not a whole number"):
+        _number("two")

@@ -81,6 +81,19 @@ def test_failed_run_names_file_line_and_command(tmp_path: Path) -> None:
     assert [(one.rank, one.text) for one in marked] == [(3, line)]
 
 
+def test_root_line_names_the_trainers_own_file(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / SCENES["failed"](tmp_path).run_id)
+    frames = '  File "train.py", line 5, in <module>\n    import data\n'
+    frames += '  File "/v/lib/python3.12/json.py", line 9, in f\n    x\n'
+    end = "ModuleNotFoundError: No module named 'tokeniser'\n"
+    write(run, 0, 3, f"step 1\nTraceback (most recent call last):\n{frames}{end}")
+    root = find_root(run, read_view(run))
+    assert root is not None and (root.place, root.number) == ("train.py:5", 7)
+    write(run, 0, 3, f"later\n{end}")
+    root = find_root(run, read_view(run))
+    assert root is not None and root.place.endswith("rank-3.log:9"), "no traceback ends there"
+
+
 def test_without_output_the_state_of_the_run_says_why(tmp_path: Path) -> None:
     run = RunDir(tmp_path / SCENES["preflight"](tmp_path).run_id)
 

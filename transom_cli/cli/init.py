@@ -80,8 +80,15 @@ def _asked() -> dict[str, str]:
         raise UsageError("`init` asks questions", "stdin is not a terminal", "transom init train.sbatch")
     return {
         "job-name": typer.prompt("Name of the run", default=Path.cwd().name, err=True),
-        "nodes": str(typer.prompt("Number of nodes", default=1, type=int, err=True)),
-        "gpus-per-node": str(typer.prompt("GPUs per node (0: none)", default=0, type=int, err=True)),
+        "nodes": typer.prompt("Number of nodes", default="1", value_proc=_number, err=True),
+        "gpus-per-node": typer.prompt("GPUs per node (0: none)", default="0", value_proc=_number, err=True),
         "time": typer.prompt("Time limit of one attempt", default="24:00:00", err=True),
         "partition": typer.prompt("Partition (empty: the default)", default="", show_default=False, err=True),
     }
+
+
+def _number(text: str) -> str:
+    """Return the answer. Raises BadParameter, after which the question is asked again."""
+    if not text.strip().isdecimal():
+        raise typer.BadParameter(f"`{text}` is not a whole number")
+    return text.strip()

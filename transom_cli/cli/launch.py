@@ -120,7 +120,7 @@ def adopt(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
-    """Put `transom launch` into a copy of your script, and show the changes."""
+    """Put `transom launch` into a copy of your script. Prints the changes."""
     from difflib import unified_diff
 
     from transom_cli.submit.adopt import LAUNCH, Kind, find_steps

@@ -154,7 +154,7 @@ _on_controller("start-controller", "slurmctld answers", "Undo kill-controller.")
 _on_controller(
     "stop-controller",
     "stopped slurmctld: {} processes",
-    "Stop slurmctld: it accepts connections but never answers. Undo: cont-controller.",
+    "Stop slurmctld: it accepts but never answers. Undo: cont-controller.",
 )
 _on_controller("cont-controller", "continued slurmctld: {} processes", "Undo stop-controller.")
 

@@ -40,7 +40,7 @@ def of_cluster(config: Mapping[str, str]) -> list[Symptom]:
         words = f"ProctrackType={track}: processes that leave their session may outlive their step"
         found.append(Symptom("stray processes", Grade.NOTE, words, "transom finds and ends them itself"))
     if config.get("AccountingStorageType", "").rpartition("/")[2] in ("", "none", "(null)"):
-        words = "Slurm has no accounting: only transom's own files say how former attempts ended"
+        words = "Slurm has no accounting: only transom's own files say how earlier attempts ended"
         found.append(Symptom("accounting", Grade.NOTE, words))
     else:
         found.append(Symptom("accounting", Grade.OK, config["AccountingStorageType"].rpartition("/")[2]))
