@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from core_launcher import NODES, exits, feed, training, with_spare
+from core_launcher import NODES, exits, feed, fresh, training, with_spare
 
 from transom_cli.core import launcher
 from transom_cli.core.events import NodeFault, RankExit, Stall
@@ -123,9 +123,12 @@ def test_all_ranks_are_ended_if_a_stuck_one_cannot_be_replaced_alone(answer: lau
 
 
 def test_stuck_ranks_are_replaced_once_in_a_launch() -> None:
+    """If one of them fails before a step, what has survived stays once more."""
     state, _ = feed(stuck()[0], launcher.RanksKilled(27.0, 1, exits(-9, None, None)))
-    _, actions = feed(state, launcher.RanksExited(40.0, 1, exits(1, None, None)), launcher.Tick(41.0))
-    assert actions[-1] == launcher.EndLaunch(1, "l2", evidence=False)
+    state, actions = feed(state, launcher.RanksExited(40.0, 1, exits(1, None, None)), launcher.Tick(41.0))
+    assert actions[-1] == launcher.ReadLogs(1, 0, alive=True)
+    _, actions = feed(state, launcher.LogsRead(42.0, 1, "unknown", "", hearing=(1, 2)))
+    assert actions[-1] == launcher.StartLaunch(2, NODES, lost=(0,))
 
 
 def test_if_no_survivor_enters_or_replicas_are_elastic_all_ranks_are_ended() -> None:
@@ -136,9 +139,84 @@ def test_if_no_survivor_enters_or_replicas_are_elastic_all_ranks_are_ended() -> 
         assert actions[-1] == launcher.EndLaunch(1, "l2", evidence=False)
 
 
-def test_launch_that_has_not_stepped_is_not_entered_again() -> None:
+def died(state: State, launch: int, rank: int, at: float) -> tuple[State, list[launcher.Action]]:
+    codes = tuple(-9 if one == rank else None for one in range(3))
+    return feed(state, launcher.RanksExited(at, launch, exits(*codes)), launcher.Tick(at + 1))
+
+
+def test_survivors_stay_once_more_if_another_rank_dies_before_the_first_step() -> None:
     state, _ = feed(reentered(), launcher.RanksEntered(12.0, 1, (0, 1, 2)))
-    _, actions = failed(state, 1, 14.0)
+    state, actions = died(state, 1, 2, 14.0)
+    assert actions[-1] == launcher.ReadLogs(1, 2, alive=True)
+    state, actions = feed(state, launcher.LogsRead(16.0, 1, "unknown", "", hearing=(0, 1)))
+    assert actions[-1] == launcher.StartLaunch(2, NODES, lost=(2,))
+    state, _ = feed(state, launcher.RanksEntered(17.0, 2, (0, 1, 2)))
+    assert died(state, 2, 0, 18.0)[1][-1] == launcher.EndLaunch(2, "l3", evidence=False)
+    stepped, _ = feed(state, launcher.Stepped(18.0, 2, 4))
+    assert died(stepped, 2, 0, 19.0)[1][-1] == launcher.ReadLogs(2, 0, alive=True)
+
+
+def test_node_on_which_the_new_rank_dies_too_is_replaced_by_a_spare() -> None:
+    for begun, answer in ((with_spare, launcher.StartLaunch(2, ("n1", "n4", "n3"), lost=(1,))), (training, None)):
+        state, _ = failed(begun(recoverable=True))
+        state, _ = feed(state, launcher.LogsRead(11.0, 0, "unknown", "", hearing=(0, 2)))
+        state, _ = feed(state, launcher.RanksEntered(12.0, 1, (0, 1, 2)))
+        state, _ = failed(state, 1, 14.0)
+        state, actions = feed(state, launcher.LogsRead(16.0, 1, "unknown", "", hearing=(0, 2)))
+        assert actions[-1] == (answer or launcher.EndLaunch(1, "l2", evidence=False))
+
+
+def test_launch_that_began_with_new_ranks_is_not_entered_before_a_step() -> None:
+    state, _ = feed(fresh(recoverable=True), launcher.AttemptStarted(0.0))
+    assert failed(state)[1][-1] == launcher.EndLaunch(0, "l1", evidence=False)
+
+
+def test_hang_before_the_first_step_ends_the_launch() -> None:
+    state, _ = feed(reentered(), launcher.RanksEntered(12.0, 1, (0, 1, 2)))
+    _, actions = feed(state, launcher.Stalled(200.0, 1, Stall(-1, 180.0, 120.0, (1,), stopped=True)))
+    assert actions[-1] == launcher.EndLaunch(1, "l2", evidence=True)
+
+
+def another_dies() -> tuple[State, list[launcher.Action]]:
+    """Rank 2 dies while the new rank 1 still starts."""
+    state, _ = feed(reentered(), launcher.RanksEntered(12.0, 1, (0, 2)))
+    state, actions = died(state, 1, 2, 13.0)
+    assert actions[-1] == launcher.ReadLogs(1, 2, alive=True)
+    return feed(state, launcher.LogsRead(15.0, 1, "unknown", "", hearing=(0,)))
+
+
+def test_new_rank_that_still_starts_is_replaced_with_the_next_lost_one() -> None:
+    state, actions = another_dies()
+    words = "rank 1 had not begun yet: killed, to be replaced too"
+    assert actions == [launcher.Journal("l2", "reentry", words), launcher.KillRanks(1, (1,))]
+    assert feed(state, launcher.LogsRead(15.5, 1, "unknown", "", hearing=(0,))) == (state, [])
+    state, actions = feed(state, launcher.RanksKilled(16.0, 1, exits(None, -9, -9)))
+    assert actions == [launcher.ReadLogs(1, 2, alive=True)]
+    state, actions = feed(state, launcher.LogsRead(17.0, 1, "unknown", "", hearing=(0,)))
+    assert actions[-1] == launcher.StartLaunch(2, NODES, lost=(1, 2))
+    assert (state.launch.kept, state.launch.replaced) == ((0,), (1, 2))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        launcher.RanksKilled(16.0, 1, exits(None, None, -9)),
+        launcher.RanksKilled(16.0, 1, exits(None, -9, -9), words="rank 1 cannot be killed"),
+        launcher.RanksKilled(16.0, 1, exits(None, None, -9), ("n2",)),
+        launcher.RanksKilled(16.0, 1, exits(0, -9, -9)),
+        launcher.RanksKilled(16.0, 1, exits(-9, -9, -9)),
+        launcher.Tick(46.0),
+    ],
+)
+def test_all_ranks_are_ended_if_a_new_one_cannot_be_killed_alone(answer: launcher.Event) -> None:
+    state, actions = feed(another_dies()[0], answer)
+    assert (actions[-1], state.phase) == (launcher.EndLaunch(1, "l2", evidence=False), Phase.ENDING)
+
+
+def test_survivor_that_waits_for_no_order_is_not_taken_for_a_new_rank() -> None:
+    state, _ = feed(reentered(), launcher.RanksEntered(12.0, 1, (0, 1, 2)))
+    state, _ = failed(state, 1, 14.0)
+    _, actions = feed(state, launcher.LogsRead(16.0, 1, "unknown", "", hearing=(0,)))
     assert actions[-1] == launcher.EndLaunch(1, "l2", evidence=False)
 
 

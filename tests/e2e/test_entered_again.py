@@ -89,6 +89,27 @@ def test_stuck_survivor_is_killed_and_replaced_alone(person: Person, sandbox: Sa
     wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a process has outlived the run")
 
 
+def test_survivor_stays_once_more_if_another_rank_dies_before_the_first_step(
+    person: Person, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    run = person.start("-N", "3", "--set", "launch.recoverable=true", "--", *remembering(tmp_path / "final"))
+    job = person.wait(run, at_step(10), 180)["job_id"]
+    attempt = run.attempt(job, 0)
+    stays = find_rank(sandbox, job, 0)[0].ident
+    faults.kill_rank(sandbox, job, 1)
+    entered = [attempt.logs(1) / f"rank-{rank}.log" for rank in (0, 2)]
+    wait_for(lambda: all(path.exists() for path in entered), "ranks 0 and 2 are not in launch 1")
+    faults.kill_rank(sandbox, job, 2)
+    wait_for(lambda: "rank 0 goes on from step" in logs(attempt, 2), "rank 0 is not in launch 2")
+    assert find_rank(sandbox, job, 0)[0].ident == stays, "it was started again"
+    view = person.wait(run, over, 240)
+    print(logs(attempt, 1)[-3000:], logs(attempt, 2)[-3000:], *recoveries(attempt), sep="\n")
+    assert (view["phase"], view["step"], view["starts"], len(launches(run, job))) == ("done", STEPS, 0, 3)
+    (recovered,) = [one["words"] for one in recoveries(attempt) if one["what"] == "recovered"]
+    assert "took ranks 1, 2, 1 survivor re-entered" in str(recovered)
+    wait_for(lambda: not processes.of_job(sandbox.cluster, job), "a process has outlived the run")
+
+
 def test_survivors_go_on_from_their_own_state_without_a_snapshot(
     person: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
 ) -> None:

@@ -106,6 +106,23 @@ def test_ranks_are_entered_again_and_a_lost_one_is_replaced(ranks: Ranks) -> Non
 
 
 @pytest.mark.long
+def test_survivors_that_wait_for_a_new_rank_are_entered_once_more(ranks: Ranks) -> None:
+    """It dies before it has joined them, and another one with it."""
+    ranks.train()
+    pid = ranks.ranks[0].pid
+    ranks.enter_again(lost=1)
+    ranks.ranks[1].kill()
+    ranks.ranks[1].wait()
+    wait_for(lambda: {0, 2} <= set(reentry.hearing(str(ranks.beats), 1)), 60)
+    ranks.enter_again(lost=2)
+    ranks.ranks[1] = ranks._start(1)
+    ranks.train()
+    newest = [ranks.reports(rank)[-1] for rank in range(SIZE)]
+    assert [(one["launch"], one["pid"]) for one in newest] == [(2, rank.pid) for rank in ranks.ranks]
+    assert newest[0]["entry"] == 2 and ranks.ranks[0].pid == pid
+
+
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_entering_again_leaves_nothing_behind(ranks: Ranks) -> None:
     for _ in range(ENTRIES):

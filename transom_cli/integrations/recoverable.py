@@ -31,6 +31,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from transom_cli.errors import UsageError
@@ -218,6 +219,8 @@ class _Recovery:
         with contextlib.suppress(Exception):
             if dist.is_initialized():
                 dist.destroy_process_group()
+            # an interrupted init_process_group has counted its group: the others' names for the next one would differ
+            c10d._world.group_count = 0
         if self._replicas is not None:
             self._replicas.left()
         _forget_meshes()

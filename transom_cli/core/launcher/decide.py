@@ -205,10 +205,13 @@ def _settle(state: State, at: float) -> Decision:
 
 
 def _ranks_killed(state: State, e: RanksKilled) -> Decision:
-    if not reentry.replacing(state):
+    new = reentry.killing_new(state)
+    if not new and not reentry.replacing(state):
         return hangs.killed(state, e)
     if e.launch != state.launch.number:
         return state, ()
+    if new:
+        return reentry.new_killed(state, e)
     return reentry.stuck_killed(state, e) or fail(state, e.at, reentry.late(state))
 
 

@@ -76,7 +76,8 @@ def logs_read(state: State, e: LogsRead) -> Decision:
     incident, gone = state.incident, state.launch.ended
     if e.launch != state.launch.number or state.phase is not Phase.READING or incident is None:
         return state, ()
-    if gone is None and not reentry.lost(state):  # the logs have not been asked for
+    lost = set(reentry.lost(state))
+    if gone is None and (not lost or not lost >= set(state.launch.culprits)):  # the logs have not been asked for
         return state, ()
     if gone is None:
         return _keep_survivors(state, e, incident)
@@ -107,6 +108,8 @@ def _keep_survivors(state: State, e: LogsRead, incident: Incident) -> Decision:
     gone = LaunchEnded(e.at, e.launch, unheard=state.launch.unheard)
     diagnosed, actions, diagnosis = _diagnose(state, e, incident, gone)
     deaf = tuple(rank for rank in reentry.survivors(state) if rank not in e.hearing)
+    if (decision := reentry.kill_new(state, e.at, deaf)) is not None:
+        return decision
     why = reentry.deaf(deaf) if deaf else "the ranks cannot stay where they are"
     if not deaf and not state.stop and not _to_be_checked(diagnosed, diagnosis):
         left = replace(diagnosed, launch=replace(diagnosed.launch, ended=gone))

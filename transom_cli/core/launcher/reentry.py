@@ -2,8 +2,9 @@
 
 Survivors keep their processes while the lost ranks' logs are read. If the diagnosis allows a relaunch on the same
 nodes, or with spares in place of nodes without survivors, that relaunch keeps the survivors. In all other cases the
-launch is ended, and recovers as any other does. A launch whose ranks have not stepped since they entered it is never
-entered again: so each fault is met in this way once.
+launch is ended, and recovers as any other does. If a rank dies in a launch whose ranks have not stepped since they
+entered it, its survivors may stay once more, then not again before a step. New ranks of such a launch that wait for no
+order yet are killed, and started once more with the lost ones.
 
 Survivors that do not enter the launch in time are stuck. They alone are killed and started again, in the same launch:
 the others wait for them at its rendezvous. If that is not possible, the launch is ended.
@@ -15,12 +16,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from transom_cli.core.clocks import failed_first
 from transom_cli.core.events import RankExit
-from transom_cli.core.launcher.actions import EndLaunch, Journal, KillRanks, ReplaceRanks
+from transom_cli.core.launcher.actions import EndLaunch, Journal, KillRanks, ReadLogs, ReplaceRanks
 from transom_cli.core.launcher.events import RanksEntered, RanksKilled, StandbyTook
 from transom_cli.core.launcher.judgement import Sign
 from transom_cli.core.launcher.state import Decision, Phase, Reason, State
 from transom_cli.plural import several
+
+AGAIN = 1  # launches in a row without a step that survivors of a death may leave for another one
 
 
 def lost(state: State) -> tuple[int, ...]:
@@ -38,21 +42,25 @@ def survivors(state: State) -> tuple[int, ...]:
 
 def obstacle(state: State, exits: tuple[RankExit, ...]) -> str:
     """Why the survivors of these exits cannot stay, as far as is known before the logs are read; "" if they may."""
-    if why := never(state):
+    once_more = bool(state.launch.kept) and state.launch.fruitless < AGAIN
+    if why := never(state, unstepped=once_more):
         return why
     if not exits or not survivors(state):
         return "no rank survives" if exits else "no rank has ended"
     return "" if all(x.bad for x in exits) else "a rank has ended with exit code 0"
 
 
-def never(state: State) -> str:
-    """Why ranks of this launch cannot enter another one, whatever has happened; "" if they may."""
+def never(state: State, *, unstepped: bool = False) -> str:
+    """Why ranks of this launch cannot enter another one, whatever has happened; "" if they may.
+
+    unstepped: even if they have not stepped.
+    """
     launch = state.launch
     if launch.over_since is not None:
         return "the training step has ended"
     if state.departure.reason is not Reason.NONE:
         return "the launch was to end anyway"
-    return "" if state.progress.step >= 0 else f"no rank has stepped in launch {launch.number}"
+    return "" if unstepped or state.progress.step >= 0 else f"no rank has stepped in launch {launch.number}"
 
 
 def end_all(state: State, at: float, why: str, *, evidence: bool = False) -> Decision:
@@ -72,7 +80,9 @@ def begin(state: State, *, elastic: bool = False) -> State:
     """Note what the new launch waits for. Called for a launch that keeps the survivors of the one before."""
     gone, kept = lost(state), survivors(state)
     absent = tuple(sorted({*gone, *state.launch.absent})) if elastic else ()
-    return replace(state, launch=replace(state.launch.next(), kept=kept, awaited=kept, replaced=gone, absent=absent))
+    fruitless = state.launch.fruitless + 1 if state.progress.step < 0 else 0
+    launch = replace(state.launch.next(), kept=kept, awaited=kept, replaced=gone, absent=absent, fruitless=fruitless)
+    return replace(state, launch=launch)
 
 
 def entered(state: State, e: RanksEntered) -> Decision:
@@ -137,6 +147,44 @@ def stuck_killed(state: State, e: RanksKilled) -> Decision | None:
     now = replace(launch, kept=kept, awaited=(), culprits=(), replaced=replaced, standby=False)
     entry = Journal(_incident(state), "reentry", f"{named(launch.awaited)} to replace in launch {launch.number}")
     return replace(state, launch=now).enter(Phase.TRAINING, e.at), (entry, ReplaceRanks(launch.number, launch.awaited))
+
+
+def kill_new(state: State, at: float, deaf: tuple[int, ...]) -> Decision | None:
+    """Kill new ranks that wait for no order yet, after the death of another one. None: that would not help.
+
+    They are still starting: nothing of them is worth more than the survivors.
+    """
+    launch = state.launch
+    new = state.progress.step < 0 and set(deaf) <= set(launch.replaced)
+    if not new or not deaf or launch.culprits or state.stop or len(deaf) == len(survivors(state)):
+        return None
+    entry = Journal(_incident(state), "reentry", f"{named(deaf)} had not begun yet: killed, to be replaced too")
+    state = replace(state, launch=replace(launch, culprits=deaf)).enter(Phase.READING, at)
+    return state, (entry, KillRanks(launch.number, deaf))
+
+
+def killing_new(state: State) -> bool:
+    """Whether new ranks are being killed."""
+    launch = state.launch
+    if state.phase is not Phase.READING or launch.ended is not None or state.progress.step >= 0:
+        return False
+    left = set(launch.culprits) - set(lost(state))
+    return bool(left) and left <= set(launch.replaced)
+
+
+def new_killed(state: State, e: RanksKilled) -> Decision:
+    """Read the logs again, in which the survivors are asked again whether they may stay."""
+    launch, outcome = state.launch, state.incident.outcome if state.incident is not None else None
+    known = {x.rank: x for x in (*launch.exits, *e.exits)}
+    exits = tuple(known[rank] for rank in sorted(known))
+    after = replace(state, launch=replace(launch, exits=exits))
+    if e.unheard or e.words or not set(launch.culprits) <= set(known):
+        return end_all(state, e.at, e.words or f"{named(launch.culprits)} did not end")
+    if not all(x.bad for x in exits) or not survivors(after):
+        return end_all(state, e.at, f"others ended with {named(launch.culprits)}")
+    first = failed_first(outcome.exits) if outcome is not None else ()
+    read = ReadLogs(launch.number, first[0].rank if len(first) == 1 else None, alive=True)
+    return after.enter(Phase.READING, e.at), (read,)
 
 
 def words(state: State, at: float, step: int) -> str:

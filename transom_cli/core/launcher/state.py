@@ -202,6 +202,7 @@ class Launch:
     awaited: tuple[int, ...] = ()  # those of them that have not entered it yet
     replaced: tuple[int, ...] = ()  # the other ranks of such a launch
     absent: tuple[int, ...] = ()  # those of them without which the kept ones train
+    fruitless: int = 0  # launches right before it that kept survivors, and made no step
     standby: bool = False  # the ranks that it started were standbys
 
     @property
