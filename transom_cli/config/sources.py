@@ -89,6 +89,7 @@ RUN_VARIABLES: frozenset[str] = frozenset(
         "TRANSOM_RANK_PID",
         "TRANSOM_ONLY",
         "TRANSOM_RECOVERABLE",
+        "TRANSOM_HOSTS",
         "TRANSOM_REPLICAS",
         "TRANSOM_STANDBY",
         "TRANSOM_STANDBY_LEARN",
