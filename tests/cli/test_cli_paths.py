@@ -38,7 +38,7 @@ def test_an_error_of_a_path_is_json_where_json_was_requested(tmp_path: Path) -> 
 
 def test_json_behind_the_dashes_is_the_trainings_own(tmp_path: Path) -> None:
     done = transom("run", "-f", tmp_path / "none.toml", "--", "python", "train.py", "--json")
-    assert done.returncode == 2 and not done.stdout and "no such file" in done.stderr
+    assert done.returncode == 2 and not done.stdout and "No such settings file" in done.stderr
 
 
 def test_export_to_an_impossible_file(tmp_path: Path) -> None:

@@ -45,11 +45,11 @@ def test_escape_sequences_of_a_command_line_and_a_file_are_reported_not_sent(tmp
 @pytest.mark.parametrize(
     ("words", "key"),
     [
-        ([b"--name", b"a\xff"], b"flags: name: "),
-        ([b"-p", b"\xff"], b"flags: job.partition: "),
-        ([b"--root", b"/r\xff"], b"flags: root: "),
-        ([b"--set", b"job.env=A=\xff"], b"flags: job.env: "),
-        ([b"--set", b"job.sbatch=--x=\xff"], b"flags: job.sbatch: "),
+        ([b"--name", b"a\xff"], b"command line: name: "),
+        ([b"-p", b"\xff"], b"command line: job.partition: "),
+        ([b"--root", b"/r\xff"], b"command line: root: "),
+        ([b"--set", b"job.env=A=\xff"], b"command line: job.env: "),
+        ([b"--set", b"job.sbatch=--x=\xff"], b"command line: job.sbatch: "),
     ],
 )
 def test_bytes_that_are_not_utf8_are_refused_by_key_and_layer(words: list[bytes], key: bytes) -> None:

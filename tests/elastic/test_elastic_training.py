@@ -56,6 +56,7 @@ class Loader:
         self.position = state["position"]
 
 
+@pytest.mark.long
 def test_an_object_that_nobody_has_a_rule_for_is_named(tmp_path: Path) -> None:
     phases({"directory": tmp_path, "world": 2, "steps": 1})
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Dropout(0.3), torch.nn.Tanh(), torch.nn.Linear(32, 4))

@@ -92,6 +92,7 @@ def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
         rank.communicate()
 
 
+@pytest.mark.long
 def test_request_makes_one_checkpoint_at_one_step(world: Callable[..., World]) -> None:
     made = world(2, 1)
     assert made.up == ["up 0"] * 3

@@ -54,6 +54,7 @@ def uploaded(ck: Checkpointer) -> None:
     assert ck._snapshots.copied(60.0)
 
 
+@pytest.mark.long
 def test_lost_directory_is_restored_from_object_storage(s3: S3, directory: Path, capsys: pytest.CaptureFixture[str]):
     ck, weights = trainer(directory)
     train(ck, weights, range(1, 4))

@@ -72,6 +72,7 @@ def test_a_healthy_network(ranks: LocalRanks, network: netns.Network) -> None:
     assert {f.verdict for f in result.findings if f.check in ("link_node", "link_all")} == {Verdict.PASS}
 
 
+@pytest.mark.long
 def test_unreachable_node_is_named(ranks: LocalRanks, network: netns.Network) -> None:
     for other in NODES[1:]:
         network.drop("n0", other)
