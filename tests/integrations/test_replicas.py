@@ -20,7 +20,9 @@ import torch
 from processes import wait_for
 from rank_server import Forked
 
+from transom_cli import recoverable
 from transom_cli.elastic import GlobalBatches
+from transom_cli.errors import UsageError
 from transom_cli.files import publish_text
 from transom_cli.heartbeat import paths, record, reentry
 from transom_cli.integrations.replicas import Members
@@ -328,3 +330,9 @@ def test_saves_after_each_step_are_in_memory_after_a_rank_has_joined(tmp_path: P
     wait_for(lambda: ranks.has_stepped(0, 40), 120)
     assert "while training waits" not in "".join(ranks.log(rank) for rank in range(WORLD))
     ranks.finish()
+
+
+@pytest.mark.parametrize(("replicas", "size"), [("", 2), ("elastic", 0), ("", -1)])
+def test_ranks_per_replica_without_replicas_are_refused(replicas: str, size: int) -> None:
+    with pytest.raises(UsageError, match=f"ranks_per_replica={size} "):
+        recoverable(replicas=replicas, ranks_per_replica=size)

@@ -111,6 +111,11 @@ def recoverable(
     """
     if replicas not in ("", "elastic"):
         raise UsageError(f"replicas={replicas!r} is not known", hint='pass replicas="elastic"')
+    if ranks_per_replica < 1 or (ranks_per_replica > 1 and not replicas):
+        raise UsageError(
+            f"ranks_per_replica={ranks_per_replica} has no meaning here",
+            hint='pass replicas="elastic" and a number of ranks that is at least 1',
+        )
     if function is None:
         return lambda chosen: _entered(chosen, ranks_per_replica if replicas else 0)
     return _entered(function, 0)

@@ -37,7 +37,7 @@ def hit_of(found: Found, book: Rulebook) -> Hit | None:
 
 
 def _hit_like(rule: Rule, found: Found, book: Rulebook) -> Hit:
-    """Match a line of which the rule is known."""
+    """Match a line whose rule is known."""
     record = grammar.record(grammar.clean(found.raw))
     return Hit(rule, record, book.where(rule, record), lineno=found.lineno, offset=found.offset)
 

@@ -46,7 +46,7 @@ def words_of(raw: bytes) -> bytes:
 
 
 def literals(expression: str) -> list[str]:
-    """Return the texts of which an expression's matches consist, besides what varies in them."""
+    """Return the fixed texts in an expression's matches."""
     flags, found = expression[:4] == "(?i)", _LITERAL.finditer(expression)
     of = "".join(one[1] or one[2] or "\0" for one in found).split("\0")
     return [one.lower() if flags else one for one in of if one]

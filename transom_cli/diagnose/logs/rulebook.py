@@ -142,7 +142,7 @@ class Texts:
 
 
 def _keys(line: bytes) -> set[int]:
-    """Return all that stands in four bytes of a line, as numbers."""
+    """Return every four consecutive bytes of a line, as numbers."""
     view, end = memoryview(line), len(line)
     return set().union(*[view[at : end - (end - at) % 4].cast("I") for at in range(min(4, end))])
 
