@@ -52,6 +52,8 @@ FT_DEFAULT = ("--ignore-missing-fault-tol-cfg",)
 FT_QUICK = (*FT_DEFAULT, "--monitor-interval=0.1", "--ft-workload-check-interval=0.5", "--term-timeout=1")
 MARK = "BENCH_PEERS"  # in the environment of every process of a case
 _SLURM = ("slurm", "munged", "srun", "sbatch")
+# By default a node that loses a rank twice is excluded, and the job requeued.
+_ALL_FAULTS = '[[policy.rules]]\nname = "killed-by-the-bench"\ncause = "rank_killed"\naction = "relaunch"\n'
 
 
 @dataclass(frozen=True)
@@ -195,8 +197,8 @@ class Attempt:
     def _begin(self, argv: list[str], env: dict[str, str], log: str) -> None:
         self._children.append(process([sys.executable, *argv], {**self.env, **env}, self.folder / f"{log}.log"))
 
-    def _agent(self, module: str, ranks: int, restarts: int = 3) -> list[str]:
-        words = ["--nnodes=1", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--local-addr=127.0.0.1"]
+    def _agent(self, module: str, ranks: int) -> list[str]:
+        words = ["--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=100", "--local-addr=127.0.0.1"]
         return ["-m", module, *words, "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
 
     def _as_srun(self, ranks: int) -> None:
@@ -216,7 +218,7 @@ class Attempt:
         self._begin([str(script), *words, "--bind", f"127.0.0.1:{port}"], {}, "lighthouse")
         for replica in range(RANKS):
             env = {"TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}", "REPLICA_GROUP_ID": str(replica)}
-            self._begin([*self._agent("torch.distributed.run", 1, 10), *self.train], env, f"replica-{replica}")
+            self._begin([*self._agent("torch.distributed.run", 1), *self.train], env, f"replica-{replica}")
 
     def measure(self, rng: random.Random, faults: int) -> Iterator[dict[str, Any]]:
         """Start it; then kill a rank and wait until all ranks train again, as often as asked for."""
@@ -227,7 +229,7 @@ class Attempt:
             yield {"fault": number, **row}
             if row["full"] is None:
                 return
-            settled = 5.0
+            settled = 3.0
 
     def _fault(self, rng: random.Random, settled: float) -> dict[str, Any]:
         lines: list[Line] = []
@@ -248,7 +250,7 @@ class Attempt:
         wait_for(lambda: there(step, 0.0), PATIENCE, f"step {step}", 0.02)
         stayed = [rank for rank, pid in ranks.items() if rank and pid in self._pids]
         others = [rank for rank in range(1, RANKS) if rank != self._victim]
-        victim = rng.choice(stayed or others)  # not on the same node again: transom would exclude it
+        victim = rng.choice(stayed or others)
         self._pids, self._victim = set(ranks.values()), victim
         at = time.time()
         os.kill(ranks[victim], signal.SIGKILL)
@@ -323,6 +325,9 @@ def attempts(args: argparse.Namespace, made: contextlib.ExitStack) -> None:
     def sandbox() -> Bench:
         if not bench:
             bench.append(made.enter_context(Bench()))
+            settings = Path(bench[0].env["XDG_CONFIG_HOME"]) / "transom"
+            settings.mkdir(parents=True)
+            (settings / "config.toml").write_text(_ALL_FAULTS)
         return bench[0]
 
     found = rows_of(args.out)
@@ -359,7 +364,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="results: a line of JSON for each attempt")
     parser.add_argument("--runs", type=int, default=5, help="of each case [5]")
     parser.add_argument(
-        "--faults", type=int, default=2, choices=(1, 2), help="of each run [2]; 1 if the rank is not replaced"
+        "--faults", type=int, default=2, metavar="N", help="of each run [2]; 1 if the rank is not replaced"
     )
     parser.add_argument("--first", type=int, default=0, help="number of the first one [0]")
     parser.add_argument("--start", type=float, nargs="+", default=[0.0, 20.0], help="seconds to build the model [0 20]")

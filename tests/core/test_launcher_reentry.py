@@ -85,6 +85,34 @@ def test_if_one_survivor_cannot_enter_again_the_launch_is_ended(hearing: tuple[i
     assert actions[-1] == launcher.StartLaunch(1, NODES)
 
 
+def test_rank_that_dies_while_the_logs_are_read_is_replaced_with_the_first() -> None:
+    state, _ = failed(training(recoverable=True))
+    both = exits(None, -9, -9)
+    state, actions = feed(state, launcher.RanksExited(10.5, 0, both))
+    assert (actions, launcher.reading(state)) == ([], True)
+    state, actions = feed(state, launcher.LogsRead(11.0, 0, "unknown", "", hearing=(0, 2)))
+    assert actions[-1] == launcher.StartLaunch(1, NODES, lost=(1, 2))
+    assert (state.launch.kept, state.launch.replaced) == ((0,), (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("later", "why"),
+    [
+        (launcher.RanksExited(10.5, 0, exits(-9, -9, -9)), "no rank survives"),
+        (launcher.RanksExited(10.5, 0, exits(0, -9, None)), "a rank has ended with exit code 0"),
+        (launcher.RanksExited(10.5, 0, KILLED, over=True), "the training step has ended"),
+    ],
+)
+def test_launch_is_ended_if_no_rank_can_stay_any_more_when_the_logs_have_been_read(
+    later: launcher.Event, why: str
+) -> None:
+    state, _ = failed(training(recoverable=True))
+    state, _ = feed(state, later)
+    _, actions = feed(state, launcher.LogsRead(11.0, 0, "unknown", "", hearing=(0, 2)))
+    assert isinstance(actions[0], launcher.Journal) and actions[0].words.endswith(why)
+    assert isinstance(actions[-1], launcher.EndLaunch)
+
+
 def stuck() -> tuple[State, list[launcher.Action]]:
     """Rank 2 has entered launch 1 in time, and rank 0 has not."""
     state, _ = feed(reentered(), launcher.RanksEntered(12.0, 1, (2,)))

@@ -237,6 +237,11 @@ def forget_launches(beats_dir: str, before: int) -> None:
                 pass
 
 
+def is_standby() -> bool:
+    """Whether this is a standby that runs its script, and no rank yet."""
+    return "transom_standby" in sys.modules
+
+
 def await_rank(before: str) -> None:
     """In a standby that runs its script, wait until it is a rank (heartbeat.standby_script). before: what follows."""
     waiting = sys.modules.get("transom_standby")

@@ -62,6 +62,7 @@ from transom_cli.core.launcher.events import (
     TopUpSubmitted,
 )
 from transom_cli.core.launcher.outcome import after_attempt, without_progress
+from transom_cli.core.launcher.reentry import reading
 from transom_cli.core.launcher.state import History, Launch, Memory, Nodes, Phase, Policy, Reason, State
 
 __all__ = [
@@ -126,5 +127,6 @@ __all__ = [
     "after_attempt",
     "decide",
     "next_deadline",
+    "reading",
     "without_progress",
 ]

@@ -165,6 +165,8 @@ def _tasks_seen(state: State, e: TasksSeen) -> Decision:
 
 def _ranks_exited(state: State, e: RanksExited) -> Decision:
     launch = state.launch
+    if e.launch == launch.number and reentry.reading(state):
+        return reentry.more_exits(state, e)
     if not state.trains(e.launch):
         return state, ()
     bad = any(x.bad for x in e.exits)
@@ -188,7 +190,7 @@ def _settled_at(state: State) -> float | None:
     if len(launch.exits) >= state.tasks or (failing is not None and over is not None):
         return state.since
     if failing is not None:
-        return failing + policy.settle
+        return failing + (policy.settle_alive if policy.recoverable else policy.settle)
     return over + policy.late if over is not None else None
 
 

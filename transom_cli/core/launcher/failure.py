@@ -110,8 +110,9 @@ def _keep_survivors(state: State, e: LogsRead, incident: Incident) -> Decision:
     deaf = tuple(rank for rank in reentry.survivors(state) if rank not in e.hearing)
     if (decision := reentry.kill_new(state, e.at, deaf)) is not None:
         return decision
-    why = reentry.deaf(deaf) if deaf else "the ranks cannot stay where they are"
-    if not deaf and not state.stop and not _to_be_checked(diagnosed, diagnosis):
+    obstacle = reentry.after_all(state, state.launch.exits) or (reentry.deaf(deaf) if deaf else "")
+    why = obstacle or "the ranks cannot stay where they are"
+    if not obstacle and not state.stop and not _to_be_checked(diagnosed, diagnosis):
         left = replace(diagnosed, launch=replace(diagnosed.launch, ended=gone))
         decided, more = recover(left, e.at, diagnosis, gone)
         if more and isinstance(more[-1], StartLaunch) and reentry.fits(state, more[-1].nodes):

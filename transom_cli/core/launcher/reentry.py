@@ -19,7 +19,7 @@ from dataclasses import replace
 from transom_cli.core.clocks import failed_first
 from transom_cli.core.events import RankExit
 from transom_cli.core.launcher.actions import EndLaunch, Journal, KillRanks, ReadLogs, ReplaceRanks
-from transom_cli.core.launcher.events import RanksEntered, RanksKilled, StandbyTook
+from transom_cli.core.launcher.events import RanksEntered, RanksExited, RanksKilled, StandbyTook
 from transom_cli.core.launcher.judgement import Sign
 from transom_cli.core.launcher.state import Decision, Phase, Reason, State
 from transom_cli.plural import several
@@ -45,9 +45,32 @@ def obstacle(state: State, exits: tuple[RankExit, ...]) -> str:
     once_more = bool(state.launch.kept) and state.launch.fruitless < AGAIN
     if why := never(state, unstepped=once_more):
         return why
-    if not exits or not survivors(state):
-        return "no rank survives" if exits else "no rank has ended"
+    return after_all(state, exits) if exits else "no rank has ended"
+
+
+def after_all(state: State, exits: tuple[RankExit, ...]) -> str:
+    """As `obstacle`, of what may change while the logs are read."""
+    if state.launch.over_since is not None:
+        return "the training step has ended"
+    if not survivors(state):
+        return "no rank survives"
     return "" if all(x.bad for x in exits) else "a rank has ended with exit code 0"
+
+
+def reading(state: State) -> bool:
+    """Whether the logs of ranks that have died are read while the others wait, and nobody is being killed."""
+    launch = state.launch
+    return state.phase is Phase.READING and bool(launch.exits) and launch.ended is None and not launch.culprits
+
+
+def more_exits(state: State, e: RanksExited) -> Decision:
+    """Note the ranks that end while the logs are read: they do not survive, and one of them may have failed first."""
+    over = e.at if e.over and state.launch.over_since is None else state.launch.over_since
+    state = replace(state, launch=replace(state.launch, exits=e.exits, over_since=over))
+    incident = state.incident
+    if incident is None or incident.outcome is None:
+        return state, ()
+    return replace(state, incident=replace(incident, outcome=replace(incident.outcome, exits=e.exits))), ()
 
 
 def never(state: State, *, unstepped: bool = False) -> str:

@@ -26,7 +26,8 @@ class Policy:
     relaunches: per cause and without progress, before the attempt ends; 0 disables relaunching.
     max_without_progress: attempts in a row, after which a launcher without an operator holds the job.
     ports_taken: relaunches in a row that cost no budget, since another program used the rendezvous port.
-    settle: time after the first bad exit in which the other ranks' exits are still collected.
+    settle: time after the first bad exit in which the other ranks' exits are still collected. settle_alive: the same if
+        survivors may stay; then exits are also collected while the logs are read.
     late: time for exit records to arrive through a network file system after srun ended.
     come_up: time limit for a relaunched step to start its tasks. The limit is at least three times the first startup.
     silent: a node that is silent for so long, while no rank steps, is replaced by a ready spare or left out. If neither
@@ -46,6 +47,7 @@ class Policy:
     max_without_progress: int = 3
     ports_taken: int = 5
     settle: float = 0.3
+    settle_alive: float = 0.1
     late: float = 5.0
     come_up: float = 120.0
     silent: float = 15.0

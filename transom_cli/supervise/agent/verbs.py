@@ -109,7 +109,7 @@ class Snapshots:
 
 @dataclass(frozen=True)
 class Reenter(Launch):
-    """Order the ranks of `launch` to enter launch `to`, with this rendezvous. ``to``: 0 only asks who would.
+    """Order the ranks of `launch` to enter launch `to`, with this rendezvous.
 
     ``replicas``: ranks that train there before the others have joined; (): they wait for all.
     """
@@ -203,7 +203,10 @@ class Answers:
         return Reply({"mono": time.monotonic()})
 
     def logs(self, request: Logs) -> Reply:
-        return Reply({**self._monitor.cause(request.launch, request.seconds), "wall": time.time()})
+        cause = self._monitor.cause(request.launch, request.seconds)
+        hearing = reentry.hearing(self._beats_dir, request.launch)
+        elastic = reentry.elastic(self._beats_dir, request.launch, hearing)
+        return Reply({**cause, "wall": time.time(), "hearing": hearing, "elastic": elastic})
 
     def evidence(self, request: Evidence) -> Reply:
         folder = self._attempt.evidence(request.incident)
@@ -219,14 +222,12 @@ class Answers:
         return Reply(answer)
 
     def reenter(self, request: Reenter) -> Reply:
-        if request.to:
-            order = {
-                paths.LAUNCH: str(request.to), "MASTER_ADDR": request.address, "MASTER_PORT": str(request.port),
-                paths.REPLICAS: ",".join(map(str, request.replicas)),
-            }  # fmt: skip
-            reentry.write_order(self._beats_dir, request.launch, order)
-        hearing = reentry.hearing(self._beats_dir, request.launch)
-        return Reply({"hearing": hearing, "elastic": reentry.elastic(self._beats_dir, request.launch, hearing)})
+        order = {
+            paths.LAUNCH: str(request.to), "MASTER_ADDR": request.address, "MASTER_PORT": str(request.port),
+            paths.REPLICAS: ",".join(map(str, request.replicas)),
+        }  # fmt: skip
+        reentry.write_order(self._beats_dir, request.launch, order)
+        return Reply()
 
     def snapshots(self, request: Snapshots) -> Reply:
         if request.step is None:

@@ -68,6 +68,13 @@ def addresses(nodes: tuple[str, ...], connect: Connect, leave: Callable[[], bool
     return known
 
 
+def hearing(answers: list[Answer]) -> tuple[tuple[int, ...], bool]:
+    """From the answers to `Agents.logs`: ranks that would enter their training again; whether also without others."""
+    found = [answer.get("hearing") for answer in answers]
+    ranks = tuple(sorted(rank for ranks in found if isinstance(ranks, list) for rank in ranks))
+    return ranks, all(answer.get("elastic") is True for answer in answers if answer.get("hearing"))
+
+
 class Agents:
     def __init__(
         self,
@@ -228,13 +235,6 @@ class Agents:
     def flush(self, launch: int, nodes: tuple[str, ...], step: int) -> dict[str, Answer]:
         """Request a save at `step` from the ranks; -1 only asks how far they are."""
         return self._ask_all(nodes, "flush", FLUSH, {"launch": launch, "step": step})
-
-    def hearing(self, launch: int, nodes: tuple[str, ...]) -> tuple[tuple[int, ...], bool]:
-        """The ranks that would enter their training again if they were ordered to; whether also without the others."""
-        answers = self._ask_all(nodes, "reenter", FLUSH, {"launch": launch}).values()
-        found = [answer.get("hearing") for answer in answers]
-        ranks = tuple(sorted(rank for ranks in found if isinstance(ranks, list) for rank in ranks))
-        return ranks, all(answer.get("elastic") is True for answer in answers if answer.get("hearing"))
 
     def reenter(
         self, launch: int, to: int, nodes: tuple[str, ...], address: str, port: int, replicas: tuple[int, ...]

@@ -49,7 +49,7 @@ from transom_cli.heartbeat import paths
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.attempt_files import newest_checkpoint
 from transom_cli.supervise.launcher import plan as launchplan
-from transom_cli.supervise.launcher.agents import GRACE, Agents
+from transom_cli.supervise.launcher.agents import GRACE, Agents, hearing
 from transom_cli.supervise.launcher.final_checkpoint import persist_memory, plan_checkpoint
 from transom_cli.supervise.launcher.group import Group, GroupChange, NewRanks, Survivors
 from transom_cli.supervise.launcher.journal import JournalWriter, say
@@ -305,9 +305,9 @@ class Executor:
             found = examine("", self._options.run, self._attempt, action.rank, 0.0, answers, seconds=left)
             taken = launchplan.says_in_use(found.line, port)
             if action.alive:  # rank 0 itself holds the port
-                hearing, elastic = self._agents.hearing(action.launch, nodes)
+                ranks, elastic = hearing(answers)
                 said = LogsRead(0.0, action.launch, found.category, found.line, found.where)
-                return replace(said, hearing=hearing, elastic=elastic)
+                return replace(said, hearing=ranks, elastic=elastic)
             taken = self._agents.holds_port(nodes[0], port) if taken is None else taken
             return LogsRead(0.0, action.launch, found.category, found.line, found.where, taken)
 

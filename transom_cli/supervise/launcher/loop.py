@@ -50,7 +50,7 @@ from transom_cli.supervise.launcher.top_up import TopUps
 from transom_cli.supervise.launcher.training import TrainingStep, TrainingSteps
 
 TURN = 0.05  # seconds per turn of the loop
-EXITS = 0.2  # interval in seconds between reads of the exit records
+EXITS = 0.2  # interval in seconds between reads of the exit records; each turn if survivors wait for the launcher
 LOOK = 0.25  # interval in seconds between reads of the heartbeat tables
 TABLES = 256  # number of nodes from which that interval is 1 s
 SIGN = 1.0  # interval in seconds between signs of life
@@ -157,10 +157,11 @@ class Launcher:
             self._handle(replace(begun, at=self._now(), memory=with_agents, ends_at=ends_at))
             if options.min_nodes:
                 self._top_ups.follow_queue()
+            heard: Event | None = None
             while self._state.phase is not Phase.OVER:
                 self._resume()
-                self._observe(self._now())
-                time.sleep(TURN)
+                self._observe(self._now(), heard)
+                heard = self._wait()
             if options.observe:
                 pass  # the job is not ours to requeue or to shrink
             elif self._state.stop:  # Slurm waits for this process
@@ -282,15 +283,22 @@ class Launcher:
 
     # --- observing ---
 
-    def _observe(self, now: float) -> None:
+    def _wait(self) -> Event | None:
+        """Until the next turn is due, or an event has come."""
+        with contextlib.suppress(queue.Empty):
+            return self._inbox.get(timeout=TURN)
+        return None
+
+    def _observe(self, now: float, heard: Event | None) -> None:
         self._sign(now)
         self._forward(now)
-        while True:
-            try:
-                self._handle(replace(self._inbox.get_nowait(), at=now))
-            except queue.Empty:
-                break
-        if self._step is not None and self._state.phase is Phase.TRAINING and now - self._looked_exits >= EXITS:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._handle(replace(heard or self._inbox.get_nowait(), at=now))
+                heard = None
+        watched = self._state.phase is Phase.TRAINING or launcher.reading(self._state)
+        often = 0.0 if self._options.policy.recoverable else EXITS
+        if self._step is not None and watched and now - self._looked_exits >= often:
             self._looked_exits = now
             for event in self._monitor.step_events(now, self._step):
                 self._handle(event)
