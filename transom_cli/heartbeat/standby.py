@@ -15,6 +15,7 @@ Standard library only: it runs in the trainer's interpreter, by its path.
 # Python's own start must not wait for pathlib
 # ruff: noqa: PTH105, PTH109, PTH115, PTH120, PTH123, PTH208
 
+import gc
 import json
 import os
 import sys
@@ -72,6 +73,9 @@ def wait(path: str, go: int, report: int, output: int = -1) -> None:
             learned = json.load(file)
         with reads:
             why = _import(learned["modules"])
+        if "TRANSOM_RECOVERABLE" in os.environ:  # its first re-entry need not look at what was imported
+            gc.collect()
+            gc.freeze()
         runs = output >= 0 and learned["recoverable"]
     except Exception as error:
         why = f"{type(error).__name__}: {error}"

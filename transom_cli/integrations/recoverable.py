@@ -39,7 +39,7 @@ from transom_cli.heartbeat import client, paths, reentry
 from transom_cli.integrations.replicas import Finished, Joins, Replicas
 from transom_cli.integrations.sockets import abort, sockets
 
-POLL = 0.05  # seconds between two looks for an order
+POLL, WAITS = 0.05, 0.01  # seconds between two looks for an order: of a rank that trains, of one that waits for it
 AGAIN = 0.1  # seconds between two interrupts, until the main thread answers
 MERCY = 1.0  # seconds for which a step of the optimizer is not interrupted, so that the state stays whole
 STUCK = 5.0  # seconds after which a process whose main thread does not answer starts from scratch
@@ -182,7 +182,7 @@ class _Recovery:
     def _once(self) -> tuple[bool, Any]:
         """Train until the end, or until an order. Raises what the training raises if no order comes."""
         launch = paths.own_launch()
-        self._order = None
+        self._order, self._poll = None, POLL
         self._ordered.clear()
         self._over.clear()
         watcher = threading.Thread(target=self._watch, args=(launch,), name="transom-reentry", daemon=True)
@@ -201,6 +201,7 @@ class _Recovery:
             except Joins:
                 joins = True
             except Exception as error:
+                self._poll = WAITS
                 if not self._ordered.is_set() and not (_is_of_a_peer(error) and self._ordered.wait(PATIENCE)):
                     raise
             finally:
@@ -248,7 +249,7 @@ class _Recovery:
         client.reentered(launch)
 
     def _watch(self, launch: int) -> None:
-        while not self._over.wait(POLL):
+        while not self._over.wait(self._poll):
             order = reentry.read_order(self._folder, launch)
             if order is None:
                 continue

@@ -213,6 +213,7 @@ class NodeLogs:
         if launch != self._launch:
             self.close()
             self._launch, self._tells = launch, False
+            rulebook()  # the next to need it are survivors that wait
         found = []
         for name in names(self._beats_dir, launch, rows):
             if name not in self._followed:
