@@ -56,9 +56,9 @@ class TrainingSteps:
         cls, former: TrainingStep | TrainingSteps, lost: tuple[int, ...], exits: Path, more: list[TrainingStep]
     ) -> TrainingSteps:
         """The steps of a launch in which ranks of `former` stay, and those in `more` replace the lost ones."""
-        kept = [step for step in former.steps if step.code is None]
+        kept, records = [step for step in former.steps if step.code is None], ExitRecords(exits)
         for step in kept:
-            step.enter_again(lost, exits)
+            step.enter_again(lost, records)
         return cls([*more, *kept], patient=True)
 
     @property
@@ -71,7 +71,8 @@ class TrainingSteps:
         return tuple(dict.fromkeys(node for step in self._steps for node in step.nodes))
 
     def exits(self) -> tuple[RankExit, ...]:
-        known = {x.rank: x for step in self._steps for x in step.exits()}
+        read: dict[ExitRecords, dict[int, RankExit]] = {}
+        known = {x.rank: x for step in self._steps for x in step.exits(read)}
         return tuple(known[n] for n in sorted(known))
 
     @property
@@ -113,7 +114,7 @@ class TrainingStep:
     """
 
     def __init__(self, plan: StepPlan, exits: Path) -> None:
-        self._exits = [ExitRecords(exits)]  # of the launches that the ranks were in
+        self._exits = [ExitRecords(exits)]  # of the launch that the ranks are in, and of the one before
         self._folder = exits  # of the launch in which they started
         self._lost: set[int] = set()  # ranks that other steps have replaced
         self._begun: frozenset[int] = frozenset()  # ranks that standbys became, if not all
@@ -189,11 +190,17 @@ class TrainingStep:
             with contextlib.suppress(OSError):
                 self._srun.stdin.close()
 
-    def exits(self) -> tuple[RankExit, ...]:
-        """Exits by rank (under torchrun: by node). A wrapper's own record takes precedence over srun's message."""
+    def exits(self, read: dict[ExitRecords, dict[int, RankExit]] | None = None) -> tuple[RankExit, ...]:
+        """Exits by rank (under torchrun: by node). A wrapper's own record takes precedence over srun's message.
+
+        read: what was read for other steps just now.
+        """
         known = {rank: end for rank, end in self._said.items() if not self._begun or rank in self._begun}
+        read = {} if read is None else read
         for records in self._exits:
-            known |= records.read()
+            if records not in read:
+                read[records] = records.read()
+            known |= read[records]
         return tuple(known[n] for n in sorted(known) if n not in self._lost)
 
     @property
@@ -205,10 +212,10 @@ class TrainingStep:
     def steps(self) -> list[TrainingStep]:
         return [self]
 
-    def enter_again(self, lost: tuple[int, ...], exits: Path) -> None:
-        """From now on the ranks but `lost` are in a launch with these exits."""
+    def enter_again(self, lost: tuple[int, ...], exits: ExitRecords) -> None:
+        """From now on the ranks but `lost` are in a launch with these exits. One may have ended before."""
         self._lost |= set(lost)
-        self._exits.append(ExitRecords(exits))
+        self._exits = [self._exits[-1], exits]
 
     @property
     def argv(self) -> list[str]:
