@@ -75,7 +75,6 @@ def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: boo
     import json
     import os
     import shutil
-    from dataclasses import asdict
 
     from transom_cli.config.load import load
     from transom_cli.core.codec import plain
@@ -84,12 +83,16 @@ def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: boo
     from transom_cli.view.tables import node_lines, node_rows, repeat_offender_lines
 
     known, here, error = _ask_slurm(history)
-    rows = [row for row in node_rows(history, known, ended=ended) if run in ("", row.run)]
+    rows = [row for row in node_rows(history, known, ended=ended) if run in ("", row.standing.isolation.run)]
     limits = limits_of(HistoryLimits, load(None, {}, os.environ).health.limits)
     offenders = () if run else judge_history(history, limits)  # judged over all runs
     if json_:
-        nodes_json = [asdict(row) for row in rows]
-        document = {"schema": 1, "nodes": nodes_json, "repeat_offenders": plain(offenders), "slurm": error}
+        document = {
+            "schema": 1,
+            "nodes": [row.as_json() for row in rows],
+            "repeat_offenders": plain(offenders),
+            "slurm": error,
+        }
         print(json.dumps(document))
         return
     width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 10_000

@@ -209,17 +209,17 @@ class RunView:
     starts: int
     step: int
     durable: int
-    loss: float | None
-    nodes: tuple[str, ...]  # nodes with ranks
-    spares: tuple[str, ...]
-    excluded: tuple[tuple[str, str, str], ...]  # node, drained or excluded, reason
-    slurm_state: str
-    slurm_reason: str
-    slurm_lost: str
-    operator: bool  # a live operator holds the lease
-    verdict: str
-    exit_code: int | None
-    incidents: tuple[IncidentView, ...]  # newest first
+    loss: float | None = None
+    nodes: tuple[str, ...] = ()  # nodes with ranks
+    spares: tuple[str, ...] = ()
+    excluded: tuple[tuple[str, str, str], ...] = ()  # node, drained or excluded, reason
+    slurm_state: str = ""
+    slurm_reason: str = ""
+    slurm_lost: str = ""
+    operator: bool = False  # a live operator holds the lease
+    verdict: str = ""
+    exit_code: int | None = None
+    incidents: tuple[IncidentView, ...] = ()  # newest first
     memory: int = -1  # newest step in node memory
     memory_age: float | None = None  # since it was committed
     memory_protection: str = ""
