@@ -354,11 +354,7 @@ def _start_operator(made: RunDir, *, new: bool, detach: bool) -> None:
 
     Returns when the operator runs, or with `detach`, when Slurm has accepted its job.
 
-    Args:
-        new: the run was created by this command.
-
-    Raises:
-        TransomError: there will be no operator; a new run is then over.
+    new: the run was created by this command. Raises TransomError: there will be no operator; a new run is then over.
     """
     from transom_cli.bootstrap.slurm import run_slurm
     from transom_cli.config.run_settings import read_settings

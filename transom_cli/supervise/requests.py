@@ -26,9 +26,7 @@ MAX_NODES = 4096  # in one request to lift
 def event_of(request: Mapping[str, Any], at: float, who: str, name: str) -> ev.Event | None:
     """Return the event for the core; None for anything that is not a request.
 
-    Args:
-        who: the author, as journal and screen show it.
-        name: identifies the request, so that it counts once.
+    who: the author, as journal and screen show it. name: identifies the request, so that it counts once.
     """
     kind, nodes = request.get("ask"), request.get("nodes")
     if kind == STOP:

@@ -181,9 +181,7 @@ class Standbys:
 class Leaving:
     """The ranks save and end, and the run continues in its next attempt.
 
-    Attributes:
-        why: As in `core.launcher.state.Reason`.
-        until: The end of the attempt, if known.
+    why: As in `core.launcher.state.Reason`. until: The end of the attempt, if known.
     """
 
     since: float

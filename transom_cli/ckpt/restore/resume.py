@@ -134,9 +134,7 @@ class Restorer:
     def start_from(self, path: Path, step: int | None) -> Restored:
         """Load a checkpoint of elsewhere, of a Checkpointer or of DCP itself: nothing was saved here yet.
 
-        Raises:
-            UsageError: nothing says which step it is.
-            NoCheckpointRestores: it does not load.
+        Raises UsageError: nothing says which step it is; NoCheckpointRestores: it does not load.
         """
         self._before = memory_of(self._state)
 
