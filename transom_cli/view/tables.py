@@ -45,7 +45,7 @@ class NodeRow:
 
     def as_json(self) -> dict[str, Any]:
         one, same = self.standing.isolation, ("verdict", "evidence", "device", "serial", "remedy", "detail")
-        about = {"node": one.node, "how": one.how, "run": one.run, "found": one.what}
+        about: dict[str, Any] = {"node": one.node, "how": one.how, "run": one.run, "found": one.what}
         about |= {name: getattr(one, name) for name in same}
         about |= {"since": one.wall, "until": self.standing.until, "ended": self.ended}
         about |= {"ended_at": self.standing.ended_at, "carried": self.carried}
