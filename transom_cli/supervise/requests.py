@@ -13,11 +13,7 @@ from typing import Any
 from transom_cli.core import events as ev
 from transom_cli.files import publish_text
 from transom_cli.layout import RunDir
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
+from transom_cli.toml import tomllib
 
 STOP, LIFT, REQUEUE, RESUME = KINDS = ("stop", "lift", "requeue", "resume")
 MAX_NODES = 4096  # in one request to lift
