@@ -37,7 +37,7 @@ from transom_cli.ckpt.saved_marker import SavedMarker
 from transom_cli.ckpt.state import RANKS, RNG, Declared, State
 from transom_cli.ckpt.tiers.fetch import MirrorCandidate, fetch_together, mirror_candidates
 from transom_cli.errors import UsageError
-from transom_cli.plural import several
+from transom_cli.plural import several, some
 
 NAMED = 10  # values in an error
 _TORCH_RNG = re.compile(rf"{RANKS}\.\d+\.{RNG}\.torch")
@@ -326,8 +326,7 @@ class Restorer:
         if own := self._ranks.from_first(self._kept_per_rank(source) if self._ranks.first else None):
             raise WorldSizeChanged(
                 f"{step_name(step)} was written by {ranks}, and this training has {self._ranks.size}",
-                f"each rank has its own of {several(len(own), 'value')}: {', '.join(own[:NAMED])}"
-                + (f" and {len(own) - NAMED} more" if len(own) > NAMED else ""),
+                f"each rank has its own of {several(len(own), 'value')}: {some(own, NAMED)}",
                 f"start with {ranks}: values that are kept per rank cannot be carried over to another number of ranks",
             )
         afresh = f"; {', '.join(objects)} start afresh" if objects else ""
