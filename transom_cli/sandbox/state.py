@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from transom_cli.errors import NotPermitted, TransomError, UsageError
-from transom_cli.files import make_private
+from transom_cli.files import make_private, publish_text
 from transom_cli.plural import several
 from transom_cli.sandbox.processes import Ident, boot_id
 from transom_cli.sandbox.users import User
@@ -213,20 +213,7 @@ def load(where: Path) -> State | None:
 
 def save(where: Path, state: State) -> None:
     document = {"schema": SCHEMA, **asdict(state), "spec": state.spec.shape()}
-    write_private(where / STATE_FILE, json.dumps(document, indent=1) + "\n")
-
-
-def write_private(path: Path, text: str | bytes) -> None:
-    """Publish a 0600 file: write to a temporary name, fsync, rename."""
-    data = text.encode() if isinstance(text, str) else text
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    publish_text(where / STATE_FILE, json.dumps(document, indent=1) + "\n", private=True)
 
 
 @contextlib.contextmanager
