@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
+import json
+import os
+import shutil
 import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,8 +38,6 @@ def nodes(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List isolated nodes and repeat offenders."""
-    import os
-    import time
 
     from transom_cli.cli.common import run_to_read
     from transom_cli.config.run_settings import runs_root
@@ -72,9 +76,6 @@ def _names(expression: str) -> tuple[str, ...]:
 
 
 def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: bool) -> None:
-    import json
-    import os
-    import shutil
 
     from transom_cli.config.load import load
     from transom_cli.core.codec import plain
@@ -138,12 +139,7 @@ def _cluster_option(cluster: str, here: str) -> str:
 
 
 def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, *, json_: bool) -> None:
-    import getpass
-    import json
-    import os
     import socket
-    import time
-    from dataclasses import asdict
 
     from transom_cli.bootstrap.slurm import slurm_client
     from transom_cli.config.load import load
@@ -184,7 +180,6 @@ def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, 
 
 def _request_lift(found: RunDir, names: tuple[str, ...], *, json_: bool) -> None:
     """Ask the operator of another user's run to use the nodes again."""
-    import json
 
     from transom_cli.cli.requests import await_request, submit_request
     from transom_cli.errors import printable
