@@ -125,6 +125,13 @@ def replace_text(path: Path, text: str, *, mode: int = 0o600) -> None:
     temporary.rename(path)
 
 
+def tail(path: str | Path, most: int) -> bytes:
+    """Return the last bytes of a file. Raises OSError."""
+    with open(path, "rb") as file:  # noqa: PTH123
+        file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+        return file.read(most)
+
+
 def json_lines(data: bytes) -> Iterator[dict[str, Any]]:
     """Yield the objects of a journal, one per line. Skip lines that are not objects, such as one cut off by a crash."""
     lines = data.splitlines()

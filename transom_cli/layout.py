@@ -273,9 +273,7 @@ class RunDir:
 def other_format(run: RunDir, header: Mapping[str, object], version: str) -> tuple[str, str, str]:
     """Explain that this transom cannot read the run: what happened, why, and what to do.
 
-    Args:
-        header: the first record of the operator's journal.
-        version: the version of this transom.
+    header: the first record of the operator's journal. version: the version of this transom.
     """
     found = header.get("format", header.get("schema"))
     newer = isinstance(found, int) and found > RUN_FORMAT

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def several(number: int, what: str, more: str = "") -> str:
     """Return `1 node`, `3 nodes`, `12,000 steps`. more: the plural if it is not formed with an s."""
@@ -11,6 +13,13 @@ def several(number: int, what: str, more: str = "") -> str:
 def times(number: int) -> str:
     """Return `once` or `3 times`."""
     return "once" if number == 1 else f"{number:,} times"
+
+
+def some(names: Iterable[object], most: int = 8, between: str = ", ") -> str:
+    """Join the first names, and count the others: `a, b and 3 more`."""
+    known = list(map(str, names))
+    more = len(known) - most
+    return between.join(known[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def was(number: int, verb: str = "was", verbs: str = "were") -> str:

@@ -242,9 +242,7 @@ def _numbers(shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int,
 def _sums_of_rows(data: Array, at: int, sums: _Sums) -> Array:
     """The sum of each row, without the row's own factor.
 
-    Args:
-        data: two dimensions of bytes.
-        at: the byte of the whole row at which each row of `data` begins.
+    data: two dimensions of bytes. at: the byte of the whole row at which each row of `data` begins.
     """
     last = -(-(at + data.shape[1]) // 8)
     start, total = at // 8, np.zeros(len(data), np.uint64)

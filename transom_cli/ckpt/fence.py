@@ -22,9 +22,7 @@ _LONGEST = 200  # bytes of a fence that are read
 def take(directory: Path, launch: str) -> None:
     """Let only `launch` (`<job id>.<restart>.<launch>`) and newer ones publish, before its first rank starts.
 
-    Raises:
-        TakenOver: the fence names a newer launch.
-        OSError: the fence cannot be written, and stays as it is.
+    Raises TakenOver: the fence names a newer launch; OSError: the fence cannot be written, and stays as it is.
     """
     make_private(directory)
     newer = newer_than(directory, launch)

@@ -46,11 +46,7 @@ def measure(path: Path, on_bytes: OnBytes = ignore_bytes) -> FileEntry:
 
 
 def seal(path: Path, *, private: bool = True) -> FileEntry:
-    """Make a finished file durable, then measure it.
-
-    Args:
-        private: take other users' permissions from it.
-    """
+    """Make a finished file durable, then measure it. private: take other users' permissions from it."""
     with _opened(path, os.O_RDONLY) as fd:
         if private:
             os.fchmod(fd, 0o600)  # torch creates its files as the umask allows

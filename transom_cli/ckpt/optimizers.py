@@ -20,6 +20,7 @@ from transom_cli.ckpt.failures import StateMismatch
 from transom_cli.ckpt.module_names import translation
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.tree import inner_tensors, local_part, moved
+from transom_cli.plural import some
 
 NAMED = 5  # parameters in a message
 Names = dict[str, list[list[str]]]  # by optimizer: the names of each group's parameters
@@ -106,9 +107,7 @@ def write(
         theirs = [renamed(name) for name in saved["params"]]
         if sorted(live) != sorted(theirs):
             odd = sorted(set(live) ^ set(theirs))
-            more = f" and {len(odd) - NAMED} more" if len(odd) > NAMED else ""
-            listed = ", ".join(odd[:NAMED]) + more
-            raise StateMismatch(f"A parameter group is not that of the checkpoint: they differ in {listed}")
+            raise StateMismatch(f"A parameter group is not that of the checkpoint: they differ in {some(odd, NAMED)}")
     for saved, (start, mine) in zip(saved_groups, _by_group(optimizer, order), strict=False):
         groups.append({**saved, "params": list(range(start, start + len(mine)))})
     if "state" not in tree and (any(optimizer.state.values()) or to_come(optimizer)):

@@ -31,6 +31,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transom_cli.ckpt.digest import MASK, Part, digests, value_digest
 from transom_cli.ckpt.state import RANKS, RNG
 from transom_cli.ckpt.tree import PLAIN, Flat, Whole, local_part
+from transom_cli.plural import some
 
 SCHEMA = 1
 NAMED = 10  # names in a message
@@ -120,9 +121,7 @@ class Difference:
 
 def listed(found: Iterable[Difference]) -> str:
     """The differences in one line, the first few by name."""
-    some = list(found)
-    more = f" and {len(some) - NAMED} more" if len(some) > NAMED else ""
-    return "; ".join(map(str, some[:NAMED])) + more
+    return some(found, NAMED, "; ")
 
 
 def prove(flat: Flat, gather: Gather, total: Total | None = None, *, rank: int = 0) -> Proof:

@@ -65,9 +65,7 @@ def verify_deep(checkpoint: Path, on_bytes: OnBytes = ignore_bytes) -> DeepVerdi
     It finds what checksums of files cannot: a file that was wrong when its checksum was made. A checkpoint without
     digests is read all the same, so that shards that are missing or cannot be read are found.
 
-    Raises:
-        StateMismatch: torch cannot read it.
-        NoCheckpoint: it is no checkpoint.
+    Raises StateMismatch: torch cannot read it; NoCheckpoint: it is no checkpoint.
     """
     proof = _proof(checkpoint)
     whole = _opened(checkpoint)

@@ -35,6 +35,7 @@ from transom_cli.ckpt.save.layout import Layout, Place
 from transom_cli.ckpt.save.staging import Snapshot
 from transom_cli.ckpt.state import RANKS
 from transom_cli.ckpt.tree import PLAIN, Flat, local_part
+from transom_cli.plural import some
 
 SAMPLED = 256  # parts of tensors whose live bytes are sampled in one save
 ON_DEVICE = 64  # the same on a GPU, where each costs several kernels
@@ -196,9 +197,9 @@ class Ledger:
         ]
         trouble = ""
         if stale:
-            trouble = f"what would be stored is not the live state of {_listed(stale)}"
+            trouble = f"what would be stored is not the live state of {some(stale, NAMED)}"
         elif short:
-            trouble = f"the ranks' shards do not add up to {_listed(short)}"
+            trouble = f"the ranks' shards do not add up to {some(short, NAMED)}"
         ties = _groups(self._names, roots)
         return Proof(tensors, values, ties, tuple(uncovered)), trouble
 
@@ -331,8 +332,3 @@ def _groups(names: list[str], roots: Any) -> tuple[tuple[str, ...], ...]:
         if root:
             groups.setdefault(root, []).append(name)
     return tuple(sorted(tuple(group) for group in groups.values() if len(group) > 1))
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -36,6 +36,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from transom_cli.ckpt.failures import BadRollbacks, RanksMissing, TakenOver
 from transom_cli.ckpt.restore.safe_unpickle import METADATA, Refused, found_in, put_back
 from transom_cli.errors import TransomError, UsageError
+from transom_cli.plural import some
 
 NAMED = 10  # ranks in an error
 MARK = 5.0  # seconds of waiting after which a rank says that it waits
@@ -105,8 +106,7 @@ class Attendance:
             return None
         if not absent or self.now != what:
             return None
-        more = f" and {len(absent) - NAMED} more" if len(absent) > NAMED else ""
-        listed = ", ".join(map(str, absent[:NAMED])) + more
+        listed = some(absent, NAMED)
         return RanksMissing(
             f"{f'Rank {listed} has' if len(absent) == 1 else f'Ranks {listed} have'} not called save()",
             f"rank {self._rank} has waited {patience:.0f} s for that ({what}): all ranks must make the same calls",

@@ -101,11 +101,7 @@ class State:
     def check(self, storable: Callable[[Flat, Paths], None]) -> None:
         """Check that every entry can be read and stored. Training is not changed.
 
-        Args:
-            storable: raises for values that cannot be stored.
-
-        Raises:
-            UsageError: names the entry.
+        storable: raises for values that cannot be stored. Raises UsageError: names the entry.
         """
         names = self._parameter_names()
         for name, value in self._live():

@@ -241,11 +241,7 @@ def _add(flat: Flat, paths: Paths, path: Path, value: Any) -> None:
 def rebuild(tree: Any, path: Path, like: Callable[[Path], DTensor | None]) -> Any:
     """Put tensors of subclasses together again, at any depth of what was loaded.
 
-    Args:
-        like: the sharded tensor whose part is at this path.
-
-    Raises:
-        StateMismatch: this rank has no such sharded tensor.
+    like: the sharded tensor whose part is at this path. Raises StateMismatch: this rank has no such sharded tensor.
     """
     if type(tree) is list:
         return [rebuild(one, (*path, i), like) for i, one in enumerate(tree)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,8 +64,6 @@ def advise(
     Each setting is varied alone, on the same failures. The gain is in useful node time, for which spares count as used.
     Give your own failures with --failures.
     """
-    import json
-    from dataclasses import asdict, replace
 
     from rich.console import Console
     from rich.progress import Progress

@@ -30,7 +30,7 @@ from transom_cli.cli.logs import logs
 from transom_cli.cli.nodes import nodes
 from transom_cli.cli.notify import notify_app
 from transom_cli.cli.observe import observe
-from transom_cli.cli.options import examples
+from transom_cli.cli.options import EXAMPLES, examples
 from transom_cli.cli.policy import policy
 from transom_cli.cli.processes import attempt_launcher, operate
 from transom_cli.cli.prune import prune
@@ -111,35 +111,21 @@ def help_(
     app(args=[*(command or ()), "--help"], prog_name=ctx.find_root().info_name, standalone_mode=False)
 
 
-app.command(epilog=examples("run"))(run)
-app.command(epilog=examples("init"))(init)
-app.command(epilog=examples("launch"), cls=SrunLike)(launch)
-app.command(epilog=examples("adopt"))(adopt)
-app.command(epilog=examples("attach"))(attach)
-app.command(epilog=examples("observe"))(observe)
-app.command(epilog=examples("status"))(status)
-app.command(epilog=examples("top"))(top)
-app.command(epilog=examples("logs"))(logs)
-app.command()(explain)
-app.command()(goodput)
-app.command()(attempts)
-app.command(epilog=examples("report"))(report)
-app.command(name="list", epilog=examples("list"))(list_)
-app.command(epilog=examples("bundle"))(bundle)
-app.command(epilog=examples("stop"))(stop)
+def _add(*commands: Any, **how: Any) -> None:
+    for one in commands:
+        name = how.get("name", one.__name__)
+        app.command(epilog=examples(name) if name in EXAMPLES else None, **how)(one)
+
+
+_add(run, init)
+_add(launch, cls=SrunLike)
+_add(adopt, attach, observe, status, top, logs, explain, goodput, attempts, report)
+_add(list_, name="list")
+_add(bundle, stop)
 app.command(name="cancel", help="Same as `transom stop`.")(stop)
-app.command(epilog=examples("requeue"))(requeue)
-app.command(epilog=examples("resume"))(resume)
-app.command(epilog=examples("operate"))(operate)
-app.command(epilog=examples("prune"))(prune)
-app.command(epilog=examples("nodes"))(nodes)
-app.command(epilog=examples("check"))(check)
-app.command(epilog=examples("doctor"))(doctor)
-app.command(epilog=examples("diagnose"))(diagnose)
+_add(requeue, resume, operate, prune, nodes, check, doctor, diagnose)
 app.add_typer(rules_app, name="rules")
-app.command(epilog=examples("policy"))(policy)
-app.command(epilog=examples("simulate"))(simulate)
-app.command(epilog=examples("advise"))(advise)
+_add(policy, simulate, advise)
 app.add_typer(service_app, name="service")
 app.add_typer(notify_app, name="notify")
 app.add_typer(ckpt_app, name="ckpt")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from typing import TYPE_CHECKING
 
 from transom_cli.cli.status import Json, NoColor, Root, Run
@@ -22,8 +24,6 @@ def attempts(run: Run = None, root: Root = None, json_: Json = False, no_color: 
     transom attempts               attempts of the newest run
     transom attempts demo --json   with every launch, and in UTC
     """
-    import json
-    import os
 
     from transom_cli.cli.common import run_to_read
     from transom_cli.config.run_settings import runs_root

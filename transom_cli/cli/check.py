@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -140,7 +141,6 @@ def run_check(options: Options) -> int:
 
 def listing(*, as_json: bool) -> list[str]:
     """Return all checks with their readers and tiers, and all thresholds with their defaults."""
-    import dataclasses
 
     from transom_cli.health.registry import CHECKS, LIMITS, OVERALL
 

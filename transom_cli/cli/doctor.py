@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -24,11 +29,6 @@ def doctor(
 
     Exit code 0: it can; 1: something prevents it (`fail`). To check compute nodes, use `transom check`.
     """
-    import json
-    import os
-    import shutil
-    import sys
-    from dataclasses import asdict
 
     from transom_cli.bootstrap.slurm import slurm_client, try_pyslurm
     from transom_cli.cli.advise import of_newest_run

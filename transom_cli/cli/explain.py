@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import sys
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from transom_cli.cli.status import Json, Root
 from transom_cli.errors import NoSuchRun, UsageError
+from transom_cli.plural import some
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,8 +58,6 @@ def explain(
     transom explain 18430         what happened around a step of the newest run
     transom explain --samples     which samples the newest run used
     """
-    import json
-    import shutil
 
     from transom_cli.view.text import NEVER_CUT
 
@@ -80,7 +82,6 @@ def explain(
 
 
 def _samples(run: RunDir, *, json_: bool) -> None:
-    import json
 
     from transom_cli.supervise.attempt_files import prove_samples
     from transom_cli.view.samples import sample_document, sample_lines
@@ -130,8 +131,6 @@ def _read(run: RunDir) -> RunRecord:
 def _incidents(
     run: RunDir, book: RunRecord, what: str | None, width: int, *, json_: bool, verbose: bool, full: bool
 ) -> None:
-    import json
-    from dataclasses import asdict, replace
 
     from transom_cli.core.fault import failed_again
     from transom_cli.supervise.attempt_files import saves_fail
@@ -197,8 +196,7 @@ def _topic(run: RunDir, book: RunRecord, what: str) -> Topic:
     if what in nodes:
         return about_node(book, what, read_findings(run, what))
     if not _STEP.fullmatch(what):
-        names = ", ".join(nodes[:_NAMED]) + (f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else "")
-        has = f"its nodes: {names or 'none so far'}"
+        has = f"its nodes: {some(nodes, _NAMED) or 'none so far'}"
         raise UsageError(
             f"Run `{book.run_id}` has nothing named `{what}`",
             has,

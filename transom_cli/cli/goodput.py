@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 
 from transom_cli.cli.status import Json, Root, Run
@@ -16,8 +18,6 @@ def goodput(run: Run = None, root: Root = None, json_: Json = False) -> None:
     transom goodput                the newest run
     transom goodput demo --json    every span, in ns
     """
-    import json
-    import shutil
 
     from transom_cli.cli.common import bounded, run_to_read
     from transom_cli.config.run_settings import runs_root

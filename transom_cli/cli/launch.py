@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,8 +53,6 @@ def launch(
 
     srun's options can be given unchanged. Exits with the training's exit code.
     """
-    import os
-    import shutil
 
     from transom_cli.bootstrap.launcher import LaunchForm
     from transom_cli.bootstrap.slurm import slurm_client

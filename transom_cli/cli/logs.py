@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,7 +29,6 @@ def logs(
 
     The newest launch is shown, the last 256 KiB of each rank. `>>` marks the line that the diagnosis blames.
     """
-    import time
 
     from transom_cli.cli.common import run_to_read
     from transom_cli.cli.units import duration

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
+import json
+import os
+import shutil
 import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,8 +38,6 @@ def nodes(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List isolated nodes and repeat offenders."""
-    import os
-    import time
 
     from transom_cli.cli.common import run_to_read
     from transom_cli.config.run_settings import runs_root
@@ -72,10 +76,6 @@ def _names(expression: str) -> tuple[str, ...]:
 
 
 def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: bool) -> None:
-    import json
-    import os
-    import shutil
-    from dataclasses import asdict
 
     from transom_cli.config.load import load
     from transom_cli.core.codec import plain
@@ -84,12 +84,16 @@ def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: boo
     from transom_cli.view.tables import node_lines, node_rows, repeat_offender_lines
 
     known, here, error = _ask_slurm(history)
-    rows = [row for row in node_rows(history, known, ended=ended) if run in ("", row.run)]
+    rows = [row for row in node_rows(history, known, ended=ended) if run in ("", row.standing.isolation.run)]
     limits = limits_of(HistoryLimits, load(None, {}, os.environ).health.limits)
     offenders = () if run else judge_history(history, limits)  # judged over all runs
     if json_:
-        nodes_json = [asdict(row) for row in rows]
-        document = {"schema": 1, "nodes": nodes_json, "repeat_offenders": plain(offenders), "slurm": error}
+        document = {
+            "schema": 1,
+            "nodes": [row.as_json() for row in rows],
+            "repeat_offenders": plain(offenders),
+            "slurm": error,
+        }
         print(json.dumps(document))
         return
     width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 10_000
@@ -135,12 +139,7 @@ def _cluster_option(cluster: str, here: str) -> str:
 
 
 def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, *, json_: bool) -> None:
-    import getpass
-    import json
-    import os
     import socket
-    import time
-    from dataclasses import asdict
 
     from transom_cli.bootstrap.slurm import slurm_client
     from transom_cli.config.load import load
@@ -181,7 +180,6 @@ def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, 
 
 def _request_lift(found: RunDir, names: tuple[str, ...], *, json_: bool) -> None:
     """Ask the operator of another user's run to use the nodes again."""
-    import json
 
     from transom_cli.cli.requests import await_request, submit_request
     from transom_cli.errors import printable

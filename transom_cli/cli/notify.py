@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -32,8 +34,6 @@ def test(
     Exit code 1: a target could not be reached. Examples: `transom notify test`,
     `transom notify test team --event held`, `transom notify test -f run.toml --dry-run`.
     """
-    import json
-    import os
 
     from transom_cli.bootstrap.notifications import senders_of
     from transom_cli.cli.common import run_to_act_on

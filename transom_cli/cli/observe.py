@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
+import json
 import os
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +48,6 @@ def observe(
     assert job_id is not None
     if detach and foreground:
         raise UsageError("`--detach` and `--foreground` cannot be combined")
-    import getpass
 
     from transom_cli.bootstrap.slurm import require_slurm, slurm_client
     from transom_cli.cli.run import assignment, operate_or_watch
@@ -70,8 +72,6 @@ def observe(
 
 
 def _summary(root: Path | None, since: str, *, json_: bool) -> None:
-    import json
-    import time
 
     from transom_cli.bootstrap.slurm import run_slurm
     from transom_cli.cli.common import bounded

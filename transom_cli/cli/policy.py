@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -24,8 +26,6 @@ def policy(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Print what is done about each kind of failure."""
-    import json
-    import os
 
     from transom_cli.cli.common import run_to_read
     from transom_cli.config.load import load

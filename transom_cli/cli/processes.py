@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -46,7 +47,6 @@ def attempt_launcher(
 
 def start_launcher(run: RunDir, form: LaunchForm) -> int:
     """Run a launcher in this process, after a look at the run directory. Returns the exit code of its training."""
-    import os
 
     from transom_cli.bootstrap import launcher
     from transom_cli.cli.common import require_own_run

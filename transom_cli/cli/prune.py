@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import sys
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,9 +47,6 @@ def prune(
     A run that has checkpoints keeps its directory and its last checkpoint, unless you give --last-checkpoints. Runs
     that are not over, runs of other users, and checkpoints outside the run directories are never touched.
     """
-    import json
-    import os
-    import time
 
     from transom_cli.cli.common import bounded
     from transom_cli.cli.units import duration, size
@@ -90,7 +91,6 @@ def _show(
     yes: bool,
     failed: bool,
 ) -> None:
-    import time
 
     from transom_cli.plural import several
     from transom_cli.view.text import brief, count, plain, size, table
@@ -162,7 +162,6 @@ _FOREIGN = "owned by another user"
 
 def _ended(run: RunDir, patience: float = 0.0) -> tuple[float, str]:
     """Return when a run ended; or why it is kept. patience: seconds to wait for an operator on another host."""
-    import os
 
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import operator_alive
@@ -205,7 +204,6 @@ def _checkpoints(run: RunDir) -> tuple[tuple[tuple[int, int], ...], bool]:
 
 def _bytes(folder: Path) -> int:
     """Return the space that a directory takes on disk. Links are not followed."""
-    import os
 
     total, folders = 0, [str(folder)]
     while folders:
@@ -225,8 +223,6 @@ def _bytes(folder: Path) -> int:
 
 def _remove(root: Path, removals: Sequence[Removal]) -> tuple[list[Removal], list[str]]:
     """Remove what was chosen. Return what was removed, and a message for each run that was not completely removed."""
-    import os
-    import shutil
 
     from transom_cli.ckpt.names import step_name
     from transom_cli.layout import RUN_ID, RunDir

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,6 @@ def report(
     older report is replaced; any other file only with --force. With --follow, the page in a browser refreshes itself.
     """
     import gc
-    import time
 
     from transom_cli.cli.common import bounded, run_to_read
     from transom_cli.config.run_settings import runs_root

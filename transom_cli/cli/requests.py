@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,7 +33,6 @@ def stop(
 
     Asks first if no run is named. The job of a run that is only observed is left alone: the observation ends.
     """
-    import json
 
     from transom_cli.cli.run import cancel_pending_operator
     from transom_cli.ownership import is_own
@@ -109,8 +111,6 @@ def resume(
 
 def _continue(run: RunDir, state: State, changes: dict[str, str], *, force: bool, detach: bool, json_: bool) -> int:
     """Submit another job of a run that has ended, and watch it. Returns the exit code."""
-    import contextlib
-    import json
 
     from transom_cli.bootstrap.slurm import require_own_cluster, run_slurm
     from transom_cli.cli.common import require_own_run
@@ -168,7 +168,6 @@ def _change_options(run: RunDir, state: State, changes: dict[str, str], *, force
     Returns:
         The new number of nodes with spares, and the fewest; (0, 0) if they stay.
     """
-    from dataclasses import replace
 
     from transom_cli.cli.run import nodes_range
     from transom_cli.config.load import freeze
@@ -255,7 +254,6 @@ def _found(run: str | None, root: Any) -> RunDir:
 
 
 def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:
-    import json
 
     from transom_cli.slurm.port import cluster_command
     from transom_cli.supervise.journal import fold

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -288,7 +291,6 @@ def nodes_to_avoid(cluster: str) -> tuple[str, ...]:
     Args:
         cluster: as in `job.cluster`. Nodes that its Slurm does not know are left out: sbatch would reject the job.
     """
-    import os
     import time
 
     from transom_cli.health.history.files import history_dir, read_history
@@ -323,8 +325,6 @@ def _on_this_cluster(found: tuple[Isolation, ...], cluster: str) -> tuple[Isolat
 
 def _dry_run(prepared: Prepared) -> None:
     """Print the script to stdout; print the sbatch options, the operator's job and the policy to stderr."""
-    from datetime import datetime, timezone
-    from shlex import join
 
     from transom_cli.config.run_settings import rules_of
     from transom_cli.submit.render import operator_options
@@ -354,11 +354,7 @@ def _start_operator(made: RunDir, *, new: bool, detach: bool) -> None:
 
     Returns when the operator runs, or with `detach`, when Slurm has accepted its job.
 
-    Args:
-        new: the run was created by this command.
-
-    Raises:
-        TransomError: there will be no operator; a new run is then over.
+    new: the run was created by this command. Raises TransomError: there will be no operator; a new run is then over.
     """
     from transom_cli.bootstrap.slurm import run_slurm
     from transom_cli.config.run_settings import read_settings

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -140,7 +141,6 @@ def status(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False, dir: Dir = None
 ) -> None:
     """Show the daemons and the nodes. Exit code 12: the cluster is not up; 2: there is none."""
-    from dataclasses import asdict
 
     seen = existing(dir).status()
     if json_:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,7 +38,6 @@ def install(
     The operator continues each run where its journal ends. Entries of your own stay as they are. You can repeat the
     command, for example after an upgrade or with another PATH.
     """
-    import json
 
     from transom_cli.doctor.service import Kind, choose, why_none
 
@@ -60,16 +62,12 @@ def install(
     else:
         print(f"{kind.value}: {'installed' if changed else 'already installed'} ({', '.join(texts)})")
     if linger:
-        import sys
-
         print(f"hint: it ends at logout until you run: loginctl enable-linger {host.user}", file=sys.stderr)
 
 
 @service_app.command()
 def status(json_: Json = False) -> None:
     """Show what is installed. Exit code 1: nothing is, or it does not start this transom."""
-    import json
-    import os
 
     from transom_cli.supervise.operator.registry import Registry, operator_folder
 
@@ -90,14 +88,12 @@ def status(json_: Json = False) -> None:
 @service_app.command()
 def remove(json_: Json = False) -> None:
     """Remove what `install` wrote. Jobs keep running; systemd ends the operator that it started."""
-    import json
 
     removed = [kind.value for kind in _service().remove()]
     print(json.dumps({"schema": 1, "removed": removed}) if json_ else f"removed: {', '.join(removed) or 'nothing'}")
 
 
 def _service() -> Service:
-    import os
 
     from transom_cli.config.load import load
     from transom_cli.doctor.service import Service

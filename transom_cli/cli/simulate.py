@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,7 +96,6 @@ def simulate(
 
     transom decides as in a real run, on a simulated cluster; nothing is submitted. docs/simulate.md lists assumptions.
     """
-    from dataclasses import replace
     from itertools import product
 
     from transom_cli.simulate.cluster import Cluster
@@ -192,7 +194,6 @@ def read_known(failures: str) -> Trace | Hazard:
 
 
 def load_settings(path: Path | None, flags: dict[str, str] | None = None) -> Settings:
-    import os
 
     from transom_cli.config.load import load
 
@@ -214,8 +215,6 @@ def run_all(scenarios: Sequence[Scenario], runs: int, seed: int, jobs: int) -> l
 def print_result(
     head: tuple[str, ...], labels: Sequence[tuple[str, ...]], found: Sequence[Sequence[Outcome]], *, json_: bool
 ) -> None:
-    import json
-    from dataclasses import asdict
 
     from transom_cli.simulate.campaign import Summary
     from transom_cli.view.text import plain, table

@@ -22,11 +22,7 @@ from transom_cli.config.policy import DEFAULT_TABLE, RuleTable, merge_named, wit
 from transom_cli.config.sources import SITE_FILE, absolute, is_setting, user_file
 from transom_cli.config.validation import NO_FILE, Problem, refuse, unknown_key
 from transom_cli.core.policy import DEFAULT
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
+from transom_cli.toml import tomllib
 
 
 def from_text(setting: Setting, text: str) -> Any:

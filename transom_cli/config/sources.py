@@ -10,10 +10,7 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
+from transom_cli.toml import tomllib
 
 SITE_FILE = Path("/etc/transom.toml")
 

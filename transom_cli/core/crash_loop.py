@@ -95,9 +95,7 @@ def _tail(fingerprint: str, step: int, incidents: Sequence[Incident], near: int)
 def crash_loop(incidents: Iterable[Incident | None], step: int, rules: Iterable[Rule] = ()) -> CrashLoop | None:
     """Return the loop that the newest incident belongs to; None once the run gets past the step.
 
-    Args:
-        incidents: oldest first.
-        step: the newest of the present start.
+    incidents: oldest first. step: the newest of the present start.
     """
     known = [(one, one.diagnosis) for one in incidents if one is not None and one.diagnosis is not None]
     if not known:

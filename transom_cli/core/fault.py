@@ -13,6 +13,7 @@ from itertools import pairwise
 from transom_cli.core.crash_loop import reached
 from transom_cli.core.incident import Incident
 from transom_cli.core.operator.state import Exclusion
+from transom_cli.plural import some
 
 _REPAIRS = {"swapped": "swapped", "requeued": "requeued", "launched": "relaunched"}  # by kind of mark
 _OUTCOMES = {
@@ -48,7 +49,7 @@ class Fault:
     @property
     def line(self) -> str:
         """What broke, and where."""
-        names = ", ".join(self.nodes[:3]) + (f" and {len(self.nodes) - 3} more" if len(self.nodes) > 3 else "")
+        names = some(self.nodes, 3)
         return self.title if not names or all(n in self.title for n in self.nodes[:3]) else f"{self.title} on {names}"
 
 

@@ -111,9 +111,7 @@ class Progress:
 def made_progress(made: int, before: int) -> bool:
     """Judge a start by its length.
 
-    Args:
-        made: its steps, -1: none.
-        before: the steps of the last start that made any, -1: no start did.
+    made: its steps, -1: none. before: the steps of the last start that made any, -1: no start did.
     """
     if made < 0 or before < 0:
         return made >= 0

@@ -45,9 +45,7 @@ class Limits:
 class Removal:
     """What to remove of a run: the steps of these checkpoints, or with `whole` the directory.
 
-    Attributes:
-        freed: Bytes.
-        last: The step of its last checkpoint, which stays or goes with the directory; None if it has none.
+    freed: Bytes. last: The step of its last checkpoint, which stays or goes with the directory; None if it has none.
     """
 
     run_id: str

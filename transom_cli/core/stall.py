@@ -29,42 +29,19 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from transom_cli.core.events import Stall
-from transom_cli.core.stall_state import (
-    NOW,
-    FirstStep,
-    HeardBefore,
-    NodeBack,
-    NodeSilent,
-    Pulse,
-    RanksResumed,
-    Source,
-    StallFinding,
-    StallLimits,
-    StallState,
-)
+from transom_cli.core.events import Stall as Stall
+from transom_cli.core.stall_state import NOW as NOW
+from transom_cli.core.stall_state import FirstStep as FirstStep
+from transom_cli.core.stall_state import HeardBefore as HeardBefore
+from transom_cli.core.stall_state import NodeBack as NodeBack
+from transom_cli.core.stall_state import NodeSilent as NodeSilent
+from transom_cli.core.stall_state import Pulse, Source
+from transom_cli.core.stall_state import RanksResumed as RanksResumed
+from transom_cli.core.stall_state import StallFinding as StallFinding
+from transom_cli.core.stall_state import StallLimits as StallLimits
+from transom_cli.core.stall_state import StallState as StallState
 from transom_cli.core.step_times import AS_LONG, HEADROOM
 from transom_cli.heartbeat.table import NodeTable, RankBeat, reached
-
-__all__ = [
-    "NOW",
-    "FirstStep",
-    "HeardBefore",
-    "NodeBack",
-    "NodeSilent",
-    "RanksResumed",
-    "Stall",
-    "StallFinding",
-    "StallLimits",
-    "StallState",
-    "due",
-    "expect",
-    "listened",
-    "resumed",
-    "start",
-    "vouched",
-    "watch",
-]
 
 STOPPED = 3.0
 AGAIN = 4.0  # factor for the next silence at the same step, compared to the one that was ended

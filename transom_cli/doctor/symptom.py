@@ -44,9 +44,7 @@ _WAYS = "docs/sites.md shows how a site can allow draining"
 def of_pyslurm(works: str, why_not: str, detours: Mapping[str, str], wish: str = "") -> Symptom:
     """Judge whether the operator can use pyslurm.
 
-    Args:
-        detours: by call, why it uses the command line anyway.
-        wish: the setting that requests pyslurm, "" if none does.
+    detours: by call, why it uses the command line anyway. wish: the setting that requests pyslurm, "" if none does.
     """
     if not works and not wish:
         return Symptom("pyslurm", Grade.NOTE, f"not used; transom runs Slurm's commands instead: {why_not}")

@@ -126,14 +126,7 @@ def record(report: Report, about: About, version: str, *, hash_serials: bool = F
 def replay(
     text: str, limits: Mapping[str, float], off: frozenset[str], source: str, checks: tuple[Check, ...] = ()
 ) -> Report:
-    """Judge a recording.
-
-    Args:
-        checks: these instead of all checks.
-
-    Raises:
-        UsageError: the text is not a recording.
-    """
+    """Judge a recording. checks: these instead of all checks. Raises UsageError: the text is not a recording."""
     try:
         data = json.loads(text)
         about = build(About, data["about"])

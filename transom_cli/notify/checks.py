@@ -32,11 +32,7 @@ from transom_cli.notify.senders import Send
 
 
 def require_target(target: Target, secrets: Path) -> None:
-    """Check that the target's secret is usable or its program exists; send nothing.
-
-    Raises:
-        TransomError: Neither is.
-    """
+    """Check that the target's secret is usable or its program exists; send nothing. Raises TransomError: Neither is."""
     if target.posts:
         read_secret(secrets, target.name)
         return

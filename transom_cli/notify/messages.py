@@ -49,9 +49,7 @@ class Target:
 class DeliveryError(Exception):
     """A message was not delivered. The error message contains no secrets.
 
-    Attributes:
-        again: A retry may help.
-        after: Seconds to wait first, as requested by the server.
+    again: A retry may help. after: Seconds to wait first, as requested by the server.
     """
 
     def __init__(self, words: str, *, again: bool = True, after: float = 0.0) -> None:

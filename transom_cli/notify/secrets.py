@@ -19,11 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from transom_cli.errors import NotPermitted, TransomError, UsageError
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
+from transom_cli.toml import tomllib
 
 _BIG = 64 << 10  # bytes
 _KEYS = ("url", "token", "headers")

@@ -256,9 +256,7 @@ Send = Callable[[Message, threading.Event], None]
 def sender(target: Target, secrets: Path, timeout: float) -> Send:
     """Return a function that sends a message to the target, or raises DeliveryError. Setting its event aborts it.
 
-    Args:
-        secrets: The file of secrets.
-        timeout: Seconds.
+    secrets: The file of secrets. timeout: Seconds.
     """
 
     def send(message: Message, end: threading.Event) -> None:

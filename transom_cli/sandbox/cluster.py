@@ -93,7 +93,6 @@ class Sandbox:
                 )
             known = old
             fresh = False
-            keep_private(spec.dir)  # an earlier version left it open to others
         else:
             sites.check(spec.site)
             known = prepare(spec, old)

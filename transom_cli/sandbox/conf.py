@@ -18,6 +18,7 @@ from pathlib import Path
 
 import transom_cli
 from transom_cli.errors import TransomError
+from transom_cli.files import publish_bytes, publish_text
 from transom_cli.sandbox import processes, sites, state, users
 from transom_cli.sandbox.daemons import free_ports
 from transom_cli.sandbox.network import LOOPBACK, Wall
@@ -196,7 +197,7 @@ def prepare(spec: SandboxSpec, old: State | None) -> State:
     for index in range(spec.gpus_per_node):
         # any character device suffices for Slurm to count it and to set CUDA_VISIBLE_DEVICES; nothing opens it
         (spec.dir / "dev" / f"nvidia{index}").symlink_to("/dev/null")
-    state.write_private(spec.dir / "keys" / "munge.key", secrets.token_bytes(128))
+    publish_bytes(spec.dir / "keys" / "munge.key", secrets.token_bytes(128), private=True)
     text = slurm_conf(
         spec, cluster=known.cluster, user=known.user, ports=known.ports,
         first_job=known.generation * _JOB_IDS_PER_START + 1,
@@ -222,8 +223,9 @@ def prepare_accounting(spec: SandboxSpec, user: str, ports: Ports) -> None:
     """Write slurmdbd.conf and the SQL that creates its database user. Both are private: they contain the password."""
     where = spec.dir
     password = secrets.token_urlsafe(24)  # [A-Za-z0-9_-]: needs no quoting in either file
-    state.write_private(where / "slurmdbd.conf", slurmdbd_conf(spec, user=user, ports=ports, password=password))
-    state.write_private(
+    text = slurmdbd_conf(spec, user=user, ports=ports, password=password)
+    publish_text(where / "slurmdbd.conf", text, private=True)
+    publish_text(
         where / "keys" / "database.sql",
         "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
         f"CREATE OR REPLACE USER 'slurm'@'127.0.0.1' IDENTIFIED BY '{password}';\n"

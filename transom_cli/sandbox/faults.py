@@ -12,84 +12,42 @@ from transom_cli.errors import TransomError, UsageError
 from transom_cli.files import replace_text
 from transom_cli.sandbox import processes, sites
 from transom_cli.sandbox.cluster import Sandbox, wait_until
-from transom_cli.sandbox.fault_clock import clock_env, jump_clock, offsets, reset_clock
-from transom_cli.sandbox.fault_disks import (
-    cont_disk,
-    fill_disk,
-    free_disk,
-    fresh_files,
-    late_files,
-    readonly_disk,
-    served,
-    share_disk,
-    small_disk,
-    stall_disk,
-    unshare_disk,
-    writable_disk,
-)
-from transom_cli.sandbox.fault_processes import (
-    cont_agent,
-    cont_controller,
-    cont_launcher,
-    cont_node,
-    cont_rank,
-    kill_agent,
-    kill_controller,
-    kill_launcher,
-    kill_node,
-    kill_rank,
-    restore_node,
-    slow_rank,
-    slowed,
-    start_controller,
-    stop_agent,
-    stop_controller,
-    stop_launcher,
-    stop_node,
-    stop_rank,
-    unslow_rank,
-)
-
-__all__ = [
-    "Active",
-    "active",
-    "clock_env",
-    "cont_agent",
-    "cont_controller",
-    "cont_disk",
-    "cont_launcher",
-    "cont_node",
-    "cont_rank",
-    "corrupt",
-    "fill_disk",
-    "free_disk",
-    "fresh_files",
-    "heal",
-    "jump_clock",
-    "kill_agent",
-    "kill_controller",
-    "kill_launcher",
-    "kill_node",
-    "kill_rank",
-    "late_files",
-    "readonly_disk",
-    "reset_clock",
-    "restore_node",
-    "share_disk",
-    "slow_rank",
-    "small_disk",
-    "stall_disk",
-    "start_controller",
-    "stop_agent",
-    "stop_controller",
-    "stop_launcher",
-    "stop_node",
-    "stop_rank",
-    "uncorrupt",
-    "unshare_disk",
-    "unslow_rank",
-    "writable_disk",
-]
+from transom_cli.sandbox.fault_clock import clock_env as clock_env
+from transom_cli.sandbox.fault_clock import jump_clock as jump_clock
+from transom_cli.sandbox.fault_clock import offsets
+from transom_cli.sandbox.fault_clock import reset_clock as reset_clock
+from transom_cli.sandbox.fault_disks import cont_disk as cont_disk
+from transom_cli.sandbox.fault_disks import fill_disk as fill_disk
+from transom_cli.sandbox.fault_disks import free_disk as free_disk
+from transom_cli.sandbox.fault_disks import fresh_files as fresh_files
+from transom_cli.sandbox.fault_disks import late_files as late_files
+from transom_cli.sandbox.fault_disks import readonly_disk as readonly_disk
+from transom_cli.sandbox.fault_disks import served
+from transom_cli.sandbox.fault_disks import share_disk as share_disk
+from transom_cli.sandbox.fault_disks import small_disk as small_disk
+from transom_cli.sandbox.fault_disks import stall_disk as stall_disk
+from transom_cli.sandbox.fault_disks import unshare_disk as unshare_disk
+from transom_cli.sandbox.fault_disks import writable_disk as writable_disk
+from transom_cli.sandbox.fault_processes import cont_agent as cont_agent
+from transom_cli.sandbox.fault_processes import cont_controller as cont_controller
+from transom_cli.sandbox.fault_processes import cont_launcher as cont_launcher
+from transom_cli.sandbox.fault_processes import cont_node as cont_node
+from transom_cli.sandbox.fault_processes import cont_rank as cont_rank
+from transom_cli.sandbox.fault_processes import kill_agent as kill_agent
+from transom_cli.sandbox.fault_processes import kill_controller as kill_controller
+from transom_cli.sandbox.fault_processes import kill_launcher as kill_launcher
+from transom_cli.sandbox.fault_processes import kill_node as kill_node
+from transom_cli.sandbox.fault_processes import kill_rank as kill_rank
+from transom_cli.sandbox.fault_processes import restore_node as restore_node
+from transom_cli.sandbox.fault_processes import slow_rank as slow_rank
+from transom_cli.sandbox.fault_processes import slowed
+from transom_cli.sandbox.fault_processes import start_controller as start_controller
+from transom_cli.sandbox.fault_processes import stop_agent as stop_agent
+from transom_cli.sandbox.fault_processes import stop_controller as stop_controller
+from transom_cli.sandbox.fault_processes import stop_launcher as stop_launcher
+from transom_cli.sandbox.fault_processes import stop_node as stop_node
+from transom_cli.sandbox.fault_processes import stop_rank as stop_rank
+from transom_cli.sandbox.fault_processes import unslow_rank as unslow_rank
 
 
 @dataclass(frozen=True)

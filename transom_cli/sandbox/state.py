@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from transom_cli.errors import NotPermitted, TransomError, UsageError
-from transom_cli.files import make_private
+from transom_cli.files import make_private, publish_text
 from transom_cli.plural import several
 from transom_cli.sandbox.processes import Ident, boot_id
 from transom_cli.sandbox.users import User
@@ -54,15 +54,7 @@ class SandboxSpec:
 
     def shape(self) -> dict[str, object]:
         """Return everything except the folder: specs with equal shape describe the same sandbox."""
-        return {
-            "nodes": self.nodes,
-            "gpus_per_node": self.gpus_per_node,
-            "accounting": self.accounting,
-            "extra": dict(self.extra),
-            "home": self.home,
-            "switches": self.switches,
-            "site": self.site,
-        }
+        return {name: value for name, value in vars(self).items() if name != "dir"}
 
     def __str__(self) -> str:
         words = f"{several(self.nodes, 'node')} with {several(self.gpus_per_node, 'GPU')} each"
@@ -194,20 +186,13 @@ def load(where: Path) -> State | None:
         raw = json.loads(path.read_text())
         if raw["schema"] != SCHEMA:
             raise ValueError(f"schema {raw['schema']}, this version reads {SCHEMA}")
-        return State(
-            cluster=raw["cluster"],
-            generation=raw["generation"],
-            spec=SandboxSpec(dir=where, **raw["spec"]),
-            ports=Ports(**raw["ports"]),
-            uid=raw["uid"],
-            user=raw["user"],
-            boot=raw["boot"],
-            daemons={name: Ident(**ident) for name, ident in raw["daemons"].items()},
-            disks=raw["disks"],
-            mounts=raw.get("mounts", []),  # an earlier version wrote none
-            late=raw.get("late", {}),
-            users={name: User(**user) for name, user in raw.get("users", {}).items()},
-        )
+        made = {
+            "spec": SandboxSpec(dir=where, **raw["spec"]),
+            "ports": Ports(**raw["ports"]),
+            "daemons": {name: Ident(**ident) for name, ident in raw["daemons"].items()},
+            "users": {name: User(**user) for name, user in raw["users"].items()},
+        }
+        return State(**{name: value for name, value in raw.items() if name != "schema"} | made)
     except FileNotFoundError:
         return None
     except PermissionError as error:
@@ -227,35 +212,8 @@ def load(where: Path) -> State | None:
 
 
 def save(where: Path, state: State) -> None:
-    document = {
-        "schema": SCHEMA,
-        "cluster": state.cluster,
-        "generation": state.generation,
-        "spec": state.spec.shape(),
-        "ports": asdict(state.ports),
-        "uid": state.uid,
-        "user": state.user,
-        "boot": state.boot,
-        "daemons": {name: asdict(ident) for name, ident in state.daemons.items()},
-        "disks": state.disks,
-        "mounts": state.mounts,
-        "late": state.late,
-        "users": {name: asdict(user) for name, user in state.users.items()},
-    }
-    write_private(where / STATE_FILE, json.dumps(document, indent=1) + "\n")
-
-
-def write_private(path: Path, text: str | bytes) -> None:
-    """Publish a 0600 file: write to a temporary name, fsync, rename."""
-    data = text.encode() if isinstance(text, str) else text
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    document = {"schema": SCHEMA, **asdict(state), "spec": state.spec.shape()}
+    publish_text(where / STATE_FILE, json.dumps(document, indent=1) + "\n", private=True)
 
 
 @contextlib.contextmanager

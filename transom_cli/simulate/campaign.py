@@ -79,9 +79,7 @@ def simulate(
 ) -> list[list[Outcome]]:
     """Run each scenario with the same seeds. The result does not depend on the number of workers.
 
-    Args:
-        workers: Processes; 0: one per core.
-        done: Called after each run.
+    workers: Processes; 0: one per core. done: Called after each run.
     """
     work = [(scenario, seed + n) for scenario in scenarios for n in range(runs)]
     workers = min(workers or len(os.sched_getaffinity(0)), len(work))

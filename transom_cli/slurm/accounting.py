@@ -165,9 +165,7 @@ class MatchedStarts:
 def own_starts(starts: Sequence[Start], since: float, tag: str) -> list[Start]:
     """Return the starts of this run's jobs, without those of other jobs that Slurm gave the same ID.
 
-    Args:
-        since: when the run began, in seconds since the epoch.
-        tag: the run's tag (`slurm.tags`).
+    since: when the run began, in seconds since the epoch. tag: the run's tag (`slurm.tags`).
     """
     young = (one for one in starts if (one.ended or one.began or since) >= since - OLDER)
     ours = [one for one in young if not is_other_runs(one.comment, tag)]

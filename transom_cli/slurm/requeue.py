@@ -53,9 +53,7 @@ def end_from_accounting(slurm: Slurm, job_id: int, since: float, tag: str) -> St
     None if there is no accounting, if it does not answer, and if it knows of no end. Accounting is updated late, so
     only an end counts.
 
-    Args:
-        since: when the run began, in seconds since the epoch.
-        tag: the run's tag.
+    since: when the run began, in seconds since the epoch. tag: the run's tag.
     """
     try:
         starts = slurm.history(job_id)

@@ -136,9 +136,7 @@ def root_warning(root: Path, mountinfo: str | None = None, home: Path | None = N
     Either other nodes cannot see it, or it is the users' home file system. None proves nothing, since a local disk and
     an exported one have the same type; the launcher checks on the nodes.
 
-    Args:
-        mountinfo: the text of /proc/self/mountinfo, which is read by default.
-        home: the user's home directory, by default.
+    mountinfo: the text of /proc/self/mountinfo, which is read by default. home: the user's home directory, by default.
     """
     if mountinfo is None:
         try:

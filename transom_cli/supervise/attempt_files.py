@@ -18,7 +18,7 @@ from transom_cli.core.events import RankExit
 from transom_cli.core.goodput.account import Loss
 from transom_cli.core.operator.state import SavesFail, State
 from transom_cli.core.samples import Mark, Proof, prove
-from transom_cli.files import json_lines
+from transom_cli.files import json_lines, tail
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.handoff_record import attempt_numbers
 
@@ -179,7 +179,7 @@ def read_sign(attempt: AttemptDir) -> bytes:
         os.close(descriptor)
 
 
-def read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -237,9 +237,7 @@ def prove_samples(run: RunDir) -> Proof:
 def read_logged(attempt: AttemptDir) -> dict[str, object]:
     """Return the newest line of an attempt's progress; empty if there is none."""
     try:
-        with attempt.progress.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _LAST))
-            lines = file.read().splitlines()
+        lines = tail(attempt.progress, _LAST).splitlines()
     except OSError:
         return {}
     return next((record for line in reversed(lines) for record in json_lines(line)), {})

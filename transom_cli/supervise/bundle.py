@@ -30,11 +30,7 @@ from transom_cli.redact import Redactor, is_secret_name
 from transom_cli.supervise.handoff_record import attempt_numbers
 from transom_cli.supervise.journal import fold, read_events
 from transom_cli.supervise.lease import read_holder
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
+from transom_cli.toml import tomllib
 
 JOURNAL, LOG, OTHER = 4 << 20, 128 << 10, 1 << 20  # most bytes of a file: the end of it is taken
 LOGS = 64  # logs of ranks at most, of the newest launches

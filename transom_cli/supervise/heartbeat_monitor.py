@@ -73,11 +73,7 @@ class AggregateFile:
 
 
 class HeartbeatMonitor:
-    """
-    Args:
-        nodes: The folder of the nodes' own files.
-        aggregate: The launcher's file, for the operator.
-    """
+    """nodes: The folder of the nodes' own files. aggregate: The launcher's file, for the operator."""
 
     def __init__(self, nodes: Path, limits: stall.StallLimits, aggregate: Path | None = None) -> None:
         self._nodes = nodes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,8 @@ from transom_cli.core.goodput import JournalHistory, account, attempt_of
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.files import json_lines
-from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+from transom_cli.layout import RunDir, parse_attempt
+from transom_cli.supervise.attempt_files import read_json
 from transom_cli.supervise.handoff_record import attempt_numbers, newest_handoff
 from transom_cli.supervise.journal import BLOCK, fold
 from transom_cli.supervise.lease import operator_alive
@@ -59,7 +59,7 @@ def _read(run: RunDir, now: float | None, patience: float, gpus: int) -> RunReco
     for number in sorted(attempt_numbers(run)):
         one = run.attempt(*number)
         records = tuple(_lines(one.launcher_journal))
-        attempts.append(attempt_of(one.name, records, _lines(one.progress), _outcome(one)))
+        attempts.append(attempt_of(one.name, records, _lines(one.progress), read_json(one.outcome)))
         launchers.append(Launcher(one.name, records))
     merged = journal.merged(attempts, now, alive=alive)
     held = _held(run, state, alive)
@@ -97,11 +97,3 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield from json_lines(b"".join(lines))
     except OSError:
         return
-
-
-def _outcome(attempt: AttemptDir) -> dict[str, Any]:
-    try:
-        data = json.loads(attempt.outcome.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}

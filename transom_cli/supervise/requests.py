@@ -13,11 +13,7 @@ from typing import Any
 from transom_cli.core import events as ev
 from transom_cli.files import publish_text
 from transom_cli.layout import RunDir
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
+from transom_cli.toml import tomllib
 
 STOP, LIFT, REQUEUE, RESUME = KINDS = ("stop", "lift", "requeue", "resume")
 MAX_NODES = 4096  # in one request to lift
@@ -26,9 +22,7 @@ MAX_NODES = 4096  # in one request to lift
 def event_of(request: Mapping[str, Any], at: float, who: str, name: str) -> ev.Event | None:
     """Return the event for the core; None for anything that is not a request.
 
-    Args:
-        who: the author, as journal and screen show it.
-        name: identifies the request, so that it counts once.
+    who: the author, as journal and screen show it. name: identifies the request, so that it counts once.
     """
     kind, nodes = request.get("ask"), request.get("nodes")
     if kind == STOP:

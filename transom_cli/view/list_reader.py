@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from transom_cli.errors import TransomError, printable
 from transom_cli.layout import RUN_ID, RunDir
@@ -119,32 +120,6 @@ def _view(run: RunDir, *, read: bool) -> RunView | None:
 
 def ended_view(run: RunDir, summary: RunSummary, owner: int) -> RunView:
     """Return the view of a run that is over. owner: user ID."""
-    return RunView(
-        run_id=run.run_id,
-        now=time.time(),
-        phase=summary.phase.value,
-        over=True,
-        since=summary.since,
-        job_id=summary.job_id,
-        restarts=summary.restarts,
-        starts=summary.starts,
-        step=summary.step,
-        durable=summary.durable,
-        loss=None,
-        nodes=(),
-        spares=(),
-        excluded=(),
-        slurm_state="",
-        slurm_reason="",
-        slurm_lost="",
-        operator=False,
-        verdict=summary.verdict,
-        exit_code=summary.exit_code,
-        incidents=(),
-        path=str(run.path),
-        submitted=summary.submitted,
-        steps_since_start=summary.steps_since_start,
-        saves_fail=summary.saves_fail,
-        owner="" if owner == os.geteuid() else user_name(owner),
-        observed=summary.observed,
-    )
+    fields: dict[str, Any] = {**vars(summary), "phase": summary.phase.value, "over": True}
+    name = "" if owner == os.geteuid() else user_name(owner)
+    return RunView(run_id=run.run_id, now=time.time(), path=str(run.path), owner=name, **fields)

@@ -215,11 +215,7 @@ def drawn(one: LogLine, root: RootLine | None, width: int) -> Line:
 
 
 class Follower:
-    """Merges new lines, also of the launches that follow.
-
-    Args:
-        ranks, nodes: as in `log_files`.
-    """
+    """Merges new lines, also of the launches that follow. ranks, nodes: as in `log_files`."""
 
     def __init__(self, run: RunDir, view: RunView, ranks: Iterable[int] = (), nodes: Iterable[str] = ()) -> None:
         self._run, self._ranks, self._nodes = run, tuple(ranks), tuple(nodes)

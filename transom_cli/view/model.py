@@ -181,9 +181,7 @@ class Standbys:
 class Leaving:
     """The ranks save and end, and the run continues in its next attempt.
 
-    Attributes:
-        why: As in `core.launcher.state.Reason`.
-        until: The end of the attempt, if known.
+    why: As in `core.launcher.state.Reason`. until: The end of the attempt, if known.
     """
 
     since: float
@@ -209,17 +207,17 @@ class RunView:
     starts: int
     step: int
     durable: int
-    loss: float | None
-    nodes: tuple[str, ...]  # nodes with ranks
-    spares: tuple[str, ...]
-    excluded: tuple[tuple[str, str, str], ...]  # node, drained or excluded, reason
-    slurm_state: str
-    slurm_reason: str
-    slurm_lost: str
-    operator: bool  # a live operator holds the lease
-    verdict: str
-    exit_code: int | None
-    incidents: tuple[IncidentView, ...]  # newest first
+    loss: float | None = None
+    nodes: tuple[str, ...] = ()  # nodes with ranks
+    spares: tuple[str, ...] = ()
+    excluded: tuple[tuple[str, str, str], ...] = ()  # node, drained or excluded, reason
+    slurm_state: str = ""
+    slurm_reason: str = ""
+    slurm_lost: str = ""
+    operator: bool = False  # a live operator holds the lease
+    verdict: str = ""
+    exit_code: int | None = None
+    incidents: tuple[IncidentView, ...] = ()  # newest first
     memory: int = -1  # newest step in node memory
     memory_age: float | None = None  # since it was committed
     memory_protection: str = ""

@@ -57,9 +57,7 @@ class NodeViews:
     ) -> tuple[NodeView, ...]:
         """Return views in Slurm's order, spares last; () if there is no table.
 
-        Args:
-            slow: By node, why it is slow.
-            silent_after: Seconds without a table after which a node is silent.
+        slow: By node, why it is slow. silent_after: Seconds without a table after which a node is silent.
         """
         tables = [sight.table for sight in sights.values() if sight.table is not None]
         if not tables:

@@ -54,9 +54,7 @@ def step_time(steps: tuple[tuple[float, int], ...], last: tuple[float, int] | No
 def operations(parts: Iterable[Part], directory: str, now: float) -> tuple[Operation, ...]:
     """Describe saves and restores in progress.
 
-    Args:
-        parts: Progress summed over all nodes.
-        directory: The training's checkpoint directory; any other is a copy.
+    parts: Progress summed over all nodes. directory: The training's checkpoint directory; any other is a copy.
     """
     found = []
     for part in parts:
@@ -93,9 +91,7 @@ def planned_saves(
 ) -> tuple[PlannedSave | None, PlannedSave | None]:
     """Return the next save and the next save to disk; None if unknown or too frequent to announce.
 
-    Args:
-        step: The last finished step; `stepped` is when it finished (Unix time).
-        step_time: Seconds per step.
+    step: The last finished step; `stepped` is when it finished (Unix time). step_time: Seconds per step.
     """
     following = coming.after(step)
     pace = step_time if stepped is not None else None

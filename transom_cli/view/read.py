@@ -25,17 +25,13 @@ from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
 from transom_cli.supervise.own_checkpoints import newest_own
+from transom_cli.toml import tomllib
 from transom_cli.view.model import FRESH, NodeView, Preflight, RunView, Standbys, build_view
 from transom_cli.view.node_state import NodeSight, NodeViews, blind_nodes
 from transom_cli.view.outlook import next_steps, rank_operation, step_time
 from transom_cli.view.read_memory import Memory, read_memory
 from transom_cli.view.read_nodes import NodeReader
 from transom_cli.view.text import span
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
 
 LATE = 5.0  # seconds a node's table may lag behind the newest one and still count as current
 MANY = 128  # nodes

@@ -13,7 +13,7 @@ from typing import Any
 from transom_cli import __version__
 from transom_cli.core.goodput.account import Loss, Point, goodput_series, step_times
 from transom_cli.errors import TransomError
-from transom_cli.files import json_lines
+from transom_cli.files import json_lines, tail
 from transom_cli.heartbeat.step_breakdown import BadStepBreakdown, NodeSteps, decode
 from transom_cli.layout import RUN_ID, AttemptDir, RunDir
 from transom_cli.ownership import other_owner
@@ -21,14 +21,10 @@ from transom_cli.supervise.attempt_files import read_losses
 from transom_cli.supervise.handoff_record import attempt_numbers
 from transom_cli.supervise.journal import Folded, fold
 from transom_cli.supervise.record_reader import WELL, read_run_record
+from transom_cli.toml import tomllib
 from transom_cli.view.model import RunView
 from transom_cli.view.read import Reader, read_brief, with_goodput
 from transom_cli.view.report.model import FACTS, AgentFinding, CheckFinding, ReportData
-
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
 
 FILES = 4000  # findings and health runs to read, the newest attempts first
 TAIL = 64 << 10  # bytes of a node's findings
@@ -121,7 +117,10 @@ def _settings(run: RunDir) -> Mapping[str, Any] | str:
 def _agent_findings(attempt: AttemptDir, budget: _Budget) -> list[AgentFinding]:
     found: dict[tuple[str, str, str, str], AgentFinding] = {}
     for path in budget.of(sorted(attempt.nodes.glob("*.jsonl"))):
-        for record in json_lines(_tail(path)):
+        data = b""
+        with contextlib.suppress(OSError):
+            data = tail(path, TAIL)
+        for record in json_lines(data):
             wall, verdict, message = record.get("wall"), record.get("verdict"), record.get("words")
             if not isinstance(wall, (int, float)) or not isinstance(message, str) or verdict in WELL:
                 continue
@@ -130,15 +129,6 @@ def _agent_findings(attempt: AttemptDir, budget: _Budget) -> list[AgentFinding]:
             key = (one.node, one.kind, one.verdict, one.message)
             found[key] = replace(found[key], times=found[key].times + 1) if key in found else one
     return list(found.values())
-
-
-def _tail(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL))
-            return file.read()
-    except OSError:
-        return b""
 
 
 def _check_findings(attempt: AttemptDir, budget: _Budget) -> Iterator[CheckFinding]:

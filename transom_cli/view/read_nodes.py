@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from transom_cli.errors import printable
+from transom_cli.files import tail
 from transom_cli.health.gpu import status
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat.table import BadTable, NodeTable, decode
@@ -200,16 +201,14 @@ def _table(path: str) -> tuple[NodeTable, float] | None:
 
 def _findings(path: str) -> tuple[Found, ...]:
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            tail = file.read()
+        data = tail(path, TAIL)
     except OSError:
         return ()
-    return tuple(_records(tail)) if any(verdict in tail for verdict in _VERDICTS) else ()
+    return tuple(_records(data)) if any(verdict in data for verdict in _VERDICTS) else ()
 
 
-def _records(tail: bytes) -> Iterator[Found]:
-    for text in tail.splitlines():
+def _records(data: bytes) -> Iterator[Found]:
+    for text in data.splitlines():
         try:
             record = json.loads(text)
             yield Found(str(record["kind"]), str(record["verdict"]), str(record["words"]), int(record["launch"]))

@@ -21,6 +21,10 @@ _TONES = {
     "unknown": "bad",
     "recovering": "warn",
 }
+_IN_JSON = (
+    "run_id", "phase", "status", "health", "verdict", "job_id", "step", "steps_since_start", "durable", "submitted",
+    "since", "operator", "exit_code", "owner", "observed",
+)  # fmt: skip
 
 
 def list_lines(views: Sequence[RunView], width: int | None) -> list[Line]:
@@ -67,22 +71,5 @@ def _note(view: RunView) -> str:
 
 def list_row(view: RunView) -> dict[str, Any]:
     """Return JSON values; view/schema/list.json describes them."""
-    return {
-        "run_id": view.run_id,
-        "phase": view.phase,
-        "status": view.status,
-        "health": view.health,
-        "verdict": view.verdict,
-        "job_id": view.job_id,
-        "step": view.step,
-        "steps_since_start": view.steps_since_start,
-        "durable": view.durable,
-        "submitted": view.submitted,
-        "submitted_utc": utc(view.submitted) if view.submitted else None,
-        "since": view.since,
-        "since_utc": utc(view.since) if view.since else None,
-        "operator": view.operator,
-        "exit_code": view.exit_code,
-        "owner": view.owner,
-        "observed": view.observed,
-    }
+    found = {name: getattr(view, name) for name in _IN_JSON}
+    return found | {f"{name}_utc": utc(found[name]) if found[name] else None for name in ("submitted", "since")}

@@ -32,9 +32,7 @@ SLURM_TIMEOUT = 3.0  # seconds
 class Outage:
     """The note about a Slurm that does not respond. It is no lock: processes that start together all ask.
 
-    Args:
-        environ: Names the Slurm by SLURM_CONF.
-        cluster: The cluster to ask, if there are several.
+    environ: Names the Slurm by SLURM_CONF. cluster: The cluster to ask, if there are several.
     """
 
     def __init__(self, folder: Path, environ: Mapping[str, str], cluster: str = "") -> None:

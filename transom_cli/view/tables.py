@@ -27,33 +27,29 @@ _ELSE = "restarted, or stopped on evidence that it would fail again; nodes are i
 
 @dataclass(frozen=True)
 class NodeRow:
-    """An isolation, and Slurm's state of the node. Times are Unix time.
+    """An isolation, and Slurm's state of the node: None if Slurm was not asked or did not answer."""
 
-    Attributes:
-        found: The check, or what the run saw.
-        ended: "" while it is in force; else expired, lifted, over, run over or resumed.
-        carried: New runs exclude the node as well.
-        slurm: None if Slurm was not asked or did not answer.
-        cluster: "" if unknown.
-    """
-
-    node: str
-    how: str
-    run: str
-    found: str
-    verdict: str
-    evidence: str
-    device: str
-    serial: str
-    remedy: str
-    detail: str
-    since: float
-    until: float | None
-    ended: str
-    ended_at: float | None
-    carried: bool
+    standing: IsolationStatus
     slurm: str | None
-    cluster: str
+    resumed: bool = False  # by somebody in Slurm, after the run was over
+
+    @property
+    def ended(self) -> str:
+        """Empty while it is in force; else expired, lifted, over, run over or resumed."""
+        return self.standing.ended or ("resumed" if self.resumed else "")
+
+    @property
+    def carried(self) -> bool:
+        """Whether new runs exclude the node as well."""
+        return self.standing.carried and self.standing.run_over
+
+    def as_json(self) -> dict[str, Any]:
+        one, same = self.standing.isolation, ("verdict", "evidence", "device", "serial", "remedy", "detail")
+        about: dict[str, Any] = {"node": one.node, "how": one.how, "run": one.run, "found": one.what}
+        about |= {name: getattr(one, name) for name in same}
+        about |= {"since": one.wall, "until": self.standing.until, "ended": self.ended}
+        about |= {"ended_at": self.standing.ended_at, "carried": self.carried}
+        return about | {"slurm": self.slurm, "cluster": one.cluster}
 
 
 def node_rows(
@@ -69,28 +65,11 @@ def node_rows(
 
 
 def _node_row(standing: IsolationStatus, now_in_slurm: Mapping[str, Node] | None) -> NodeRow:
-    one = standing.isolation
-    node = now_in_slurm.get(one.node) if now_in_slurm is not None else None
-    resumed = one.how == "drained" and standing.run_over and node is not None and not node.drain
-    return NodeRow(
-        node=one.node,
-        how=one.how,
-        run=one.run,
-        found=one.what,
-        verdict=one.verdict,
-        evidence=one.evidence,
-        device=one.device,
-        serial=one.serial,
-        remedy=one.remedy,
-        detail=one.detail,
-        since=one.wall,
-        until=standing.until,
-        ended=standing.ended or ("resumed" if resumed else ""),
-        ended_at=standing.ended_at,
-        carried=standing.carried and standing.run_over,
-        slurm=None if now_in_slurm is None else _slurm_state(node),
-        cluster=one.cluster,
-    )
+    if now_in_slurm is None:
+        return NodeRow(standing, None)
+    node = now_in_slurm.get(standing.isolation.node)
+    resumed = standing.isolation.how == "drained" and standing.run_over and node is not None and not node.drain
+    return NodeRow(standing, _slurm_state(node), resumed)
 
 
 def _slurm_state(node: Node | None) -> str:
@@ -102,17 +81,18 @@ def _slurm_state(node: Node | None) -> str:
 
 def node_lines(row: NodeRow, now: float, width: int = 80, here: str = "") -> list[str]:
     """Return an isolation as text. here: the cluster of the Slurm commands; others are named."""
-    where = f", on cluster {row.cluster}" if row.cluster not in ("", here) else ""
-    about = ", ".join(x for x in (row.device, f"serial {row.serial}" if row.serial else "") if x)
-    remedy = "" if row.remedy == "none" else row.remedy
-    proven = "proven" if row.verdict == "FAIL" else "suspected"
-    lines = [fit(f"{row.node:<{LABEL - 1}} {row.how} {span(now - row.since)} ago, {_until(row, now)}", width)]
+    one = row.standing.isolation
+    where = f", on cluster {one.cluster}" if one.cluster not in ("", here) else ""
+    about = ", ".join(x for x in (one.device, f"serial {one.serial}" if one.serial else "") if x)
+    remedy = "" if one.remedy == "none" else one.remedy
+    proven = "proven" if one.proven else "suspected"
+    lines = [fit(f"{one.node:<{LABEL - 1}} {one.how} {span(now - one.wall)} ago, {_until(row, now)}", width)]
     rows = (
-        (row.found, f"{row.evidence} ({proven})"),
+        (one.what, f"{one.evidence} ({proven})"),
         ("device", about),
         ("remedy", remedy),
-        ("run", row.run + where),
-        ("note", row.detail),
+        ("run", one.run + where),
+        ("note", one.detail),
         ("slurm", row.slurm or ""),
     )
     return lines + [line for label, text in rows if text for line in _labelled(label, text, width)]
@@ -131,11 +111,12 @@ def _labelled(label: str, text: str, width: int) -> list[str]:
 
 
 def _until(row: NodeRow, now: float) -> str:
+    until, ended_at = row.standing.until, row.standing.ended_at
     if row.ended:
-        return f"{row.ended} {span(now - row.ended_at)} ago" if row.ended_at is not None else row.ended
-    if row.until is None:
+        return f"{row.ended} {span(now - ended_at)} ago" if ended_at is not None else row.ended
+    if until is None:
         return "until lifted"
-    return f"{'by new runs, ' if row.carried else ''}{span(row.until - now)} left"
+    return f"{'by new runs, ' if row.carried else ''}{span(until - now)} left"
 
 
 def repeat_offender_lines(findings: tuple[Finding, ...], width: int = 80) -> list[str]:

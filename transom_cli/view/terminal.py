@@ -99,11 +99,7 @@ def _stat(pid: int) -> tuple[str, str]:
 
 
 class Waiting:
-    """Progress of an operation.
-
-    Args:
-        total: Number of parts, or bytes; None if unknown.
-    """
+    """Progress of an operation. total: Number of parts, or bytes; None if unknown."""
 
     def __init__(self, message: str, total: int | None, *, of_bytes: bool) -> None:
         self._message, self._total, self._of_bytes, self._done = message, total, of_bytes, 0

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 
 from transom_cli.errors import printable
+from transom_cli.plural import some as some
 
 DAY = 86400.0
 NEVER_CUT = 10_000  # width for output that is not a terminal
@@ -92,12 +93,6 @@ def size_of(done: float, total: float) -> str:
 
 def _power(count: float) -> int:
     return next((n for n in range(len(_UNITS) - 1) if count < 1024 ** (n + 1)), len(_UNITS) - 1)
-
-
-def some(names: tuple[str, ...], most: int = 8) -> str:
-    """Join the first names, and count the others."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 # --- width ---

@@ -48,9 +48,7 @@ def write(
 ) -> None:
     """Write tensors one at a time. Raises UsageError for a type that safetensors lacks, BadFile and OSError.
 
-    Args:
-        tensors: placeholders, for shapes and types.
-        read: returns the contiguous tensor of a key.
+    tensors: placeholders, for shapes and types. read: returns the contiguous tensor of a key.
     """
     foreign = [f"{key} ({_short(t.dtype)})" for key, t in tensors.items() if t.dtype not in _TYPES]
     if foreign:

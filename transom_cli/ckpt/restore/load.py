@@ -35,6 +35,7 @@ from transom_cli.ckpt.restore.reader import MappedReader, OnDisk, RestoreProgres
 from transom_cli.ckpt.state import RANKS, State, undisturbed, within
 from transom_cli.ckpt.tree import Flat, Paths
 from transom_cli.ckpt.tree import Path as TreePath
+from transom_cli.plural import some
 
 NAMED = 10  # values in an error
 
@@ -143,7 +144,7 @@ def _asked_by_none(requests: list[Request], metadata: Metadata) -> str:
     if not odd:
         return ""
     keys = [key for key, bit in zip(paths_of(metadata), reversed(f"{odd:b}"), strict=False) if bit == "1"]
-    return ", ".join(keys[:NAMED]) + (f" and {len(keys) - NAMED} more" if len(keys) > NAMED else "")
+    return some(keys, NAMED)
 
 
 def _bits(chosen: Collection[str], keys: Iterable[str]) -> int:

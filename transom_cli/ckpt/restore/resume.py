@@ -37,7 +37,7 @@ from transom_cli.ckpt.saved_marker import SavedMarker
 from transom_cli.ckpt.state import RANKS, RNG, Declared, State
 from transom_cli.ckpt.tiers.fetch import MirrorCandidate, fetch_together, mirror_candidates
 from transom_cli.errors import UsageError
-from transom_cli.plural import several
+from transom_cli.plural import several, some
 
 NAMED = 10  # values in an error
 _TORCH_RNG = re.compile(rf"{RANKS}\.\d+\.{RNG}\.torch")
@@ -134,9 +134,7 @@ class Restorer:
     def start_from(self, path: Path, step: int | None) -> Restored:
         """Load a checkpoint of elsewhere, of a Checkpointer or of DCP itself: nothing was saved here yet.
 
-        Raises:
-            UsageError: nothing says which step it is.
-            NoCheckpointRestores: it does not load.
+        Raises UsageError: nothing says which step it is; NoCheckpointRestores: it does not load.
         """
         self._before = memory_of(self._state)
 
@@ -328,8 +326,7 @@ class Restorer:
         if own := self._ranks.from_first(self._kept_per_rank(source) if self._ranks.first else None):
             raise WorldSizeChanged(
                 f"{step_name(step)} was written by {ranks}, and this training has {self._ranks.size}",
-                f"each rank has its own of {several(len(own), 'value')}: {', '.join(own[:NAMED])}"
-                + (f" and {len(own) - NAMED} more" if len(own) > NAMED else ""),
+                f"each rank has its own of {several(len(own), 'value')}: {some(own, NAMED)}",
                 f"start with {ranks}: values that are kept per rank cannot be carried over to another number of ranks",
             )
         afresh = f"; {', '.join(objects)} start afresh" if objects else ""

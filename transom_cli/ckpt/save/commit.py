@@ -94,11 +94,7 @@ class Committer:
 
         A failure here is reported by the save.
 
-        Args:
-            patience: seconds to wait for the other ranks.
-
-        Raises:
-            RanksMissing: not all ranks have come.
+        patience: seconds to wait for the other ranks. Raises RanksMissing: not all ranks have come.
         """
         self._prepared += 1
         try:

@@ -96,9 +96,7 @@ class Incremental:
 
         If that fails, the daemons know of no plan, and write the snapshot as it is.
 
-        Args:
-            metadata: DCP's metadata of all shares, on rank 0.
-            manifest: of the snapshot.
+        metadata: DCP's metadata of all shares, on rank 0. manifest: of the snapshot.
         """
         base = self._ranks.from_first(self._base() if self._ranks.first else None)
         table, sent, trouble = Table(), [], ""

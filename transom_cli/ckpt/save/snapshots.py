@@ -265,11 +265,7 @@ class Snapshots:
     def _take(self, *, ahead: bool = False) -> None:
         """Wait for a buffer whose snapshot is needed no longer; or allocate one more, up to `_slots`.
 
-        Args:
-            ahead: no save waits yet. Allocate no more; the save may find one.
-
-        Raises:
-            MemoryError: none is free in time.
+        ahead: no save waits yet. Allocate no more; the save may find one. Raises MemoryError: none is free in time.
         """
         deadline = time.monotonic() + PATIENCE
         while True:

@@ -22,7 +22,7 @@ from transom_cli.core.launcher.actions import EndLaunch, Journal, KillRanks, Rea
 from transom_cli.core.launcher.events import RanksEntered, RanksExited, RanksKilled, StandbyTook
 from transom_cli.core.launcher.judgement import Sign
 from transom_cli.core.launcher.state import Decision, Phase, Reason, State
-from transom_cli.plural import several
+from transom_cli.plural import several, some, was
 
 AGAIN = 1  # launches in a row without a step that survivors of a death may leave for another one
 
@@ -243,5 +243,4 @@ def _incident(state: State) -> str:
 
 
 def named(ranks: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+    return f"{was(len(ranks), 'rank', 'ranks')} {some(ranks)}"

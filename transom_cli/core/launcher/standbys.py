@@ -63,9 +63,7 @@ def take(
 ) -> Taken:
     """Choose standbys for these ranks of a launch on `nodes`, with `each` ranks per node.
 
-    Args:
-        here: the nodes of the standbys that have a rank; () if there are none.
-        spares: the nodes of those that have not.
+    here: the nodes of the standbys that have a rank; () if there are none. spares: the nodes of those that have not.
     """
     own: list[int] = []
     others: dict[str, list[int]] = {}

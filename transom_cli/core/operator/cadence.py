@@ -49,11 +49,7 @@ class Cadence:
     held: float = 300.0
 
     def delay(self, state: State, *, silent: bool, spread: float, rest: float) -> float:
-        """Return in how many seconds to ask after a change.
-
-        Args:
-            silent, spread, rest: as in `pause`.
-        """
+        """Return in how many seconds to ask after a change. silent, spread, rest: as in `pause`."""
         return 0.0 if urgent(state, silent=silent) else max(self.first * (1 + spread), rest)
 
     def pause(
@@ -120,9 +116,7 @@ def urgent(state: State, *, silent: bool) -> bool:
 def new_enough(age: float, took: float) -> float:
     """Return how old an answer may be that one question got for all runs of a user: older, the slower Slurm answers.
 
-    Args:
-        age: as in `Pause`; 0 if something has just happened.
-        took: seconds that Slurm needed for that answer.
+    age: as in `Pause`; 0 if something has just happened. took: seconds that Slurm needed for that answer.
     """
     share = SHARE if age >= AGE else FAST_SHARE
     return min(max(age, took / share), LONGEST) if age else 0.0

@@ -17,6 +17,7 @@ from pathlib import Path
 from transom_cli.health.check import About, Check, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict, not_applicable
 from transom_cli.health.system import names, read_number, read_text, sysfs
+from transom_cli.plural import some
 
 FINDINGS = ("ib_state", "ib_rate", "ib_counters")
 EVENTS = ("ib_link", "ib_errors")
@@ -243,9 +244,7 @@ def _new_counts(before: Port, port: Port, counter: str) -> int:
 
 
 def _join(words: Iterable[str]) -> str:
-    listed = list(words)
-    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
-    return ", ".join(listed[:_LISTED]) + more
+    return some(words, _LISTED)
 
 
 CHECK = Check(

@@ -18,6 +18,7 @@ from transom_cli.health.check import About, Check, NoLimits, Tier
 from transom_cli.health.checks.host import read_memory
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.system import mount_of, names, read_mount_table, read_text, sysfs
+from transom_cli.plural import some
 
 FACTS, ALIKE = "facts", "alike"
 FINDINGS = (FACTS,)
@@ -96,8 +97,7 @@ def judge_alike(facts: Mapping[str, Mapping[str, str]]) -> tuple[Finding, ...]:
 def _finding(node: str, odd: list[str], nodes: int, known: int) -> Finding:
     if not odd:
         return Finding(ALIKE, Verdict.PASS, node, f"{known} facts are the same as on the other nodes ({nodes} in all)")
-    more = f" and {len(odd) - _LISTED} more" if len(odd) > _LISTED else ""
-    return Finding(ALIKE, Verdict.MONITOR, node, "; ".join(odd[:_LISTED]) + more, Remedy.SETUP)
+    return Finding(ALIKE, Verdict.MONITOR, node, some(odd, _LISTED, "; "), Remedy.SETUP)
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:

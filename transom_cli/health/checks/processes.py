@@ -14,6 +14,7 @@ from transom_cli.core.log_lines import clean
 from transom_cli.health.check import About, Check, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.system import names, read_text
+from transom_cli.plural import some
 
 FINDINGS = ("processes",)
 BETWEEN = 1.0  # seconds between the two looks, if the first one finds a process in state D
@@ -89,9 +90,7 @@ def judge_processes(node: str, reading: ProcessesReading, about: About, limits: 
         text = f"none of {reading.total} processes is a zombie or blocked in the kernel for {limits.stuck_age:.0f} s"
         return (Finding("processes", Verdict.PASS, node, text),)
     blocked, zombies = (sum(one.state == state for one in old) for state in "DZ")
-    text = f"blocked in the kernel: {blocked}, zombies: {zombies}; "
-    text += ", ".join(_describe(one) for one in old[:_LISTED])
-    text += f" and {len(old) - _LISTED} more" if old[_LISTED:] else ""
+    text = f"blocked in the kernel: {blocked}, zombies: {zombies}; {some(map(_describe, old), _LISTED)}"
     return (Finding("processes", Verdict.MONITOR, node, text, Remedy.WATCH),)
 
 

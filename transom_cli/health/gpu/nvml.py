@@ -51,11 +51,7 @@ class Device:
         self.unread: list[str] = []
 
     def get(self, call: str, *args: Any) -> Any:
-        """Return the call's value or None.
-
-        Raises:
-            Gone: NVML has given the device up.
-        """
+        """Return the call's value or None. Raises Gone: NVML has given the device up."""
         function = getattr(self.nvml, call, None)
         if function is None:  # an older nvidia-ml-py
             return None

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from transom_cli.files import json_lines, make_state_folder, publish_text
+from transom_cli.files import json_lines, make_state_folder, publish_text, tail
 from transom_cli.health.history.nodes import REMEMBERED
 from transom_cli.health.history.records import Lift, Record, from_json, to_json
 
@@ -42,7 +42,7 @@ def read_history(folder: Path, now: float) -> list[Record]:
     for path in paths:
         with contextlib.suppress(OSError):
             if _counts(path, now):
-                found = (from_json(data) for data in json_lines(_tail(path)))
+                found = (from_json(data) for data in json_lines(tail(path, _MOST)))
                 records += [record for record in found if record is not None]
     return records
 
@@ -51,13 +51,6 @@ def _counts(path: Path, now: float) -> bool:
     """Return whether to read the file. The name of a writer's temporary file begins with a dot."""
     ours = path.suffix in (".jsonl", ".json") and not path.name.startswith(".")
     return ours and path.is_file() and path.stat().st_mtime > now - REMEMBERED
-
-
-def _tail(path: Path) -> bytes:
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(max(0, size - _MOST))
-        return file.read(_MOST)
 
 
 class HistoryFile:

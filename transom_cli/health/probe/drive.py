@@ -47,9 +47,7 @@ class Processes:
 
     A node with a silent process gets no more requests.
 
-    Args:
-        end: by `clock`, when everything must be over.
-        other: gets messages that are not about the probe.
+    end: by `clock`, when everything must be over. other: gets messages that are not about the probe.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.probe.messages import DONE, Linked, Norm, ProbeReading
 from transom_cli.health.probe.plan import ENOUGH, Meeting, Outcome, Pair, ProbeLimits
 from transom_cli.health.probe.speed import FEWEST, amount, below, middle
-from transom_cli.plural import several
+from transom_cli.plural import several, some
 
 ALL, NODE, SPEED, LINK = "link_all", "link_node", "link_speed", "link"
 RATE, DELAY = "link rate", "link delay"
@@ -251,27 +251,27 @@ def judge_links(
 
 
 def _judge_node(node: str, bad: BadNode | None, own: Sequence[Cell], usual: Usual) -> list[Finding]:
-    partners = _names(_partners(node, own))
+    partners = some(_partners(node, own), 4)
     if bad is None:
-        fine = _names(_partners(node, [c for c in own if not c.bad])) or "nobody"
+        fine = some(_partners(node, [c for c in own if not c.bad]), 4) or "nobody"
         text = f"it communicated well with {fine} of {partners}"
         best = Finding(SPEED, Verdict.PASS, node, _best(node, own, usual))
         return [Finding(NODE, Verdict.PASS, node, text), best]
     how = "both ways" if bad.sends and bad.receives else "as a sender" if bad.sends else "as a receiver"
     if bad.failed:
         error = next(cell.error for cell in bad.cells if cell.error)
-        text = f"it failed with {_names(bad.partners)}, which communicate well with others ({how}): {error}"
+        text = f"it failed with {some(bad.partners, 4)}, which communicate well with others ({how}): {error}"
         slow = Finding(SPEED, Verdict.UNKNOWN, node, "not judged: its links fail")
         return [Finding(NODE, Verdict.SUSPECT, node, text, Remedy.AVOID), slow]
     worst = min(bad.cells, key=lambda cell: float("inf") if cell.rate is None else cell.rate)
-    text = f"slow with {_names(bad.partners)} ({how}): {_speed(worst)} from {worst.src} to {worst.dst}{_median(usual)}"
+    text = f"slow with {some(bad.partners, 4)} ({how}): {_speed(worst)} from {worst.src} to {worst.dst}{_median(usual)}"
     reached = Finding(NODE, Verdict.PASS, node, f"it reached {partners}")
     return [reached, Finding(SPEED, Verdict.SUSPECT, node, text, Remedy.AVOID)]
 
 
 def _judge_link(node: str, bad: Sequence[Cell], exclude: bool, own: Sequence[Cell]) -> Finding:
     if not bad:
-        return Finding(LINK, Verdict.PASS, node, f"no fault of a single link to {_names(_partners(node, own))}")
+        return Finding(LINK, Verdict.PASS, node, f"no fault of a single link to {some(_partners(node, own), 4)}")
     worst = next((cell for cell in bad if cell.outcome is Outcome.FAILED), bad[0])
     text = f"{worst.src} to {worst.dst}, {worst.outcome.value} in {worst.times} of {worst.times} meetings: "
     text += worst.error or _speed(worst)
@@ -303,7 +303,7 @@ def _judge_all(one: Linked, culprits: set[str]) -> Finding:
         return Finding(ALL, Verdict.PASS, one.node, text, device=device)
     text = f"{one.phase}, {one.step}: {one.error}"
     if culprits - {one.node}:
-        text += f"; not judged, because {_names(sorted(culprits))} failed"
+        text += f"; not judged, because {some(sorted(culprits), 4)} failed"
         return Finding(ALL, Verdict.UNKNOWN, one.node, text, device=device)
     return Finding(ALL, Verdict.MONITOR, one.node, text, Remedy.WATCH, device)
 
@@ -333,8 +333,3 @@ def _median(usual: Usual) -> str:
     of = f"median of {several(usual.rate.count, 'node')}" if usual.rate.count else "in earlier runs"
     rate = amount(usual.rate.median).replace("/s", "B/s")
     return f"; {of}: {rate}, {usual.delay.median * 1e3:.3g} ms"
-
-
-def _names(nodes: Iterable[str], most: int = 4) -> str:
-    these = list(nodes)
-    return ", ".join(these[:most]) + (f" and {len(these) - most} more" if len(these) > most else "")

@@ -161,11 +161,7 @@ def request_to_json(request: Request) -> dict[str, Any]:
 
 
 def request_from_json(data: Mapping[str, Any]) -> Request | None:
-    """Return None for hello and bye.
-
-    Raises:
-        BadRecord: the request is unknown or malformed.
-    """
+    """Return None for hello and bye. Raises BadRecord: the request is unknown or malformed."""
     if data.get("do") in (HELLO["do"], BYE["do"]):
         return None
     return _build(_REQUESTS, data, "do")

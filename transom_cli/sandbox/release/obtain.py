@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli.errors import NotPermitted, TransomError
+from transom_cli.files import publish_text
 from transom_cli.sandbox.release import packages
 from transom_cli.sandbox.release.known import (
     Release,
@@ -31,7 +32,6 @@ from transom_cli.sandbox.release.known import (
     find_release,
 )
 from transom_cli.sandbox.release.packages import Building, relocate
-from transom_cli.sandbox.state import write_private
 from transom_cli.sandbox.tools import slurm_release
 
 _CFLAGS = (
@@ -190,7 +190,7 @@ def _read_marker(home: ReleaseHome) -> dict[str, str]:
 
 def _write_marker(home: ReleaseHome, done: dict[str, str]) -> None:
     document = {"schema": _SCHEMA, "path": str(home.path), **done}
-    write_private(home.path / _MARKER, json.dumps(document) + "\n")
+    publish_text(home.path / _MARKER, json.dumps(document) + "\n", private=True)
     (home.path / _MARKER).chmod(0o644)
 
 

@@ -112,11 +112,7 @@ def _number(text: str) -> float:
 def require_commands(which: Callable[[str], str | None] = shutil.which) -> str:
     """Check for Slurm's commands. A launcher without scontrol still watches and relaunches.
 
-    Returns:
-        What will be missing, for a person; "" if nothing.
-
-    Raises:
-        UsageError: the training cannot be started.
+    Returns what will be missing, for a person; "" if nothing. Raises UsageError: the training cannot be started.
     """
     if which("srun") is None:
         raise UsageError(

@@ -25,7 +25,7 @@ from transom_cli.diagnose.clue import Clue, Silent
 from transom_cli.diagnose.slowness import causes, watch
 from transom_cli.diagnose.slowness import heatmap as words
 from transom_cli.errors import printable
-from transom_cli.files import replace_text
+from transom_cli.files import replace_text, tail
 from transom_cli.heartbeat.step_breakdown import BadStepBreakdown, NodeSteps, decode
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.attempt_files import SCHEMA, newest_checkpoint
@@ -199,11 +199,7 @@ class AnomalyReporter:
         hot = {}
         for node in {culprit.node for culprit in found.clue.culprits if culprit.node}:
             with contextlib.suppress(OSError):
-                with self._attempt.findings(node).open("rb") as file:
-                    file.seek(max(0, file.seek(0, 2) - TAIL))
-                    tail = file.read()
-                text = hottest(tail)
-                if text:
+                if text := hottest(tail(self._attempt.findings(node), TAIL)):
                     hot[node] = text
         return hot
 

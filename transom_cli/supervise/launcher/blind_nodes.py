@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from transom_cli.core.launcher import Phase, State
 from transom_cli.heartbeat.table import NodeTable
+from transom_cli.plural import some
 from transom_cli.supervise.launcher.journal import JournalWriter, say
 
 AFTER = 60.0  # seconds from a launch's start: agents and ranks of a large job take a while to come up
@@ -32,7 +33,8 @@ class BlindNodes:
         if blind == self._reported:
             return
         self._reported = blind
-        names = ", ".join(blind[:8]) + (f" and {len(blind) - 8} more" if len(blind) > 8 else "")
-        words = f"no heartbeats from {names}: a hang there is not detected" if blind else "heartbeats from all nodes"
+        words = (
+            f"no heartbeats from {some(blind)}: a hang there is not detected" if blind else "heartbeats from all nodes"
+        )
         self._journal("blind", nodes=blind, words=words)
         say(f"transom: {words}" + ("; the agents' log and the ranks' logs say why" if blind else ""))

@@ -57,9 +57,7 @@ PEERS = 8  # other nodes of the job that Slurm is asked about
 class Around:
     """What a probe of a node is compared with.
 
-    Attributes:
-        slurm, launcher: What they say if the node is gone, or "".
-        peers: Other nodes that Slurm calls good.
+    slurm, launcher: What they say if the node is gone, or "". peers: Other nodes that Slurm calls good.
     """
 
     peers: Callable[[], Sequence[Peer]]

@@ -49,9 +49,7 @@ def submit_operator(
 
     If this is called inside an operator job, that job does not count, because it is about to end.
 
-    Raises:
-        TransomError: The errors of the port.
-        OSError: The run directory cannot be written.
+    Raises TransomError: The errors of the port; OSError: The run directory cannot be written.
     """
     waiting = [job for job in _living(run, slurm) if str(job.job_id) != environ.get("SLURM_JOB_ID", "")]
     if waiting:
@@ -152,11 +150,7 @@ def give_up_unsubmitted(run: RunDir, words: str) -> None:
 def continue_run(run: RunDir, who: str, num_nodes: int = 0, fewest: int = 0) -> None:
     """Record that a person resumes a run that is over. The next operator submits its job.
 
-    Args:
-        num_nodes, fewest: As in `core.events.Resumed`.
-
-    Raises:
-        OperatorAlive: an operator is alive.
+    num_nodes, fewest: As in `core.events.Resumed`. Raises OperatorAlive: an operator is alive.
     """
     lease = Lease.take(run)
     journal = Journal(run.journal, lease.epoch)

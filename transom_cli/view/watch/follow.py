@@ -27,9 +27,7 @@ OUTPUT = 2000  # lines of a rank's output
 class Follow:
     """Reads one run. `look` may be called from any thread, but from one at a time.
 
-    Args:
-        with_slurm: Adds Slurm's answer to a view.
-        patience: As in `view.read.read_view`.
+    with_slurm: Adds Slurm's answer to a view. patience: As in `view.read.read_view`.
     """
 
     def __init__(self, run: RunDir, with_slurm: Callable[[RunView], RunView], patience: float = 0.0) -> None:
