@@ -198,7 +198,7 @@ class _Made:
 
 def _heals(node: str, number: int) -> Iterator[tuple[float, str, str]]:
     """Seconds after the line before, what, words."""
-    yield 18.4, "seen", f"no step for 18.4 s (limit 18.4 s), ranks {number % 512} stand out"
+    yield 18.4, "seen", f"no step for 18.4 s (limit 18.4 s), rank {number % 512} stands out"
     for other in ("gpu000", "gpu001", node):
         yield 0.4, "evidence", f"rank 0 on {other}, state S, in poll (libc.so.6) < all_reduce (distributed.py:2501)"
     yield 0.3, "examined", f"rank-{number % 512}.log: {LINE % (number % 200)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,4 +44,5 @@ def _commands(above: Any) -> Iterator[Any]:
 
 def _help(context: Any) -> str:
     lines = [line.rstrip() for line in context.get_help().strip().splitlines()]
-    return "\n".join(line for line in lines if not line.lstrip().startswith("-h, --help"))
+    text = "\n".join(line for line in lines if not line.lstrip().startswith("-h, --help"))
+    return re.sub(r"\n\nOptions:(?=\n\n|$)", "", text)  # it has no others

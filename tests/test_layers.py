@@ -68,6 +68,7 @@ READERS = (
     "diagnose.*.reader",
     "diagnose.logs.aftermath",
     "diagnose.logs.diagnosis",
+    "diagnose.logs.frames",
     "diagnose.logs.rule_files",
     "diagnose.unknown.store",
     "health.gpu.dcgm",

@@ -91,8 +91,8 @@ def test_a_range_of_nodes_is_one_to_shrink_in(tmp_path: Path, given: str) -> Non
     ("given", "words"),
     [
         ("two", "`--nodes two` is not a number of nodes"),
-        ("4-2", "min_nodes (4) is above nodes (2)"),
-        ("0", "job.nodes"),
+        ("4-2", "`--nodes 4-2` is not a number of nodes"),
+        ("0", "`--nodes 0` is not a number of nodes"),
     ],
 )
 def test_what_is_no_number_of_nodes_is_refused(tmp_path: Path, given: str, words: str) -> None:

@@ -46,7 +46,7 @@ def test_escape_sequences_of_a_command_line_and_a_file_are_reported_not_sent(tmp
     ("words", "key"),
     [
         ([b"--name", b"a\xff"], b"command line: name: "),
-        ([b"-p", b"\xff"], b"command line: job.partition: "),
+        ([b"-p", b"\xff"], b"command line: job.partition (--partition): "),
         ([b"--root", b"/r\xff"], b"command line: root: "),
         ([b"--set", b"job.env=A=\xff"], b"command line: job.env: "),
         ([b"--set", b"job.sbatch=--x=\xff"], b"command line: job.sbatch: "),

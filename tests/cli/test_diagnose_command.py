@@ -8,6 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from transom_cli.cli.show import show_diagnosis
+from transom_cli.errors import UsageError
+
 OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
@@ -63,6 +68,29 @@ def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("x\n")
     result = transom("diagnose", "a.log", "--rules", "bad.toml", cwd=tmp_path)
     assert result.returncode == 2 and "bad.toml: rule x: `any` is missing" in result.stderr
+
+
+def test_empty_and_binary_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (empty := tmp_path / "empty.log").touch()
+    (binary := tmp_path / "model.log").write_bytes(bytes(range(256)) * 8)
+    (well := tmp_path / "well.log").write_text("step 1 loss 0.3\n")
+    with pytest.raises(UsageError, match="No log could be read") as error:
+        show_diagnosis([empty, binary])
+    assert "empty.log: the file is empty" in error.value.why and "model.log: a binary file" in error.value.why
+    assert show_diagnosis([well, empty]) == 0
+    assert "empty.log: the file is empty" in capsys.readouterr().err
+
+
+def test_own_code_is_named_below_a_python_exception(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = '  File "/home/ann/train.py", line 8, in main'
+    (log := tmp_path / "job.out").write_text(
+        f"Traceback (most recent call last):\n{frame}\n    cfg['lr']\nKeyError: 'lr'\n"
+    )
+    show_diagnosis([log])
+    said = capsys.readouterr().out
+    assert "your code     /home/ann/train.py:8" in said and "culprit       the program" in said
+    show_diagnosis([log], json_=True)
+    assert json.loads(capsys.readouterr().out)["incidents"][0]["source"] == "/home/ann/train.py:8"
 
 
 def test_a_sites_rules_are_tried_and_used(tmp_path: Path) -> None:

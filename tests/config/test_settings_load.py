@@ -113,7 +113,7 @@ def test_errors_of_all_layers_are_reported_at_once(tmp_path: Path) -> None:
     both = "`TRANSOM_JOB__PARTITION` or `TRANSOM_OPERATOR__PARTITION`?"
     assert "TRANSOM_PARTITION: partition: no such setting; did you mean " + both in lines
     assert "command line: slurm: is a section with keys, not 3" in lines
-    assert any(line.startswith("command line: job.nodes: should be a valid integer") for line in lines)
+    assert any(line.startswith("command line: job.nodes (--nodes): should be a valid integer") for line in lines)
     assert any(line.startswith("valid in [job]: partition, account, ") for line in lines)
     assert sum(line.startswith("valid ") for line in lines) == 3
 
@@ -133,12 +133,12 @@ def test_what_concerns_two_keys_is_judged_over_all_layers(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"job.partition": "a\nb"}, r"job.partition: contains the control character '\\n'"),
-        ({"job.mem": "lots"}, "job.mem: 'lots' is not a Slurm size"),
+        ({"job.partition": "a\nb"}, r"job.partition \(--partition\): contains the control character '\\n'"),
+        ({"job.mem": "lots"}, "job.mem \\(--mem\\): 'lots' is not a Slurm size"),
         ({"job.env": "1A=x"}, "job.env: '1A' is not a valid name of an environment variable"),
         ({"job.env": "A"}, "job.env: 'A' is not of the form NAME=VALUE"),
         ({"job.setup": "[1"}, "job.setup: is not a TOML value"),
-        ({"job.exclude": "'a"}, "job.exclude: cannot be split into words"),
+        ({"job.exclude": "'a"}, "job.exclude \\(--exclude\\): cannot be split into words"),
         ({"detect.factor": "inf"}, "detect.factor: should be a finite number"),
         ({"isolate.max_fraction": 2}, "isolate.max_fraction: should be less than or equal to 1"),
         ({"name": ""}, "name: "),

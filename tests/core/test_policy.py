@@ -184,7 +184,7 @@ def test_an_error_after_steps_that_no_heartbeat_has_shown_yet_is_not_one_before_
         outcome=OutcomeSeen(1.0, "7.0", "failed", "why", (quick,)), log_category="user_code", log_line="KeyError"
     )
     found = verdict(one, *DEFAULT, max_step=-1)
-    assert (found.cause, found.restart) == ("rank_failed", True) and "before the first step" not in found.words
+    assert (found.cause, found.restart) == ("rank_failed", True) and "no step was reported" not in found.words
 
 
 def test_a_command_that_no_rank_can_run_is_a_mistake_and_on_one_node_alone_is_none() -> None:

@@ -31,9 +31,7 @@ LANGUAGES = ("console", "sh", "bash", "python")
 NOT_RUN = re.compile(r"<!-- not run: (\S.*) -->")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PATIENCE = 500.0  # seconds for one command
-OTHERS = sorted(
-    str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md") if path.stem not in ("quickstart", "tutorial")
-)
+OTHERS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md") if path.stem != "quickstart")
 TRAINER = ("checkpoints", "elastic", "silent", "simulate", "standby", "unknown")  # of the other pages
 READER: dict[str, Any] = json.loads(Path(__file__).with_name("reader.json").read_text())
 
@@ -187,7 +185,7 @@ def reader() -> Iterator[Reader]:
     shutil.rmtree(one.home.parent, ignore_errors=True)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/tutorial.md", *OTHERS])
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", *OTHERS])
 def test_console_snippets_contain_commands(page: str) -> None:
     assert [one.line for one in snippets(page) if not one.skipped and not one.commands] == []
 
@@ -204,10 +202,6 @@ def test_readme_runs_as_written(reader: Reader) -> None:
 
 def test_quickstart_runs_as_written(reader: Reader) -> None:
     _check(reader, "docs/quickstart.md")
-
-
-def test_tutorial_runs_as_written(reader: Reader) -> None:
-    _check(reader, "docs/tutorial.md")
 
 
 @pytest.mark.parametrize("group", ["trainer", "a to m", "n to z"])

@@ -175,7 +175,7 @@ def test_places_where_it_cannot_work(commands: Path, tmp_path: Path, monkeypatch
     assert grades(list(examine(FakeSlurm(), Runner(), lambda: tmp_path, lambda: WITHOUT)))["controller"] is Grade.FAIL
     monkeypatch.setenv("PATH", str(tmp_path))
     (one,) = [s for s in examine(FakeSlurm(), Runner(), lambda: tmp_path, lambda: WITHOUT) if s.about == "slurm"]
-    assert one.grade is Grade.FAIL and "sbatch" in one.words and "make demo" in one.hint
+    assert one.grade is Grade.FAIL and "sbatch" in one.words and "transom sandbox up" in one.hint
 
 
 def test_missing_pyslurm_is_a_note(commands: Path) -> None:

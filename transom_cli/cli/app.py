@@ -54,6 +54,10 @@ _PARTS = {
     "Checkpoints": ("ckpt",),
     "Set up": ("operate", "service", "notify", "sandbox", "help"),
 }
+_OTHER_NAMES = {
+    "version": "transom --version", "ps": "transom list", "ls": "transom list", "kill": "transom stop",
+    "watch": "transom top", "submit": "transom run", "start": "transom run", "restart": "transom requeue",
+}  # fmt: skip
 _DESTRUCTIVE = ("stop", "cancel", "requeue", "prune")  # never suggested for a mistyped command
 _CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_CODES.items())
 
@@ -161,6 +165,8 @@ def usage_error(error: Any) -> TransomError:
         options = [name for one in context.command.params for name in one.opts if name.startswith(f"{wanted}-")]
         return UsageError(message, f"did you mean `{options[0]}`?" if options else "", hint)
     nearest = next(iter(re.findall("'([^']+)'", suggestion)), "")
+    if what.startswith("No such command '") and (other := _OTHER_NAMES.get(what.split("'")[1])) and not suggestion:
+        return UsageError(what, f"that is `{other}`", hint)
     return UsageError(what, f"did you mean `{nearest}`?" if nearest and nearest not in _DESTRUCTIVE else "", hint)
 
 

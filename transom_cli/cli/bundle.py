@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from transom_cli.cli.options import output_path
 from transom_cli.cli.status import Root, Run
 
 _MEGA = 1 << 20
@@ -17,7 +18,14 @@ def bundle(
     run: Run = None,
     root: Root = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="File or folder [default: transom-<run>.tar.gz here].")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            parser=output_path,
+            metavar="PATH",
+            help="File or folder [default: transom-<run>.tar.gz here].",
+        ),
     ] = None,
     max_size: Annotated[int, typer.Option(min=1, max=1000, help="Maximum content in MB before compression.")] = 20,
     keep_names: Annotated[

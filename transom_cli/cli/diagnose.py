@@ -22,7 +22,9 @@ Rules = Annotated[
 
 
 def diagnose(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Log files of one job, or folders of them.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Log files of one job, or folders; - for a pipe.")
+    ],
     rules: Rules = None,
     learn: Annotated[
         bool, typer.Option("--learn", help="Only print draft rules for new lines near the ends of the logs.")

@@ -95,7 +95,9 @@ def doctor(
     failed = any(one.grade is Grade.FAIL for one in found)
     if json_:
         print(json.dumps({"schema": 1, "well": not failed, "found": [asdict(one) for one in found]}))
-    elif not failed:
+    elif failed:
+        print("\nnot ready: runs do not work here until each `fail` is solved")
+    else:
         print("\nready: try this\n  transom run -N 1 -t 5 -- hostname")
         for words in of_newest_run(root):
             print(f"advice from your newest run: {words}")

@@ -151,7 +151,7 @@ def _incidents(
     if what is not None and not timelines:
         known = ", ".join(one.id for one in every)
         why = f"it has: {known}" if known else "it has had no incident so far"
-        raise UsageError(f"Run `{book.run_id}` has no incident `{what}`", why)
+        raise UsageError(f"Run `{book.run_id}` has no incident `{what}`", why, f"transom explain {book.run_id}")
     again = failed_again(every) if what is None else set()
     timelines = [replace(one, result="failed again") if one.id in again else one for one in timelines]
     fails = saves_fail(run, book.state)

@@ -65,7 +65,10 @@ def _from_script(path: Path) -> dict[str, str]:
     from transom_cli.submit.directives import read_directives
     from transom_cli.submit.inputs import read_script
 
-    given = {one.option.name: one.option.value or "" for one in read_directives(read_script(path))}
+    given = {
+        one.option.name: one.option.value or ""
+        for one in read_directives(read_script(path, "transom init train.sbatch"))
+    }
     kind, _, count = given.get("gres", "").partition(":")
     if kind == "gpu":
         given.setdefault("gpus-per-node", count.rpartition(":")[2] or "1")

@@ -127,7 +127,7 @@ def adopt(
     from transom_cli.submit.adopt import adopt as adopted
     from transom_cli.submit.inputs import read_script
 
-    text = read_script(script)
+    text = read_script(script, "transom adopt train.sbatch")
     steps, changed = find_steps(text), adopted(text)
     for step in steps:
         if step.kind in (Kind.HELPER, Kind.UNSUPPORTED):

@@ -13,12 +13,19 @@ from typing import Annotated
 
 import typer
 
-from transom_cli.errors import TransomError
+from transom_cli.errors import TransomError, UsageError
 from transom_cli.layout import RUN_ID
 
 Root = Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")]
 
 MAX_COMPLETIONS = 100  # the newest run IDs: more would not fit a screen
+
+
+def output_path(text: str) -> Path:
+    """Parse a file or folder to write to. A name that ends in a slash is a folder: it must exist."""
+    if text.endswith("/") and not Path(text).is_dir():
+        raise UsageError(f"no such folder: {text}", hint=f"mkdir -p {text}")
+    return Path(text)
 
 
 def run_ids(ctx: typer.Context, incomplete: str) -> list[str]:

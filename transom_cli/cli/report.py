@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from transom_cli.cli.options import output_path
 from transom_cli.cli.show import LEASE_PATIENCE
 from transom_cli.cli.status import Root, Run
 from transom_cli.errors import UsageError
@@ -21,7 +22,11 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="File or folder; - for standard output [default: <run ID>.html in this folder]."
+            "-o",
+            "--output",
+            parser=output_path,
+            metavar="PATH",
+            help="File or folder; - for standard output [default: <run ID>.html in this folder].",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file even if it is not a report.")] = False,

@@ -228,9 +228,10 @@ def _operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool
                 require_own_cluster(made)
                 _start_operator(made, new=new, detach=detach)
     if detach:
-        code = _await_submission(made) if new else 0
+        if code := _await_submission(made) if new else 0:
+            return code  # scripts read the ID of a run that exists in Slurm
         print(made.run_id)
-        return code
+        return 0
     code = watch_run(made, query_slurm, lambda: _next_operator_started(made), as_lines=as_lines)
     if code and new and (known := _known_partitions(fold(made.journal).state)):
         print(f"      {known}", file=sys.stderr)  # below the hint of the failure
@@ -345,8 +346,12 @@ def _dry_run(prepared: Prepared) -> None:
         print(f"note: the operator runs as a separate job: {command}", file=sys.stderr)
     if more:
         print(f"note: {1 + len(more)} runs, one for each element of the job array", file=sys.stderr)
+    rules = rules_of(prepared.settings)
+    if all(rule.source == "default" for rule in rules):
+        print("note: the default policy applies; `transom policy` shows it", file=sys.stderr)
+        return
     print("note: policy of this run; the first rule that matches decides (docs/policy.md)", file=sys.stderr)
-    print("\n".join(f"  {line}" for line in policy_lines(rules_of(prepared.settings))), file=sys.stderr)
+    print("\n".join(f"  {line}" for line in policy_lines(rules)), file=sys.stderr)
 
 
 def _start_operator(made: RunDir, *, new: bool, detach: bool) -> None:
@@ -432,10 +437,10 @@ def nodes_range(given: str | None) -> dict[str, int]:
     if given is None:
         return {}
     found = re.fullmatch(r"(\d+)(?:[-:](\d+))?", given.strip())
-    if found is None:
+    low, high = (int(found[1]), int(found[2] or found[1])) if found is not None else (0, 0)
+    if not 1 <= low <= high:
         raise UsageError(
             f"`--nodes {given}` is not a number of nodes",
             hint="--nodes 4; or --nodes 2-4: 4 nodes, and the run continues while at least 2 are left",
         )
-    low, high = int(found[1]), int(found[2] or found[1])
-    return {"job.nodes": high} | ({"job.min_nodes": low} if found[2] else {})
+    return {"job.nodes": high} | ({"job.min_nodes": low} if found is not None and found[2] else {})

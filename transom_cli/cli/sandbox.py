@@ -111,7 +111,7 @@ def up(
     for key, user in sandbox.users().items():
         print(f"  {key}: user {user.name!r}, {user.admin_level.lower() or 'ordinary'}")
     where = "" if dir is None else f" --dir {sandbox.dir}"
-    print(f"hint: transom sandbox exec{where} -- sinfo", file=sys.stderr)
+    print(f'hint: eval "$(transom sandbox env{where})"   # this shell then uses it', file=sys.stderr)
 
 
 @sandbox_app.command()

@@ -179,11 +179,14 @@ def show_diagnosis(
     from transom_cli.view.diagnosis import diagnosis_lines
     from transom_cli.view.terminal import waiting
 
+    paths = [Path("/dev/stdin") if str(path) == "-" else path for path in paths]
     require_files((*paths, *(healthy or ())))
     with waiting("reading logs"):
         found = diagnose(paths, Rulebook(rule_files.load(rules or ())), lambda: known_lines(paths, healthy or ()))
-    if not found["files"]:
-        why = "; ".join(f"{one['file']}: {one['why']}" for one in found["unread"]) or "there are no text files"
+    odd = [] if found["incidents"] else [(one, why) for one in paths if (why := _no_log(one))]
+    if found["files"] <= len(odd):
+        odd += [(Path(one["file"]), one["why"]) for one in found["unread"]]
+        why = "\n".join(f"{path}: {reason}" for path, reason in odd) or "there are no text files"
         raise UsageError("No log could be read", why, "name log files, or a folder of them")
     if json_:
         print(json.dumps(found, indent=1))
@@ -191,7 +194,22 @@ def show_diagnosis(
         print("\n".join(printable(line) for line in diagnosis_lines(found)))
         for one in found["unread"]:
             print(f"not read: {printable(one['file'])}: {one['why']}", file=sys.stderr)
+        for path, reason in odd:
+            print(f"note: {printable(str(path))}: {reason}", file=sys.stderr)
     return 1 if found["incidents"] and exit_code else 0
+
+
+def _no_log(path: Path) -> str:
+    """Say why a named file is no log; "" if it may be one."""
+    from transom_cli.diagnose.logs.diagnosis import is_text
+
+    if not path.is_file() or path.suffix == ".gz":
+        return ""
+    if not path.stat().st_size:
+        return "the file is empty"
+    with path.open("rb") as file:
+        head = file.read(4096).decode(errors="replace")
+    return "" if is_text(path) and head.count("\ufffd") * 4 < len(head) else "a binary file"
 
 
 def require_files(paths: Iterable[Path]) -> None:

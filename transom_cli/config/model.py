@@ -177,7 +177,11 @@ class Launch(Section):
 class Detect(Section):
     """When a rank or node counts as hung. Everything except the factor is in seconds."""
 
-    factor: float = Field(default=8.0, gt=1, description="a step may last this many times the run's own median step")
+    factor: float = Field(
+        default=8.0,
+        gt=1,
+        description="a step may last this many times the run's median step; 3 times that if only silence shows it",
+    )
     floor: float = Field(default=5.0, gt=0, description="minimum time before a rank counts as hung")
     ceiling: float = Field(
         default=1800.0, gt=0, description="time after which any rank counts as hung, unless the run has paused longer"

@@ -135,6 +135,14 @@ Thresholds = Annotated[dict[str, float], AfterValidator(thresholds), PlainSerial
 
 
 NO_FILE = "no such file"
+_FLAGS = {"launch.kind": "--torchrun", "launch.container.image": "--container-image", "launch.container.runtime": ""}
+_FLAGGED = ("nodes", "spares", "gpus_per_node", "tasks_per_node", "cpus_per_task", "mem", "time", "exclude")
+_FLAGS |= {f"job.{key}": f"--{key.replace('_', '-')}" for key in (*_FLAGGED, "partition", "account", "qos")}
+
+
+def flag_of(key: str) -> str:
+    """Return the flag of `transom run` for a setting; the setting itself if it has none."""
+    return _FLAGS.get(key, key)
 
 
 @dataclass(frozen=True)
@@ -148,7 +156,8 @@ class Problem:
 
     def __str__(self) -> str:
         layer = "command line" if self.layer == "flags" else self.layer
-        where = f"{layer}: {self.key}" if self.key and self.key != layer else layer
+        flag = f" ({flag_of(self.key)})" if self.layer == "flags" and flag_of(self.key) != self.key else ""
+        where = f"{layer}: {self.key}{flag}" if self.key and self.key != layer else layer
         return f"{where}: {self.what}"
 
 
@@ -192,5 +201,6 @@ def refuse(problems: Iterable[Problem], settings: Sequence[Setting]) -> UsageErr
     return UsageError(
         what,
         why="\n".join(lines),
-        hint="correct them and check the result with `transom run --dry-run ...`; docs/settings.md explains each",
+        hint=f"correct {'it' if len(found) == 1 else 'them'}, and check with `transom run --dry-run ...`; "
+        "docs/settings.md explains each setting",
     )

@@ -226,7 +226,7 @@ def _user_error(incident: Incident, run: RunFacts, first: RankExit | None) -> Di
         return None  # a script without a launcher: it may have trained all that time, and nobody has seen its steps
     who = first.words if first else silent or f"the job ended with exit code {code}"
     line = incident.log_line or _WHY.get(code or 0, "a usage error (exit code 2)")
-    words = who if line in who else f"{line} ({who}, before the first step)"
+    words = who if line in who else f"{line} ({who}, no step was reported)"
     return Diagnosis("user_error", words, (), sure=True, isolate="none", restart=False)
 
 
@@ -311,7 +311,7 @@ def _hang(incident: Incident, run: RunFacts) -> Diagnosis | None:
     if not incident.stalled or incident.stall_over:
         return None
     nodes = incident.suspect_nodes
-    where = f" ({', '.join(nodes)} stand out)" if nodes else ""
+    where = f" ({', '.join(nodes)} {'stands' if len(nodes) == 1 else 'stand'} out)" if nodes else ""
     again = len(nodes) == 1 < len(run.nodes) and _blamed_before(run, nodes[0]) > 0
     last = f"step {incident.step}{' of this start' if incident.since_start else ''}"
     words = f"no rank has stepped since {last}{where}"

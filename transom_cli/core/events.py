@@ -128,7 +128,8 @@ class Stall:
 
     @property
     def words(self) -> str:
-        who = f", ranks {', '.join(map(str, self.culprits))} stand out" if self.culprits else ""
+        names = ", ".join(map(str, self.culprits))
+        who = f", rank {names} stands out" if len(self.culprits) == 1 else f", ranks {names} stand out" if names else ""
         why = f": it once paused for {self.paused:.1f} s" if self.paused else ""
         return f"no step for {self.seconds:.1f} s (limit {self.limit:.1f} s{why}) after step {self.step}{who}"
 

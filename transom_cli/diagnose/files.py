@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transom_cli.diagnose.clue import Category, Clue
 from transom_cli.diagnose.combine import combine, document
 from transom_cli.diagnose.logs.diagnosis import diagnose_logs, from_incident
+from transom_cli.diagnose.logs.frames import trainer_frame
 from transom_cli.diagnose.logs.rulebook import Rulebook
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def diagnose(paths: Sequence[Path], book: Rulebook, known: Callable[[], Template
     logs = diagnose_logs(paths, book)
     found = combine([from_incident(one) for one in logs.incidents], _hangs(paths))
     said = document(found, len(logs.files), logs.unread)
+    for one in said["incidents"]:
+        one["source"] = trainer_frame(Path(one["root_file"]), one["root_lineno"]) or None if one["root_file"] else None
     said["unrecognised"] = []
     if found and found[0].category is Category.UNKNOWN:
         from transom_cli.diagnose.unknown.store import NONE, new_lines

@@ -126,7 +126,7 @@ def _slurm(
     """Return Slurm's configuration; empty if Slurm does not answer."""
     missing = [name for name in NEEDED if shutil.which(name) is None]
     if missing:
-        hint = "run transom where Slurm's commands are, on a login node; to try it without a cluster: make demo"
+        hint = "run transom on a login node, where Slurm's commands are; without a cluster: transom sandbox up"
         yield Symptom("slurm", Grade.FAIL, f"not found: {', '.join(missing)}", hint)
         return {}
     yield symptom.of_versions({name: _version(name) for name in (*NEEDED, *USEFUL) if shutil.which(name)})

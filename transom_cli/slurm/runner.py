@@ -116,7 +116,8 @@ class Runner:
             raise SlurmUnreachable(
                 f"Slurm's command `{argv[0]}` was not found",
                 f"no directory in PATH contains `{argv[0]}`",
-                f"install {PACKAGES}, or run this on a host where `which {argv[0]}` finds it",
+                f"install {PACKAGES}, or run this on a host where `which {argv[0]}` finds it\n"
+                "without a cluster: `transom sandbox up` starts a small one on this machine",
             ) from error
         except OSError as error:
             raise SlurmUnknown(f"Slurm's command `{argv[0]}` could not be started", str(error)) from error

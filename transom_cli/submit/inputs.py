@@ -19,7 +19,7 @@ _MAX_SCRIPT = 4 * 1024 * 1024  # bytes: Slurm's default limit (max_script_size)
 _USAGE = "transom run train.sbatch, or transom run [options] -- COMMAND"
 
 
-def read_script(path: Path) -> str:
+def read_script(path: Path, usage: str = _USAGE) -> str:
     """Read the user's script. Bytes that are not UTF-8 (a comment in Latin-1) survive when it is written again.
 
     Raises:
@@ -27,27 +27,26 @@ def read_script(path: Path) -> str:
     """
     try:
         if path.is_dir():
-            raise UsageError(f"{path} is a directory, not a script", hint=_USAGE)
+            raise UsageError(f"{path} is a directory, not a script", hint=usage)
         data = path.read_bytes()
     except FileNotFoundError:
-        raise UsageError(f"no such script: {path}", hint=f"{_near(path)}{_USAGE}") from None
+        raise UsageError(f"no such script: {path}", hint=f"{_near(path)}{usage}") from None
     except PermissionError as error:
         raise NotPermitted(
             f"cannot read the script {path}", error.strerror or "", hint=f"look at `ls -l {path}`"
         ) from error
     except OSError as error:
-        raise UsageError(f"cannot read the script {path}", error.strerror or str(error), hint=_USAGE) from error
+        raise UsageError(f"cannot read the script {path}", error.strerror or str(error), hint=usage) from error
     except ValueError as error:  # a NUL in the name
-        raise UsageError(f"{str(path)!r} is not a valid file name", str(error), hint=_USAGE) from error
+        raise UsageError(f"{str(path)!r} is not a valid file name", str(error), hint=usage) from error
     if data.startswith((b"\x7fELF", b"\x1f\x8b", b"PK\x03\x04")) or b"\0" in data:
-        raise UsageError(
-            f"{path} is a binary file, not a script", hint=f"to run it as the training command: transom run -- {path}"
-        )
+        hint = f"to run it as the training command: transom run -- {path}" if usage == _USAGE else usage
+        raise UsageError(f"{path} is a binary file, not a script", hint=hint)
     if len(data) > _MAX_SCRIPT:
         raise UsageError(
             f"{path} is too long for a batch script",
             f"it has {len(data)} bytes, and Slurm accepts {_MAX_SCRIPT}",
-            hint=_USAGE,
+            hint=usage,
         )
     return data.decode("utf-8", "surrogateescape")
 

@@ -185,6 +185,7 @@ def _prepare_script(
     force: bool = False,
 ) -> Prepared:
     from transom_cli.config.load import load
+    from transom_cli.config.validation import flag_of
     from transom_cli.submit.adopt import step_notes
     from transom_cli.submit.inputs import read_script
     from transom_cli.submit.script import elements, inspect_script, refuse_no_job, refuse_whole, script_notes
@@ -194,10 +195,10 @@ def _prepare_script(
     if job_flags:
         raise UsageError(
             "Job options cannot be combined with your own sbatch script",
-            f"given: {', '.join(job_flags)}",
+            f"given: {', '.join(filter(None, map(flag_of, job_flags)))}",
             f"add them to `{words[0]}` as #SBATCH lines, or give a command after `--` instead of a script",
         )
-    facts = inspect_script(text)
+    facts = inspect_script(text, words[0])
     refuse_no_job(facts)
     array: tuple[int, ...] = ()
     if facts.array is not None:
@@ -251,6 +252,12 @@ def _prepare_command(
     directory = _job_directory(settings)
     missing = missing_program(words, settings, Path(directory))
     if missing:
+        if missing == words[0] and (Path(directory) / missing).is_file() and not force:
+            raise UsageError(
+                f"`{missing}` is neither a command nor an sbatch script",
+                "PATH has no such command, and the file has no #SBATCH line",
+                f"a script: add #SBATCH lines, or name it {missing}.sbatch; a program: transom run -- ./{missing}",
+            )
         what = f"`{missing}` was not found on this host"
         near = similar_program(missing, Path(directory))
         hint = f"did you mean `{near}`?\n" if near else ""

@@ -49,9 +49,9 @@ class ScriptFacts:
     lines: Mapping[str, int] = field(default_factory=dict)
 
 
-def inspect_script(text: str) -> ScriptFacts:
+def inspect_script(text: str, name: str = "the script") -> ScriptFacts:
     """Read a script. Raises UsageError for what sbatch would reject, for PBS job arrays and heterogeneous jobs."""
-    _refuse_no_script(text)
+    _refuse_no_script(text, name)
     values: dict[str, str | None] = {}
     lines: dict[str, int] = {}
     requeue: bool | None = None
@@ -143,27 +143,27 @@ def script_notes(facts: ScriptFacts) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _refuse_no_script(text: str) -> None:
+def _refuse_no_script(text: str, name: str) -> None:
     if not text:
-        raise UsageError("the script is empty", hint="it needs `#!/bin/bash` and the commands of the job")
+        raise UsageError(f"{name} is empty", hint="it needs `#!/bin/bash` and the commands of the job")
     if not text.strip():
-        raise UsageError("the script contains only blanks", hint="it needs `#!/bin/bash` and the commands of the job")
+        raise UsageError(f"{name} contains only blanks", hint="it needs `#!/bin/bash` and the commands of the job")
     if "\0" in text:
         raise UsageError(
-            "the script is not text",
+            f"{name} is not text",
             why="it contains NUL characters, which Slurm does not accept",
             hint="name the sbatch script itself",
         )
     if "\r\n" in text:
         line = text[: text.index("\r\n")].count("\n") + 1
         raise UsageError(
-            "the script has Windows line endings",
+            f"{name} has Windows line endings",
             why=f"line {line} ends in \\r\\n; sbatch accepts only lines that end in \\n",
-            hint="sed -i 's/\\r$//' SCRIPT",
+            hint=f"sed -i 's/\\r$//' {'SCRIPT' if name == 'the script' else name}",
         )
     if not text.startswith("#!"):
         raise UsageError(
-            "the script names no interpreter",
+            f"{name} names no interpreter",
             why=f"its first line must start with #!, but it is: {_line(text, 1)!r}",
             hint="write `#!/bin/bash` at the very start of the first line",
         )

@@ -40,8 +40,11 @@ def _incident(incident: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {incident['root_file']}:{incident['root_lineno']}"
         yield from _log_line(incident["root_line"])
         yield ""
+    if source := incident.get("source"):
+        yield from _labelled("your code", source)
     culprits = [_culprit(one) for one in incident["culprits"]]
-    yield f"  culprit       {', '.join(culprits) if culprits else 'unknown'}"
+    nobody = "the program" if incident["scope"] == "user" else "unknown"
+    yield f"  culprit       {', '.join(culprits) if culprits else nobody}"
     evidence = incident["evidence"][1 if incident["root_line"] is not None else 0 :]
     for name, texts in (("because", evidence), ("consequences", incident["consequences"])):
         for number, text in enumerate(texts):

@@ -37,7 +37,7 @@ def check_lines(report: Report, width: int = 100, *, verbose: bool = False) -> l
         lines += _wrapped(f"{word:<8} {_folded(nodes)}", "  ", " " * 11, width) if nodes else []
     unknown = sorted({f.check for f in report.findings if f.verdict is Verdict.UNKNOWN})
     if unknown and not verbose:
-        lines += _wrapped(f"no answer from {', '.join(unknown)} (`--verbose` shows why)", "  ", "    ", width)
+        lines += _wrapped(f"without a result: {', '.join(unknown)} (`--verbose` shows why)", "  ", "    ", width)
     for note in report.notes:
         lines += _wrapped(f"note: {printable(note)}", "  ", "    ", width)
     return lines
@@ -87,6 +87,7 @@ def symptom_lines(one: Symptom, width: int = 100) -> list[str]:
     room = max(20, width - len(head))
     lines = textwrap.wrap(printable(one.words), room, break_on_hyphens=False)
     if one.hint and one.grade is not Grade.OK:
-        hint = textwrap.wrap(printable(" ".join(one.hint.splitlines())), room - 2, break_on_hyphens=False)
-        lines += [f"{'> ' if n == 0 else '  '}{line}" for n, line in enumerate(hint)]
+        for each in one.hint.splitlines():
+            hint = textwrap.wrap(printable(each.strip()), room - 2, break_on_hyphens=False)
+            lines += [f"{'> ' if n == 0 else '  '}{line}" for n, line in enumerate(hint)]
     return [(head if n == 0 else " " * len(head)) + line for n, line in enumerate(lines or [""])]

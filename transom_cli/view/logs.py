@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 
+from transom_cli.diagnose.logs.frames import trainer_frame
 from transom_cli.errors import printable
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.supervise.attempt_files import read_json
@@ -23,10 +22,6 @@ ROOT = ">>"  # marks the root line
 _RANK = re.compile(r"rank-(\d+)\.log")
 _EXAMINED = re.compile(r"(rank-\d+\.log): (.*)", re.DOTALL)
 _TIME = re.compile(rb"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?")
-_PREFIX = re.compile(rb"^\[rank\d+\]: ?")  # of torch's distributed excepthook
-_FRAME = re.compile(rb'\s+File "([^"\n]+)", line (\d+)')
-_INSTALLED = re.compile(rb"/(?:site|dist)-packages/|/lib/python3|^<")  # no frame of the trainer's own
-_TRACEBACK = 400  # longest one, in lines
 _HEAD = 64  # bytes of a line in which its time is
 _TONES = ("note", "good", "warn", "strong", "")  # by rank, in turn
 
@@ -124,7 +119,7 @@ def find_root(run: RunDir, view: RunView) -> RootLine | None:
             paths = sorted(run.attempts.glob(f"*/logs/*/{match[1]}"), key=_age, reverse=True)
             for path in paths:
                 if number := _number(path, match[2]):
-                    return RootLine(path, match[2], number, _source(path, number))
+                    return RootLine(path, match[2], number, trainer_frame(path, number))
             return RootLine(paths[0], match[2]) if paths else None
     return None
 
@@ -141,22 +136,6 @@ def _number(path: Path, text: str) -> int:
     except OSError:
         return 0
     return found[-1] if found else 0
-
-
-def _source(path: Path, number: int) -> str:
-    """Return `FILE:LINE` of the trainer's innermost frame in the traceback that ends at a line; "" if none does."""
-    try:
-        with path.open("rb") as file:
-            lines = deque(islice(file, number - 1), maxlen=_TRACEBACK)
-    except OSError:
-        return ""
-    for above in (_PREFIX.sub(b"", one) for one in reversed(lines)):
-        match = _FRAME.match(above)
-        if match is not None and not _INSTALLED.search(match[1]):
-            return f"{match[1].decode(errors='replace')}:{int(match[2])}"
-        if not above[:1].isspace():
-            return ""
-    return ""
 
 
 def log_files(run: RunDir, view: RunView, ranks: Iterable[int] = (), nodes: Iterable[str] = ()) -> list[LogFile]:

@@ -10,6 +10,7 @@ from transom_cli.view.slurm_reasons import pending_reason
 from transom_cli.view.text import Line, brief, count, cut, table, utc
 
 _COLUMNS = ("RUN", "STATE", "FOR", "STEP", "DISK", "JOB", "AGE", "NOTE")
+_LEAST = {"DISK": 72, "JOB": 76, "AGE": 80}  # terminal columns from which a column is shown: the note matters more
 _RIGHT = frozenset({"FOR", "STEP", "DISK", "JOB", "AGE"})
 _TONES = {
     "crash loop": "bad",
@@ -29,7 +30,9 @@ _IN_JSON = (
 
 def list_lines(views: Sequence[RunView], width: int | None) -> list[Line]:
     """FOR: time in this state, or the duration of a run that is over. AGE: time since submission."""
-    lines = table(_COLUMNS, [_row(view) for view in views], _RIGHT)
+    rows = [_row(view) for view in views]
+    columns = [n for n in range(len(_COLUMNS)) if width is None or width >= _LEAST.get(_COLUMNS[n], 0)]
+    lines = table(tuple(_COLUMNS[n] for n in columns), [tuple(row[n] for n in columns) for row in rows], _RIGHT)
     return lines if width is None else [cut(one, width) for one in lines]
 
 

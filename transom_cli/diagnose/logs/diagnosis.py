@@ -15,7 +15,7 @@ from transom_cli.diagnose.logs.cause import Incident, consequences, incidents
 from transom_cli.diagnose.logs.kinds import hit_of
 from transom_cli.diagnose.logs.matches import LAUNCH, LEFT, Found, Hit, collect
 from transom_cli.diagnose.logs.reader import hits_in_file
-from transom_cli.diagnose.logs.rulebook import Blames, Rulebook
+from transom_cli.diagnose.logs.rulebook import Blames, Rulebook, Scope
 from transom_cli.plural import times
 
 
@@ -54,7 +54,7 @@ def evidence(incident: Incident) -> tuple[str, ...]:
         said.append(f"the log contains {root.launch + 1} launches; this one is the last that failed")
     if action_of(incident) is Action.ISOLATE and not any(one.node for one in incident.culprits):
         said.append("these logs do not name the node: name the folder with the logs of all nodes")
-    elif not incident.culprits:
+    elif not incident.culprits and root.rule.scope is not Scope.USER:
         said.append("these logs do not show which rank or node is to blame")
     if root.rule.note:
         said.append(root.rule.note)
@@ -129,11 +129,11 @@ def logs_in(paths: Iterable[Path]) -> Iterator[Path]:
         for number, one in enumerate(inside):
             if number >= MOST_FILES:
                 return
-            if one.suffix.lower() not in _NO_LOG and _is_text(one):
+            if one.suffix.lower() not in _NO_LOG and is_text(one):
                 yield one
 
 
-def _is_text(path: Path) -> bool:
+def is_text(path: Path) -> bool:
     if path.suffix == ".gz":
         return True
     try:

@@ -46,7 +46,11 @@ def load(folders: Iterable[Path] = (), *, ours: bool = True) -> tuple[Rule, ...]
     wrong: list[str] = []
     for path in [path for place in folders for path in files_of(place)]:
         built_in = path.parent == OURS
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            wrong.append(f"{path}: not UTF-8 text")
+            continue
         found, mistakes = parse(text, path.name if built_in else str(path), built_in=built_in)
         wrong += mistakes
         rules.update({rule.name: rule for rule in found})
