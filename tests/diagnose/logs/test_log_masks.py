@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from transom_cli.diagnose.logs import grammar
-from transom_cli.diagnose.logs.masks import literals, masked
+from transom_cli.diagnose.logs.masks import literals, masked, words_like
 from transom_cli.diagnose.logs.rule_files import load
 from transom_cli.diagnose.logs.rulebook import Rulebook
 
@@ -57,3 +57,28 @@ def test_words_of_their_own_are_masked(one: str, other: str) -> None:
 def test_hosts_and_levels_in_labels_are_not_masked() -> None:
     lines = masked(b"qvzk:4711:4799 [2] NCCL WARN x\nE0105 12:07:20.08 8705 torch/qvzk.py:869] y")
     assert MASKS.of(lines).startswith(b"qvzk:0000:0000 [0] NCCL WARN x\nE0000 00:00:00.00 0000 torch/xxxx.py:000]")
+
+
+@pytest.mark.parametrize(
+    ("text", "alike", "others"),
+    [
+        (  # `data` and `jpg` tell, as parts of a text or an expression
+            b"/data/qvzkp/IMG_0.jpg of 0x0f0ab0 at fe00::0qv0 xyz",
+            (b"/data/hwojt/YXQ_0.jpg of 0x000c0d at 0b00::0000 xyz",),
+            (
+                b"/date/hwojt/YXQ_0.jpg of 0x000c0d at 0b00::0000 xyz",
+                b"/data/error/YXQ_0.jpg of 0x000c0d at 0b00::0000 xyz",
+                b"/data/hwojt/YXQ_0.jpg of 0y000c0d at 0b00::0000 xyz",
+                b"/data/hwojt/yxq_0.jpg of 0x000c0d at 0b00::0000 xyz",
+                b"/data/hwojt/YXQ_0.jpg of 0x000c0d at 0b00:0:000 xyz",
+                b"/data/hwojt/YXQ_0.jpg of 0x000c0d at 0b00::0000 xyw",
+            ),
+        ),
+    ],
+)
+def test_texts_of_one_form_have_one_mask(text: bytes, alike: tuple[bytes, ...], others: tuple[bytes, ...]) -> None:
+    like = words_like(text, MASKS.of(text))
+    for other in (text, *alike, *others):
+        match = like.fullmatch(other)
+        same = match is not None and not MASKS.telling(match.groups())
+        assert same == (MASKS.of(other) == MASKS.of(text)) == (other not in others), other

@@ -100,20 +100,26 @@ EXPRESSIONS = (
     *_LABELS,
     *(one.pattern for one in (_TASK, _FANNED, _COMPOSE, _TORCHX, _BAR, _WARNING, _SLURMD, _SRUN)),
 )  # all that labels consist of
+_NAMED = re.compile(r"\(\?P<([a-z]+)>")
 Groups = tuple[tuple[str, int], ...]  # names and numbers of groups
 
 
 @lru_cache(maxsize=1)
-def _labels() -> tuple[re.Pattern[str], dict[int, tuple[int, Groups]], tuple[re.Pattern[str], ...]]:
-    """Compile the labels when the first line is split: all in one, with the number and the groups of each by the number
-    of the group around it, and each."""
-    each = tuple(map(re.compile, _LABELS))
-    around, places = 1, dict[int, tuple[int, Groups]]()
-    for n, one in enumerate(each):
-        places[around] = n, tuple((name, around + group) for name, group in one.groupindex.items())
-        around += 1 + one.groups
-    plain = (re.sub(r"\(\?P<[a-z]+>", "(", label) for label in _LABELS)
-    return re.compile("|".join(f"({label})" for label in plain)), places, each
+def _labels() -> tuple[re.Pattern[str], dict[int, tuple[int, Groups]]]:
+    """Compile the labels, all in one, when the first line is split. Returns also the number and the groups of each, by
+    the number of the group around it."""
+    labels = (_NAMED.sub(rf"(?P<\1_{n}>", one) for n, one in enumerate(_LABELS))
+    found = re.compile("|".join(f"(?P<_{n}>{one})" for n, one in enumerate(labels)))
+    groups: dict[int, list[tuple[str, int]]] = {n: [] for n in range(len(_LABELS))}
+    for name, group in found.groupindex.items():
+        what, _, n = name.partition("_")
+        groups[int(n)].append((what, group))
+    return found, {of[0][1]: (n, tuple(of[1:])) for n, of in groups.items()}
+
+
+@lru_cache(maxsize=len(_LABELS))
+def _label(n: int) -> re.Pattern[str]:
+    return re.compile(_LABELS[n])
 
 
 @dataclass(frozen=True)
@@ -184,7 +190,7 @@ def _labels_in(line: str) -> tuple[Spans, int]:
     """Return where the labels name what, and where the text begins that follows them."""
     found: Spans = {}
     at, seen = 0, 0
-    any_label, places, labels = _labels()
+    any_label, places = _labels()
     task = _TASK.match(line) or _FANNED.match(line) or _COMPOSE.match(line) or ("%|" in line and _BAR.match(line))
     task = task or ("]:" in line and _TORCHX.match(line))
     if task:
@@ -197,7 +203,7 @@ def _labels_in(line: str) -> tuple[Spans, int]:
             break
         n, groups = places[match.lastindex or 1]
         if seen >> n & 1:
-            later = ((n, labels[n].match(line, at)) for n in range(n + 1, len(labels)) if not seen >> n & 1)
+            later = ((n, _label(n).match(line, at)) for n in range(n + 1, len(_LABELS)) if not seen >> n & 1)
             n, match = next((one for one in later if one[1]), (n, None))
             if match is None:
                 break

@@ -8,12 +8,13 @@ code). In a log with many new lines, words that say nothing to a rule (a file's 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
+from typing import Any
 
 from transom_cli.diagnose.logs import grammar
-from transom_cli.diagnose.logs.masks import WordMasks, masked, words_of
+from transom_cli.diagnose.logs.masks import WordMasks, masked, words_like, words_of
 from transom_cli.diagnose.logs.matches import Found, Hit, Tally
 from transom_cli.diagnose.logs.rulebook import Expression, Rule, Rulebook
 
@@ -89,17 +90,24 @@ class Form:
         self.tallies: dict[object, Tally] = {}
 
 
-class _Own:
-    """Where lines of a form have words of their own. whole: their mask, if all words that say nothing are masked. mask:
-    its part from `start` to `stop`, where these words are. head, tail: what is before and after it in all lines."""
+_NEW_FORM = Form(Kind(), itemgetter(slice(0)))
+_PICK, _TALLIES = attrgetter("pick"), attrgetter("tallies")
+# by type, since a call of each object from Python takes longer
+_PICKS: Callable[[Any, bytes], object] = itemgetter.__call__
+_GET: Callable[[dict[object, Tally], object], Tally | None] = dict.get
 
-    __slots__ = ("_first", "form", "head", "mask", "start", "stop", "tail", "whole")
+
+class _Own:
+    """Where lines of a form have words of their own. whole: their mask, if all words that say nothing are masked.
+    words: matches what is there, from `start` to `stop` of a line. head, tail: what is before and after it."""
+
+    __slots__ = ("_first", "form", "head", "start", "stop", "tail", "whole", "words")
 
     def __init__(self, form: Form, first: bytes, whole: bytes) -> None:
         self.form, self._first, self.whole = form, first, whole
         self.start, self.stop = len(first), 0
         self.head = self.tail = first
-        self.mask = b""
+        self.words = words_like(b"", b"")
 
     def learn(self, line: bytes) -> None:
         """Learn from the mask of another line."""
@@ -109,7 +117,7 @@ class _Own:
             self.start = min(self.start, self._first.rfind(b" ", 0, other[0]) + 1)
             self.stop = max(self.stop, end if end >= 0 else len(line))
             self.head, self.tail = self._first[: self.start], self._first[self.stop :]
-            self.mask = self.whole[self.start : self.stop]
+            self.words = words_like(self._first[self.start : self.stop], self.whole[self.start : self.stop])
 
 
 class Kinds:
@@ -149,19 +157,29 @@ class Kinds:
                     self._learn_own(form, masks[n], mask)
         return found
 
+    def tallies(self, forms: list[Form | None], lines: list[bytes]) -> Iterable[Tally | None]:
+        """Return the tally of each line, as far as it is known."""
+        known = [form or _NEW_FORM for form in forms]
+        variants = map(_PICKS, map(_PICK, known), lines)
+        return map(_GET, map(_TALLIES, known), variants)
+
     def _with_own_words(self, masks: list[bytes], found: list[Form | None], missing: list[int]) -> None:
         """Find the forms of lines that have words of their own only where others of their form have them, too."""
-        own: list[tuple[int, _Own]] = []
+        words: list[tuple[int, tuple[bytes, ...]]] = []
         for n in missing:
             mask = masks[n]
             for one in self._own.get(len(mask), ()):
                 if mask.startswith(one.head) and mask.endswith(one.tail):
-                    own.append((n, one))
-                    break
-        words = self._mask_words([masks[n][one.start : one.stop] for n, one in own])
-        for (n, one), mask in zip(own, words, strict=True):
-            if mask == one.mask:
-                found[n] = one.form
+                    match = one.words.fullmatch(mask, one.start, one.stop)
+                    if match is not None:
+                        found[n] = one.form
+                        words.append((n, match.groups()))
+                        break
+        telling = self._words().telling([word for _, own in words for word in own])
+        if telling:
+            for n, own in words:
+                if not telling.isdisjoint(own):
+                    found[n] = None
 
     def _learn_own(self, form: Form, line: bytes, mask: bytes) -> None:
         of = self._own.setdefault(len(line), [])
@@ -201,10 +219,13 @@ class Kinds:
         self._kinds[words] = Kind()
         return None
 
-    def _mask_words(self, masks: list[bytes]) -> list[bytes]:
+    def _words(self) -> WordMasks:
         if self._word_masks is None:
             self._word_masks = self._book.word_masks(self._candidates)
-        return self._word_masks.of(b"\n".join(masks)).split(b"\n") if masks else []
+        return self._word_masks
+
+    def _mask_words(self, masks: list[bytes]) -> list[bytes]:
+        return self._words().of(b"\n".join(masks)).split(b"\n") if masks else []
 
     def _pick(self, kind: Kind, raw: bytes, mask: bytes) -> Callable[[bytes], object]:
         if kind.places is None:
@@ -226,7 +247,7 @@ class Kinds:
         if not self._candidates.issuperset(of := self._book.candidates(raw)):
             self._candidates |= of
             if self._word_masks is not None:  # to prepare them again takes as long as to match a hundred lines
-                self._word_masks, self._new, self._wait = None, 0, 2 * self._wait
+                self._word_masks, self._own, self._new, self._wait = None, {}, 0, 2 * self._wait
         self._size += 1
         if self._size > MOST:  # a flood of lines that are all different
             self._kinds, self._silent_words, self._size = {}, set(), 0

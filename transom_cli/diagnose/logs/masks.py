@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 Search = Callable[[bytes, int, int], "tuple[int, int] | None"]
 NUMBERS = b"0123456789.+-"
@@ -19,8 +19,11 @@ _FLAT = bytes.maketrans(f"{string.ascii_letters}0".encode(), b"x" * 53)
 _ADDRESS = re.compile(rb"0[xX][0-9a-fA-F]+|[0-9a-fA-F]*:(?:[0-9a-fA-F]*:)+[0-9a-fA-F]*")
 _LONG_ADDRESS = re.compile(rb"0x[0-9a-fA-F]{4}|::")
 _MASKED = re.compile(rb"[xX]+")
+_LETTERS, _ALNUM = re.compile(rb"([a-z]+)|([A-Z]+)"), re.compile(rb"[a-zA-Z0]+")
+_CLASSES = b"a-zA-Z0", b"a-z", b"A-Z"  # by the number of the group in one of these
 _BREAKS = f"{string.punctuation}\t ".encode()
 _PARTS = bytes.maketrans(b"123456789" + _BREAKS, b"000000000" + b"\n" * len(_BREAKS))
+_PART = re.compile(rb"[!-/:-@[-`{-~\t ]+|[^!-/:-@[-`{-~\t ]+")  # of a word, or what is between parts
 _NO_LETTERS = bytes(set(range(256)) - set(f"{string.ascii_letters}\n".encode()))
 _LETTER = re.compile(r"[a-zA-Z]")
 _END = b"\n"
@@ -59,6 +62,27 @@ def pieces(text: str) -> list[str]:
     return [*few, *(part for part in parts if len(_LETTER.findall(part)) >= _TELLS)]
 
 
+def words_like(text: bytes, mask: bytes) -> re.Pattern[bytes]:
+    """Return an expression for texts of the same form as this one, which has this mask when its words are masked. Its
+    groups are what is masked: if one of them tells, the text has another mask."""
+    return re.compile(b" ".join(map(_like, text.split(b" "), mask.split(b" "))))
+
+
+def _like(word: bytes, mask: bytes) -> bytes:
+    address = _LONG_ADDRESS.search(word)
+    if address is not None and word != mask == word.translate(_FLAT):
+        fixed = b"::" if address[0] == b"::" else b"0x[0-9a-fA-F]{4}"
+        before, after = word[: address.start()], word[address.end() :]
+        return b"(%b%b%b)" % (_varied(_ALNUM, before), fixed, _varied(_ALNUM, after))
+    parts = ((one[0], mask[one.start() : one.end()]) for one in _PART.finditer(word))
+    return b"".join(re.escape(one) if one == of else b"(%b)" % _varied(_LETTERS, one) for one, of in parts)
+
+
+def _varied(characters: re.Pattern[bytes], text: bytes) -> bytes:
+    """Return an expression for texts with other characters in their places."""
+    return characters.sub(lambda run: b"[%b]{%d}" % (_CLASSES[run.lastindex or 0], len(run[0])), re.escape(text))
+
+
 class WordMasks:
     """Masks words that say nothing. Remembers them."""
 
@@ -76,15 +100,27 @@ class WordMasks:
             self._learn(list({word for word, mask in zip(words, known, strict=True) if mask is None}))
         return b" ".join(map(self._known.__getitem__, words)).replace(b" \n ", _END)
 
-    def _learn(self, words: list[bytes]) -> None:
+    def telling(self, words: Iterable[bytes]) -> set[bytes]:
+        """Return those that must not be masked."""
         together = _END.join((b"", *words, b""))
-        masks, parts, end = bytearray(together.translate(_SHAPE)), together.translate(_PARTS), len(together)
+        found = self._telling_parts(together)
+        return {together[together.rfind(_END, 0, at) + 1 : together.find(_END, at)] for at, _ in found}
+
+    def _telling_parts(self, words: bytes) -> Iterator[tuple[int, int]]:
+        """Yield where the parts of words begin and end that must not be masked."""
+        parts, end = words.translate(_PARTS), len(words)
         for telling in self._telling:
             at = 0
             while found := telling(parts, at, end):
                 inside = found[0] + (parts[found[0]] == ord(_END))
                 start, at = parts.rfind(_END, 0, inside) + 1, parts.find(_END, inside)
-                masks[start:at] = together[start:at]
+                yield start, at
+
+    def _learn(self, words: list[bytes]) -> None:
+        together = _END.join((b"", *words, b""))
+        masks = bytearray(together.translate(_SHAPE))
+        for start, stop in self._telling_parts(together):
+            masks[start:stop] = together[start:stop]
         self._known.update(zip(words, bytes(masks[1:-1]).split(_END), strict=True))
         odd: list[tuple[bytes, bytes]] = []
         if b":" in together or b"0x" in together:

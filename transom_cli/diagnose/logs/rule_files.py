@@ -28,7 +28,6 @@ from transom_cli.diagnose.clue import Action, Category
 from transom_cli.diagnose.logs import grammar, rulebook
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Rule, Rulebook, Scope
 from transom_cli.errors import UsageError
-from transom_cli.files import publish_bytes
 
 OURS = Path(__file__).resolve().parent.parent / "rules"
 SHORTEST = 3  # characters of a text; shorter ones match almost every line
@@ -74,6 +73,8 @@ def _built_in() -> list[Rule]:
         raise UsageError("A built-in rule file cannot be used", "\n".join(wrong))
     rules = [rule for found, _ in parsed for rule in found]
     if not sys.dont_write_bytecode:
+        from transom_cli.files import publish_bytes
+
         with contextlib.suppress(OSError):
             kept.parent.mkdir(exist_ok=True)
             publish_bytes(kept, marshal.dumps((of, [_as_table(rule) for rule in rules])), mode=0o644)

@@ -293,14 +293,18 @@ class Rulebook:
             for text in dict.fromkeys(rule.any):
                 by_text.setdefault(text, []).append(n)
         self._of = [tuple(by_text[text]) for text in texts]
-        numbered = [text for text in texts if any(map(str.isdigit, text))]
-        self._numbered = numbered
-        without = [text.lower().encode().translate(None, NUMBERS).decode() for text in numbered]
-        self._without_numbers = Texts(without).which
-        self._in_mask = Texts([masked(text.encode()).decode() for text in numbered]).which
+        self._numbered = [text for text in texts if any(map(str.isdigit, text))]
         self._of_texts: dict[tuple[int, ...], list[int]] = {}
         self._dull: set[bytes] = set()
         self._compiled: dict[tuple[int, bool], tuple[tuple[Expression, ...], tuple[Expression, ...]]] = {}
+
+    @cached_property
+    def _without_numbers(self) -> Texts:
+        return Texts([text.lower().encode().translate(None, NUMBERS).decode() for text in self._numbered])
+
+    @cached_property
+    def _in_mask(self) -> Texts:
+        return Texts([masked(text.encode()).decode() for text in self._numbered])
 
     @property
     def searches(self) -> bool:
@@ -313,7 +317,7 @@ class Rulebook:
 
     def is_numbered(self, mask: bytes) -> bool:
         """Whether it depends on their numbers if lines with this mask contain a text."""
-        return bool(self._in_mask(mask))
+        return bool(self._in_mask.which(mask))
 
     def dull(self, raw: bytes) -> bool:
         """Whether no rule matched a line that differs from this one only in its numbers.
@@ -334,7 +338,7 @@ class Rulebook:
 
     def places(self, raw: bytes) -> tuple[Expression, ...]:
         """Return expressions that find the numbers that rules look at in a line with these words, in its mask."""
-        texts = [_pattern(self._numbered[n]) for n in self._without_numbers(words_of(raw))]
+        texts = [_pattern(self._numbered[n]) for n in self._without_numbers.which(words_of(raw))]
         expressions = (one for n in sorted(self.candidates(raw)) for one in self._expressions_of(n))
         return tuple(compile_bytes(_zeroed(part)) for part in (*texts, *map(_unanchored, filter(_exact, expressions))))
 
