@@ -26,45 +26,49 @@ def parse_attempt(name: str) -> tuple[int, int]:
     return int(job), int(restart)
 
 
+class At:
+    """A file or folder in a directory, as an attribute of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, directory: AttemptDir | RunDir, of: object = None) -> Path:
+        return directory.path / self._name
+
+
 @dataclass(frozen=True)
 class AttemptDir:
     path: Path
 
+    launcher_journal = At("launcher.jsonl")
+    # The launcher's sign of life: a counter that it rewrites once a second while it handles faults.
+    launcher_alive = At("launcher.alive")
+    # `<node>.beats` (the heartbeat table), and `<node>` with .endpoint, .jsonl, .memory, .spent, .gpus, .nccl.
+    nodes = At("nodes")
+    heartbeats = At("heartbeats")  # all heartbeat tables in one file, from the launcher (heartbeat.aggregate)
+    # Addresses that may connect to the attempt's agents, and where each agent listens, as JSON. The launcher writes it
+    # before they start.
+    peers = At("peers.json")
+    # The random part of the names of the nodes' heartbeat directories (`heartbeat.paths`); private.
+    beats_suffix = At("beats.suffix")
+    reports = At("reports.json")  # anomalies of the training, as JSON, from the launcher (supervise.launcher.anomalies)
+    # What silent corruption is suspected, and which step is to be repeated, as JSON, from the launcher.
+    doubt = At("doubt.json")
+    saves = At("saves.json")  # whether the training's saves fail, as JSON, from rank 0 (ckpt.failing)
+    # Steps and their times, one JSON object per line, from the launcher (supervise.progress).
+    progress = At("progress.jsonl")
+    agents_log = At("agents.log")  # the output of the agents' step, from srun
+    outcome = At("outcome.json")
+    modules = At("modules.json")  # the modules that rank 0 has imported, as JSON, for standbys (heartbeat.standby)
+    standbys = At("standbys.json")  # how many standbys are ready on each node, as JSON; absent if there are none
+    standby_log = At("standby.log")  # what standbys print before their launch begins
+    # Results of health checks of the attempt's nodes (preflight, incidents), as JSON, from the launcher.
+    health = At("health")
+    preflight = At("health/preflight.progress")  # how many nodes the preflight has checked so far, as JSON
+
     @property
     def name(self) -> str:
         return self.path.name
-
-    @property
-    def launcher_journal(self) -> Path:
-        return self.path / "launcher.jsonl"
-
-    @property
-    def launcher_alive(self) -> Path:
-        """The launcher's sign of life: a counter that it rewrites once a second while it handles faults."""
-        return self.path / "launcher.alive"
-
-    @property
-    def nodes(self) -> Path:
-        """`<node>.beats` (the heartbeat table), and `<node>` with .endpoint, .jsonl, .memory, .spent, .gpus, .nccl."""
-        return self.path / "nodes"
-
-    @property
-    def heartbeats(self) -> Path:
-        """All heartbeat tables in one file, from the launcher (heartbeat.aggregate)."""
-        return self.path / "heartbeats"
-
-    @property
-    def peers(self) -> Path:
-        """Addresses that may connect to the attempt's agents, and where each agent listens, as JSON.
-
-        The launcher writes it before they start.
-        """
-        return self.path / "peers.json"
-
-    @property
-    def beats_suffix(self) -> Path:
-        """The random part of the names of the nodes' heartbeat directories (`heartbeat.paths`); private."""
-        return self.path / "beats.suffix"
 
     def endpoint(self, node: str) -> Path:
         """The address of the node's agent, as JSON."""
@@ -90,57 +94,13 @@ class AttemptDir:
         """Which ranks the others wait for by NCCL's RAS, as JSON, from the agent (supervise.agent.nccl_behind)."""
         return self.nodes / f"{node}.nccl"
 
-    @property
-    def reports(self) -> Path:
-        """Anomalies of the training, as JSON, from the launcher (supervise.launcher.anomalies)."""
-        return self.path / "reports.json"
-
-    @property
-    def doubt(self) -> Path:
-        """What silent corruption is suspected, and which step is to be repeated, as JSON, from the launcher."""
-        return self.path / "doubt.json"
-
-    @property
-    def saves(self) -> Path:
-        """Whether the training's saves fail, as JSON, from rank 0 (ckpt.failing)."""
-        return self.path / "saves.json"
-
-    @property
-    def progress(self) -> Path:
-        """Steps and their times, one JSON object per line, from the launcher (supervise.progress)."""
-        return self.path / "progress.jsonl"
-
     def samples(self, launch: int) -> Path:
         """Which samples its steps use, one JSON object per line, from rank 0 (ckpt.samples)."""
         return self.path / "samples" / f"{launch}.jsonl"
 
-    @property
-    def agents_log(self) -> Path:
-        """The output of the agents' step, from srun."""
-        return self.path / "agents.log"
-
-    @property
-    def outcome(self) -> Path:
-        return self.path / "outcome.json"
-
     def logs(self, launch: int) -> Path:
         """Rank logs of one launch: `rank-<n>.log`."""
         return self.path / "logs" / str(launch)
-
-    @property
-    def modules(self) -> Path:
-        """The modules that rank 0 has imported, as JSON, for standbys (heartbeat.standby)."""
-        return self.path / "modules.json"
-
-    @property
-    def standbys(self) -> Path:
-        """How many standbys are ready on each node, as JSON; absent if there are none."""
-        return self.path / "standbys.json"
-
-    @property
-    def standby_log(self) -> Path:
-        """What standbys print before their launch begins."""
-        return self.path / "standby.log"
 
     def exits(self, launch: int) -> Path:
         """How each rank of one launch ended: `rank-<n>.json`, from the rank's own wrapper."""
@@ -154,16 +114,6 @@ class AttemptDir:
         """The checkpoint that one launch resumes from, as JSON, from rank 0 (ckpt.seal). folder: CRC of its folder."""
         return self.path / "resume" / f"{launch}-{folder:08x}.json"
 
-    @property
-    def health(self) -> Path:
-        """Results of health checks of the attempt's nodes (preflight, incidents), as JSON, from the launcher."""
-        return self.path / "health"
-
-    @property
-    def preflight(self) -> Path:
-        """The number of nodes that the preflight has checked so far, as JSON, from the launcher."""
-        return self.health / "preflight.progress"
-
     def evidence(self, incident: str) -> Path:
         return self.path / "evidence" / incident
 
@@ -172,99 +122,41 @@ class AttemptDir:
 class RunDir:
     path: Path
 
+    settings = At("run.toml")  # run.toml: the settings, frozen at submission
+    script = At("job.sbatch")  # the sbatch script exactly as it was submitted
+    # How the script was submitted (options, arguments, folder), so that a successor gets the same.
+    submission = At("submission.json")
+    journal = At("operator.jsonl")
+    # A run that is over in one small file, for `transom list`; from the operator, or from the first listing.
+    summary = At("summary.json")
+    # The operator's sign of life: host, PID, epoch. It rewrites the file while it is alive.
+    lease = At("operator.lease")
+    epochs = At("epochs")  # one empty file per epoch, created with O_EXCL: its creator is the operator of that epoch
+    # The secret by which launcher and agents of this run authenticate each other; mode 0600.
+    secret = At("agent.secret")
+    notified = At("notified")  # the messages sent to each target (`notify.delivery`): one file per operator epoch
+    operator_log = At("operator.log")
+    operator_script = At("operator.sbatch")  # the batch script of an operator that runs as a Slurm job
+    # The ID of the Slurm job that was last submitted as the operator, from its submitter.
+    operator_job = At("operator.job")
+    templates = At("templates.json")  # log lines of the healthy run, from the operator at its end (supervise.pastlogs)
+    requests = At("requests")  # users' requests to the operator (stop), one file per request
+    request_address = At("operator.socket")  # where users on call reach the operator, as JSON, from the operator
+    attempts = At("attempts")
+    checkpoints = At("checkpoints")
+
     @property
     def run_id(self) -> str:
         return self.path.name
-
-    @property
-    def settings(self) -> Path:
-        """run.toml: the settings, frozen at submission."""
-        return self.path / "run.toml"
-
-    @property
-    def script(self) -> Path:
-        """The sbatch script exactly as it was submitted."""
-        return self.path / "job.sbatch"
-
-    @property
-    def submission(self) -> Path:
-        """How the script was submitted (options, arguments, folder), so that a successor gets the same."""
-        return self.path / "submission.json"
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "operator.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """A run that is over in one small file, for `transom list`; from the operator, or from the first listing."""
-        return self.path / "summary.json"
-
-    @property
-    def lease(self) -> Path:
-        """The operator's sign of life: host, PID, epoch. It rewrites the file while it is alive."""
-        return self.path / "operator.lease"
-
-    @property
-    def epochs(self) -> Path:
-        """One empty file per epoch, created with O_EXCL: its creator is the operator of that epoch."""
-        return self.path / "epochs"
-
-    @property
-    def secret(self) -> Path:
-        """The secret by which launcher and agents of this run authenticate each other; mode 0600."""
-        return self.path / "agent.secret"
 
     def job_log(self, job_id: int) -> Path:
         """The batch script's output, written by Slurm: all attempts of that job, one after the other."""
         return self.path / JOB_LOG.replace("%j", str(job_id))
 
-    @property
-    def notified(self) -> Path:
-        """The messages sent to each target (`notify.delivery`): one file per operator epoch."""
-        return self.path / "notified"
-
-    @property
-    def operator_log(self) -> Path:
-        return self.path / "operator.log"
-
-    @property
-    def operator_script(self) -> Path:
-        """The batch script of an operator that runs as a Slurm job."""
-        return self.path / "operator.sbatch"
-
-    @property
-    def operator_job(self) -> Path:
-        """The ID of the Slurm job that was last submitted as the operator, from its submitter."""
-        return self.path / "operator.job"
-
-    @property
-    def templates(self) -> Path:
-        """Log lines of the healthy run, from the operator at its end (supervise.pastlogs)."""
-        return self.path / "templates.json"
-
-    @property
-    def requests(self) -> Path:
-        """Users' requests to the operator (stop), one file per request."""
-        return self.path / "requests"
-
-    @property
-    def request_address(self) -> Path:
-        """Where users on call reach the operator, as JSON, from the operator."""
-        return self.path / "operator.socket"
-
     def saved(self, checkpoints: Path) -> Path:
         """Record that the training with this checkpoint directory has saved, as JSON, from rank 0 (ckpt.recorded)."""
         name = str(checkpoints).encode("utf-8", "surrogateescape")
         return self.path / "saved" / f"{zlib.crc32(name):08x}.json"
-
-    @property
-    def attempts(self) -> Path:
-        return self.path / "attempts"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
 
     def attempt(self, job_id: int, restart: int) -> AttemptDir:
         return AttemptDir(self.attempts / attempt_name(job_id, restart))

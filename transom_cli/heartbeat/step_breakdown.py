@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from transom_cli.rpc import verbs
+
 SCHEMA = 1
-_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_LOSSES = ("loss", "grad_norm", "loss_scale")  # which need not be finite
 
 
 class BadStepBreakdown(ValueError):
@@ -38,15 +40,15 @@ class RankSteps:
     step: int
     at: float
     began: float = 0.0
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     loss_step: int = -1
     loss: float | None = None
     grad_norm: float | None = None
     loss_scale: float | None = None
     device: bool = False
-    logged: Mapping[str, float | str] = field(default_factory=dict)
+    logged: dict[str, Any] = field(default_factory=dict)
     listens: bool = False
-    guard: Mapping[str, Any] = field(default_factory=dict)
+    guard: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,42 +66,17 @@ def encode(spent: NodeSteps) -> str:
 def decode(text: str) -> NodeSteps:
     """Ignores keys of a newer writer. Raises BadStepBreakdown for anything that `encode` does not make."""
     try:
-        data = json.loads(text)
+        data = _STRICT.decode(text)
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']!r}")
-        return NodeSteps(str(data["node"]), str(data["attempt"]), tuple(_rank(one) for one in data["ranks"]))
+        return NodeSteps(str(data["node"]), str(data["attempt"]), tuple(map(_rank, data["ranks"])))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise BadStepBreakdown(f"not an account of a node: {error}") from None
 
 
-def _rank(data: Mapping[str, object]) -> RankSteps:
-    seconds = data["seconds"]
-    if not isinstance(seconds, dict):
-        raise TypeError("seconds is no object")
-    return RankSteps(
-        rank=_whole(data["rank"]),
-        launch=_whole(data["launch"]),
-        step=_whole(data["step"]),
-        at=_finite(data["at"]),
-        began=_finite(data["began"]),
-        seconds={str(name): _finite(value) for name, value in seconds.items()},
-        loss_step=_whole(data["loss_step"]),
-        loss=_number_or_none(data["loss"]),
-        grad_norm=_number_or_none(data["grad_norm"]),
-        loss_scale=_number_or_none(data["loss_scale"]),
-        device=data["device"] is True,
-        logged=_logged(data.get("logged")),
-        listens=data.get("listens") is True,
-        guard=_object(data.get("guard")),
-    )
-
-
-def _logged(data: object) -> dict[str, float | str]:
-    return {str(k): v for k, v in data.items() if isinstance(v, (float, str))} if isinstance(data, dict) else {}
-
-
-def _object(data: object) -> dict[str, Any]:
-    return data if isinstance(data, dict) else {}
+def _rank(data: Mapping[str, Any]) -> RankSteps:
+    losses = {name: float(data[name]) for name in _LOSSES if isinstance(data[name], str)}
+    return verbs.decode(RankSteps, {**data, **losses})
 
 
 def _plain(value: object) -> object:
@@ -108,25 +85,8 @@ def _plain(value: object) -> object:
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} is no whole number")
-    return value
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not a number")
 
 
-def _finite(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise TypeError(f"{value!r} is no number of seconds")
-    return float(value)
-
-
-def _number_or_none(value: object) -> float | None:
-    if value is None:
-        return None
-    return _WORDS[value] if isinstance(value, str) else float(_number(value))
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{value!r} is no number")
-    return value
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant)
