@@ -17,7 +17,7 @@ from transom_cli.ckpt.manifest import FileEntry, Manifest, encode
 from transom_cli.cli.prune import prune
 from transom_cli.cli.show import show_list
 from transom_cli.core import events as ev
-from transom_cli.core.operator.state import Policy, State
+from transom_cli.core.operator.state import Phase, Policy, State
 from transom_cli.errors import UsageError
 from transom_cli.heartbeat.table import NodeTable, RankBeat
 from transom_cli.heartbeat.table import encode as encode_table
@@ -325,3 +325,11 @@ def test_what_cannot_be_removed_is_an_error(
 
 def _refused(path: Path) -> None:
     raise PermissionError(13, "Permission denied", str(path))
+
+
+def test_a_resumed_run_has_no_summary_of_its_first_end(tmp_path: Path) -> None:
+    run = make(tmp_path, 1)
+    ended = fold(run.journal).state
+    assert ended.phase.over and run.summary.exists()
+    SummaryWriter(run).seen(ended, ev.Resumed(NOW, "ann"), replace(ended, phase=Phase.SUBMITTING))
+    assert not run.summary.exists(), "`transom list` would show a run that is over"

@@ -110,6 +110,9 @@ class SummaryWriter:
         self._times.hear(event, after.attempt)
         if after.phase.over and not before.phase.over:
             write_summary(self._run, after, self._times.submitted)
+        elif before.phase.over and not after.phase.over:  # resumed: `transom list` reads a summary first
+            with contextlib.suppress(OSError):
+                self._run.summary.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Nothing is kept open."""
