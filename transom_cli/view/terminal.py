@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -70,7 +69,11 @@ def width(environ: Mapping[str, str], *, watched: bool) -> int | None:
     """Return the width in columns; None for a pipe. `watch` passes its own width in COLUMNS."""
     if watched and environ.get("COLUMNS", "").isdecimal():
         return int(environ["COLUMNS"])
-    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else None
+    if not sys.stdout.isatty():
+        return None
+    import shutil
+
+    return shutil.get_terminal_size((80, 24)).columns
 
 
 def under_watch() -> bool:

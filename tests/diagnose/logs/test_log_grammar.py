@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.grammar import LOOKED_AT, clean, of_file, record
+from transom_cli.diagnose.logs.masks import literals
 
 LINES = {
     "[rank3]: ValueError: x": ("ValueError: x", 3, ""),
@@ -132,3 +136,7 @@ def test_no_line_breaks_it(text: str) -> None:
 )
 def test_labels_in_any_order_end(parts: list[str]) -> None:
     assert record(clean(" ".join([*parts, "text"]).encode())).text.endswith("text")
+
+
+def test_no_label_depends_on_the_value_of_a_digit() -> None:
+    assert [text for one in grammar.EXPRESSIONS for text in literals(one) if re.search(r"[0-9]", text)] == []

@@ -100,6 +100,7 @@ EXPRESSIONS = (
     *_LABELS,
     *(one.pattern for one in (_TASK, _FANNED, _COMPOSE, _TORCHX, _BAR, _WARNING, _SLURMD, _SRUN)),
 )  # all that labels consist of
+_ZEROS = str.maketrans("123456789", "000000000")
 _NAMED = re.compile(r"\(\?P<([a-z]+)>")
 Groups = tuple[tuple[str, int], ...]  # names and numbers of groups
 
@@ -163,7 +164,7 @@ _WHO = ("rank", "local", "node", "device", "pid")
 
 def record(line: str) -> Record:
     """Split a clean line into its labels and its text."""
-    spans, at = _labels_in(line)
+    spans, at = _labels_in(line.translate(_ZEROS))
     text = _text_of(line, at)
     found = {name: line[start:stop] for name, (start, stop) in spans.items()}
     rank, local = found.get("rank"), found.get("local")
@@ -183,11 +184,13 @@ def record(line: str) -> Record:
 
 def who(line: str) -> list[tuple[int, int]]:
     """Return where the labels of a clean line name its rank, node, device and process."""
-    return [span for name, span in _labels_in(line)[0].items() if name in _WHO]
+    return [span for name, span in _labels_in(line.translate(_ZEROS))[0].items() if name in _WHO]
 
 
+@lru_cache(maxsize=256)
 def _labels_in(line: str) -> tuple[Spans, int]:
-    """Return where the labels name what, and where the text begins that follows them."""
+    """Return where the labels name what, and where the text begins that follows them. No label depends on the value of
+    a digit, so the lines of a storm, with zeros for theirs, are split once."""
     found: Spans = {}
     at, seen = 0, 0
     any_label, places = _labels()

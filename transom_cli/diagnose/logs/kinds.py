@@ -8,10 +8,9 @@ code). In a log with many new lines, words that say nothing to a rule (a file's 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from operator import attrgetter, itemgetter
-from typing import Any
+from operator import itemgetter
 
 from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.masks import WordMasks, masked, words_like, words_of
@@ -90,13 +89,6 @@ class Form:
         self.tallies: dict[object, Tally] = {}
 
 
-_NEW_FORM = Form(Kind(), itemgetter(slice(0)))
-_PICK, _TALLIES = attrgetter("pick"), attrgetter("tallies")
-# by type, since a call of each object from Python takes longer
-_PICKS: Callable[[Any, bytes], object] = itemgetter.__call__
-_GET: Callable[[dict[object, Tally], object], Tally | None] = dict.get
-
-
 class _Own:
     """Where lines of a form have words of their own. whole: their mask, if all words that say nothing are masked.
     words: matches what is there, from `start` to `stop` of a line. head, tail: what is before and after it."""
@@ -156,12 +148,6 @@ class Kinds:
                     self._forms[masks[n]] = form
                     self._learn_own(form, masks[n], mask)
         return found
-
-    def tallies(self, forms: list[Form | None], lines: list[bytes]) -> Iterable[Tally | None]:
-        """Return the tally of each line, as far as it is known."""
-        known = [form or _NEW_FORM for form in forms]
-        variants = map(_PICKS, map(_PICK, known), lines)
-        return map(_GET, map(_TALLIES, known), variants)
 
     def _with_own_words(self, masks: list[bytes], found: list[Form | None], missing: list[int]) -> None:
         """Find the forms of lines that have words of their own only where others of their form have them, too."""

@@ -76,16 +76,18 @@ class Scanner:
         part = self._block[at:end].replace(b"\r", b"\n")
         lines, silent = part.split(b"\n"), self._kinds.silent
         before = silent.lines
-        forms = self._kinds.forms(part)
-        for raw, form, tally in zip(lines, forms, self._kinds.tallies(forms, lines), strict=True):
-            if tally is not None and tally.open:
-                tally.lines += 1
-                tally.at = at
-            elif len(raw) > SHORT:
-                self._search(at, at + len(raw))
+        for form, raw in zip(self._kinds.forms(part), lines, strict=True):
+            line, at = at, at + len(raw) + 1
+            if form is not None:
+                tally = form.tallies.get(form.pick(raw))
+                if tally is not None and tally.open:
+                    tally.lines += 1
+                    tally.at = line
+                    continue
+            if len(raw) > SHORT:
+                self._search(line, line + len(raw))
             else:
-                self._look(raw, at, form)
-            at += len(raw) + 1
+                self._look(raw, line, form)
         return len(lines) - (silent.lines - before)
 
     def _search(self, at: int, end: int) -> int:
