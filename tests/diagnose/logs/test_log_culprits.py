@@ -9,14 +9,18 @@ import pytest
 from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs.cause import Incident
 from transom_cli.diagnose.logs.diagnosis import diagnose_logs
+from transom_cli.diagnose.logs.grammar import record
+from transom_cli.diagnose.logs.named import named
 from transom_cli.diagnose.logs.rule_files import load
 from transom_cli.diagnose.logs.rulebook import Rulebook
 
 BOOK = Rulebook(load())
 RAISED = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\nValueError: bad shard\n'
+LABELLED = "".join(f"[rank{{0}}]: {line}\n" for line in RAISED.splitlines()[:2]) + "[rank{0}]: {1}\n"
 TERMINATING = "srun: Terminating StepId=7.0\n"
 HYDRA = "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
 SPAWN = "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with "
+NOTICED = "{0} noticed that process rank 5 with PID 4711 on node gpu3 exited on signal {1} ({2}).\n"
 RAYLET = "(raylet) [2026-01-05 03:17:51,241 E 17 17] (raylet) node_manager.cc:3064: 2 Workers (tasks / actors) killed "
 PADDLE = "Container rank 2 status failed cmd ['python', 'train.py'] code {0} log log/workerlog.2\n"
 LATE = "XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: b0. Timed out task names:\n"
@@ -115,6 +119,96 @@ WHO = [
         Category.PROCESS_CRASH,
         Culprit("10.0.0.7"),
     ),
+    # in the launcher's own words
+    (NOTICED.format("mpirun", 11, "Segmentation fault"), Category.PROCESS_CRASH, Culprit("gpu3", 5)),
+    (NOTICED.format("prterun", 6, "Aborted"), Category.PROCESS_CRASH, Culprit("gpu3", 5)),
+    (
+        "[gpu1:4711:0:4712] Caught signal 11 (Segmentation fault)\n"
+        + NOTICED.format("prterun", 11, "Segmentation fault"),
+        Category.PROCESS_CRASH,
+        Culprit("gpu3", 5),
+    ),
+    (
+        "Fatal error in PMPI_Allreduce: Other MPI error, error stack:\n"
+        "gpu3.hsn.example: rank 5 exited with code 255\ngpu3.hsn.example: rank 4 died from signal 15\n",
+        Category.PROCESS_CRASH,
+        Culprit("gpu3.hsn.example", 5),
+    ),
+    ("gpu3.hsn.example: rank 5 died from signal 9\n", Category.HOST_OOM, Culprit("gpu3.hsn.example", 5)),
+    (
+        "9.4s: flux-shell[1]: ERROR: oom: Memory cgroup out of memory: killed 1 task on gpu3.\n"
+        "39.1s: flux-shell[0]: FATAL: doom: rank 5 on host gpu3 exited and exit-timeout=30s has expired\n",
+        Category.HOST_OOM,
+        Culprit("gpu3", 5),
+    ),
+    ("Global rank 5 (PID 4711) exited with code 1\n", Category.UNKNOWN, Culprit(rank=5)),
+    ("ERROR:composer.cli.launcher:Rank 5 crashed with exit code -9.\n", Category.HOST_OOM, Culprit(rank=5)),
+    ("ERROR:composer.cli.launcher:Rank 5 crashed with exit code -7.\n", Category.PROCESS_CRASH, Culprit(rank=5)),
+    (
+        "ERROR:  One or more process (first noticed rank 5) terminated with signal 11\n",
+        Category.PROCESS_CRASH,
+        Culprit(rank=5),
+    ),
+    (
+        "[gpu3:mpi_rank_5][error_sighandler] Caught error: Segmentation fault (signal 11)\n",
+        Category.PROCESS_CRASH,
+        Culprit("gpu3", 5),
+    ),
+    ("application called MPI_Abort(MPI_COMM_WORLD, 1) - process 5\n", Category.USER_CODE, Culprit(rank=5)),
+    ("rank 5 in job 1  gpu3_4711   caused collective abort of all ranks\n", Category.PROCESS_CRASH, Culprit(rank=5)),
+    ("[5]PETSC ERROR: Caught signal number 11 SEGV: Segmentation Violation\n", Category.PROCESS_CRASH, Culprit(rank=5)),
+    (
+        "ERROR 01-05 03:17:51 [multiproc_executor.py:140] Worker proc VllmWorker-5 died unexpectedly, shutting down.\n",
+        Category.PROCESS_CRASH,
+        Culprit(rank=5),
+    ),
+    (
+        "Memory access fault by GPU node-9 (Agent handle: 0x2b) on address 0x7f. Reason: Unknown.\n"
+        + task("gpu3", "5", "Aborted (core dumped)"),
+        Category.CUDA_KERNEL_FAULT,
+        Culprit("gpu3", 5),
+    ),
+    (
+        "subprocess.CalledProcessError: Command 'ssh -o BatchMode=yes 10.0.0.7 hostname' returned non-zero exit "
+        "status 255.\n",
+        Category.UNKNOWN,
+        Culprit("10.0.0.7"),
+    ),
+    ("1.7e+09 DEBUG events Pod: jobs.train-worker-2 exited with code 1\n", Category.UNKNOWN, Culprit("train-worker-2")),
+    (
+        "ray.exceptions.RayTaskError(RuntimeError): ray::Worker.run() (pid=17, ip=10.0.0.7, actor_id=1a)\n"
+        '  File "w.py", line 3, in run\nRuntimeError: CUDA error: an illegal memory access was encountered\n',
+        Category.CUDA_KERNEL_FAULT,
+        Culprit("10.0.0.7"),
+    ),
+    (
+        task("gpu1", "0")
+        + "run.sh: line 12: 4711 Aborted                 (core dumped) ./train\n"
+        + task("gpu2", "1", "Exited with exit code 134")
+        + "gpu2:4711:4712 [0] misc/socket.cc:50 NCCL WARN Net : Connection closed by remote peer gpu1.x<45074>\n",
+        Category.PROCESS_CRASH,
+        Culprit("gpu1", 0),
+    ),
+    # in a framework's
+    (
+        "AssertionError: Rank 5: found NaN in local grad norm in backward pass. Device: 1, node: gpu3\n",
+        Category.NUMERIC_DIVERGENCE,
+        Culprit(rank=5),
+    ),
+    (
+        "[rank5]: RuntimeError: Rank 5, node gpu3, device 1, step 7: Unexpected result nan (message='found NaN')\n",
+        Category.NUMERIC_DIVERGENCE,
+        Culprit("gpu3", 5),
+    ),
+    (
+        "".join(f"AssertionError: Rank {n}: found NaN in local grad norm in backward pass\n" for n in (4, 5)),
+        Category.NUMERIC_DIVERGENCE,
+        None,
+    ),
+    # an error that all ranks make alike is nobody's, whoever was first
+    ("".join(f"[rank{n}]: train.py: error: unrecognized arguments: --x\n" for n in (1, 0)), Category.USER_CODE, None),
+    (LABELLED.format(1, "ValueError: x 1") + LABELLED.format(0, "ValueError: x 0"), Category.USER_CODE, None),
+    (LABELLED.format(5, "ValueError: x") + LABELLED.format(0, "OSError: y"), Category.USER_CODE, Culprit(rank=5)),
     # who does not come: listed below the message; all but the first are rather not there at all
     (LATE + jax(3), Category.RENDEZVOUS_PORT, Culprit(rank=3)),
     (LATE + jax(1, 3, 2), Category.RENDEZVOUS_PORT, None),
@@ -142,6 +236,43 @@ def test_who_is_to_blame(tmp_path: Path, text: str, category: Category, who: Cul
 def test_in_two_boxes_the_killed_rank_is_not_swept_by_the_other_agents_root_cause(tmp_path: Path) -> None:
     told = first(tmp_path, box(entry(0, 1, -9)) + box(entry(0, 4, 1)))
     assert told.category is Category.HOST_OOM
+
+
+NOBODY = [
+    "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed.",
+    "RuntimeError: DataLoader worker 3 exited unexpectedly",
+    "Sending process 4711 closing signal SIGTERM",
+    "rank 3 waits since rank 5 does not answer",
+    "ValueError: a tensor of rank 3 failed the check",
+    "RuntimeError: failed to allocate on host memory",
+    "Abort on node 3",
+    "all 8 ranks have exited",
+]
+
+
+@pytest.mark.parametrize("text", NOBODY)
+def test_a_line_without_a_rank_that_ended_names_nobody(text: str) -> None:
+    assert named(text) == Culprit()
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "[2026-01-05 03:17:51 TP5] ",
+        "[2026-01-05 03:17:51 DP1 TP5 EP5] ",
+        "(VllmWorker rank=5 pid=17) ",
+        "(Worker_TP5 pid=17) ",
+        "[RANK: 5] ",
+        "[rank 5/8] ",
+        "[Rank-5]: ",
+    ],
+)
+def test_frameworks_label_their_ranks(label: str) -> None:
+    assert (record(label + "ValueError: x").rank, record(label + "ValueError: x").text) == (5, "ValueError: x")
+
+
+def test_a_ray_actor_whose_name_has_brackets_has_a_node() -> None:
+    assert record("(ActorWorker(train-1) pid=17, ip=10.0.0.7) ValueError: x").node == "10.0.0.7"
 
 
 @pytest.mark.parametrize("code", [79, 149])

@@ -44,7 +44,7 @@ LINES = {
     "GPU1: 71 GiB": ("GPU1: 71 GiB", None, ""),
     "cnn_2: 12 layers": ("cnn_2: 12 layers", None, ""),
     "[PG 3 Rank 5] boom": ("boom", 5, ""),
-    "trainer-1  | (Worker_TP0 pid=231) ERROR 10-17 16:33:42 [x.py:623] boom": ("boom", None, ""),
+    "trainer-1  | (Worker_TP0 pid=231) ERROR 10-17 16:33:42 [x.py:623] boom": ("boom", 0, ""),
     "loss-1 | 0.5": ("0.5", None, ""),
     "i.pretrain/0 [default3]:[rank3]:   boom": ("boom", 3, ""),
     "loss/0 [1]: 2.5": ("loss/0 [1]: 2.5", None, ""),

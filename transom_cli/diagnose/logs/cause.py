@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from transom_cli.diagnose.clue import DEVICES, Action, Category, Culprit
-from transom_cli.diagnose.logs.culprits import BOX, CANCELLED, CRIES, ENDED, ENDS, KILLED, blamed
+from transom_cli.diagnose.logs.culprits import ACTOR, BOX, CANCELLED, CRIES, ENDED, ENDS, KILLED, blamed
 from transom_cli.diagnose.logs.matches import RAISED, RAY, Hit
 from transom_cli.diagnose.logs.rulebook import Level, Scope
 from transom_cli.plural import several
@@ -27,7 +27,6 @@ NEAR = 5  # lines between an exception's message and the exit
 EVENT = 64 << 10  # bytes between lines of one kind
 UNTOLD = "python-exception"  # the rule for exceptions without a rule of their own
 _ENTRY = "exitcode  :", "traceback :"  # lines of an entry in torchrun's box, below the one with the rank
-ACTOR = "actor-died"  # the rule for the end of a Ray worker's process
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,13 @@ from transom_cli.diagnose.logs.matches import TRACEBACK, Hit
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Scope
 
 CRIES = (Category.NETWORK_FABRIC, Category.NCCL_HANG)  # printed by victims
+EVERYONES = (Category.USER_CODE, Category.DEPENDENCY_IMPORT, Category.NUMERIC_DIVERGENCE)  # the same for all ranks
 MANY = 3  # waiting ranks whose numbers show that lower ones exist
 FEW = 0.25  # largest share of silent ranks that are still named as culprits
 _LOCAL_RANK = re.compile(r"(?:failed \(exitcode: -?\d+\)|^) ?local_rank: (\d+) \(pid")
 _KILLED_TASKS = re.compile(r": tasks? ([\d,-]{1,400}): (?:Terminated|Killed)")
+_CLOSED = re.compile(r"[Cc]onnection closed by (?:remote )?peer ([A-Za-z][\w.-]{1,80})<")
+_DIGITS = re.compile(r"\d+")
 _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 _RUNNING = re.compile(r"Rank (\d{1,7}) is running \w[^(]{0,80}\(SequenceNumber=(\d{1,12})")
 DESYNC = "desync"  # the rule for PyTorch's comparison of the collectives of two ranks
@@ -26,10 +29,11 @@ CANCELLED = "step-cancelled"  # the rule for Slurm's plain "CANCELLED"
 TASK_FAILURE = "due-to-task-failure"  # the rule for Slurm's reason for ending a step
 BOX = "elastic-box"  # the rule for torchrun's failure box, which lists the rank that failed first last
 
+ACTOR = "actor-died"  # the rule for the end of a Ray worker's process
 KILLED = "bare-killed"  # the rule for a task killed by SIGKILL
 MPI = "mpi-abort", "mpi-error"  # rules for the rank that ends all others
 ENDED = ("step-ended", *MPI)  # rules for who kills all tasks
-ENDS = ("task-exited", "own-exit-code", KILLED, "worker-killed", "abort", "segfault", "mpi-signal", *MPI)
+ENDS = ("task-exited", "own-exit-code", KILLED, "worker-killed", "abort", "core-dumped", "segfault", "mpi-signal", *MPI)
 """Rules for the end of a rank's process."""
 
 Blamed = tuple[tuple[Culprit, ...], tuple[str, ...]]
@@ -58,12 +62,23 @@ def blamed(root: Hit, others: Sequence[Hit], ranks: frozenset[int]) -> Blamed:
         culprits, why = _behind(root)
     if root.rule.name == TASK_FAILURE:
         culprits = _left_alone(others)
+    alike = _alike(root, others) if root.rule.category in EVERYONES else set()
+    if len(alike) > 1 and 2 * len(alike) >= len(ranks):
+        return (), (f"{len(alike)} ranks report the same: it is not one rank's",)
     if root.rule.blames is Blames.NAMED and len({h.culprit.node for h in hits if h.rule is root.rule}) > 1:
         culprits = ()  # several peers: the fault is on the path
     culprits = _with_nodes(culprits, hits, root)
     if root.record.rank is None and root.rule.scope is not Scope.NODE and len(_nodes_of_tasks(root, others)) > 1:
         culprits = ()  # several nodes at once: nothing shows which was first
     return tuple(dict.fromkeys(c for c in culprits if c != Culprit())), why
+
+
+def _alike(root: Hit, others: Sequence[Hit]) -> set[int]:
+    """Return the ranks that report the root's failure in the same words, apart from numbers."""
+    said = _DIGITS.sub("0", root.record.text)
+    same = [h for h in others if h.rule is root.rule and h.launch == root.launch]
+    ranks = {h.culprit.rank for h in (root, *same) if _DIGITS.sub("0", h.record.text) == said}
+    return {rank for rank in ranks if rank is not None}
 
 
 def _who_lags(hits: Sequence[Hit], ranks: frozenset[int] = frozenset()) -> Blamed | None:
@@ -114,9 +129,10 @@ def _with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> 
         known = [Culprit(rank=int(boxes[-1].where["rank"]))]
     if not known and root.rule.blames is Blames.PRINTER and root.rule.category not in CRIES:
         ended = {h.culprit for h in _first_ends(hits)}
-        known = list(ended) if len(ended) == 1 else _local(hits)
+        known = list(ended) if len(ended) == 1 else _left_by(ended, hits) or _local(hits) or _dead_actor(hits)
     if len(known) == 1 and known[0].node and known[0].rank is None and root.rule.blames is Blames.PRINTER:
-        known = _alone(known[0], hits)
+        ended = {h.culprit for h in _first_ends(hits) if h.rule is root.rule and h.culprit.node}
+        known = list(ended) if len(ended) == 1 else _alone(known[0], hits)
     nodes: dict[int, str] = {}
     for hit in hits:
         rank = hit.where.get("rank", "")
@@ -128,11 +144,25 @@ def _with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> 
     return tuple(c if c.node or c.rank not in nodes else replace(c, node=nodes[c.rank]) for c in known)
 
 
+def _left_by(ended: set[Culprit], hits: Sequence[Hit]) -> list[Culprit]:
+    """Return the only one of those that ended whose node closed the connections that others lost."""
+    closed = {match[1].partition(".")[0] for hit in hits if (match := _CLOSED.search(hit.record.text))}
+    first = [one for one in ended if one.node.partition(".")[0] in closed]
+    return first if len(first) == 1 else []
+
+
+def _dead_actor(hits: Sequence[Hit]) -> list[Culprit]:
+    """Return the only node of which Ray reports a dead worker."""
+    nodes = {hit.culprit.node for hit in hits if hit.rule.name == ACTOR} - {""}
+    return [Culprit(nodes.pop())] if len(nodes) == 1 else []
+
+
 def _alone(of: Culprit, hits: Sequence[Hit]) -> list[Culprit]:
     """Add the rank if exactly one is known to have failed, and not on another node."""
-    failed = {h.record for h in hits if h.rule.name == TRACEBACK} | {h.record for h in _first_ends(hits)}
-    ranks = {record.rank for record in failed if record.rank is not None}
-    here = all(record.node in ("", of.node) for record in failed)
+    traced = {Culprit(h.record.node, h.record.rank) for h in hits if h.rule.name == TRACEBACK}
+    failed = traced | {h.culprit for h in _first_ends(hits)}
+    ranks = {one.rank for one in failed if one.rank is not None}
+    here = all(one.node in ("", of.node) for one in failed)
     return [replace(of, rank=ranks.pop())] if len(ranks) == 1 and here else [of]
 
 

@@ -7,6 +7,7 @@
     node7:4711:4799 [2] transport/net_ib.cc:93 NCCL WARN ... NCCL: host, process, thread, device
     [node7:4711] *** ... | [node7:4711:0:4712] Caught signal ...            Open MPI, UCX
     May 29 01:37:38 node7 kernel: [257087.81] ...            syslog, dmesg
+    [2025-08-25 14:56:20 TP3] ... | (VllmWorker rank=3 pid=17) ... | [3]PETSC ERROR: ...      SGLang, vLLM, PETSc
     (Trainer pid=17, ip=10.0.0.7) ... | (raylet) [... E 17 17] (raylet) node_manager.cc:30: ...     Ray
     2025-08-25 14:56:20,376 [INFO] [launch.py:319:x] ...     Python's logging, DeepSpeed
     2025-08-25 14:56:20.376: W tensorflow/core/x.cc:64] ... | I0825 14:56:20.37 17 train.py:501] ...    XLA, absl
@@ -35,7 +36,7 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 # All are anchored and bounded, since they run on arbitrary output of jobs.
 _LABELS = (
     r"\"?\[rank(?P<rank>\d{1,7})\]:?",
-    r"\[[Rr]ank (?P<rank>\d{1,7})\]:?",
+    r"\[(?:[Rr]ank|RANK)[ :=_-]{0,2}(?P<rank>\d{1,7})(?:/\d{1,7})?\]:?",
     r"[Rr]ank ?#?(?P<rank>\d{1,7}):(?=\s|\[)",
     r"\[PG (?:ID|GUID|\d)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
     r"(?:\[(?:\d{1,5},)?|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[)(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",
@@ -49,12 +50,15 @@ _LABELS = (
     r"[\w./]{1,60}:\d{1,6}:",
     r"(?P<node>" + _HOST + r"):(?P<pid>\d{1,10}):\d{1,10} \[(?P<device>-?\d{1,4})\] ",
     r"submitit (?P<label>DEBUG|INFO|WARNING|ERROR) \((?=\d)",
-    r"\((?:[\w.<>:-]{1,60} )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)"
+    r"\(\w{1,40}?[_ ](?:rank=|TP)(?P<rank>\d{1,5})(?:[_ ]\w{1,12})? pid=\d{1,10}\)",
+    r"\((?:[\w.<>:()-]{1,60} )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)"
     r"|\((?:raylet|autoscaler|gcs_server)\)",
     r"\([\w.-]{1,60}, (?:rank=(?P<rank>\d{1,7}), )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)",
     r"[0-9a-f]{8} \[rank=(?P<rank>\d{1,7})\] \|\|",
     r"\[pod/[\w.-]{1,120}(?:/[\w.-]{1,120})?\]",
     r"(?P<time>\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?)(?:\) - )?",
+    r"(?:DP\d{1,4} )?TP(?P<rank>\d{1,5})(?: EP\d{1,4})?\]",
+    r"\[(?P<rank>\d{1,7})\]PETSC ERROR: (?:-{10,})?",
     r"(?P<syslog>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d) (?P<node>" + _HOST
     + r") (?:[\w./-]{1,40}(?:\[\d{1,10}\])?: )?",
     r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?= \[| \d{4}-)",
@@ -69,6 +73,7 @@ _LABELS = (
     r"(?P<label>DEBUG|INFO|WARNING|ERROR) [\w./]{1,80}\.py:\d{1,6} --",
     r"\| (?P<label>DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,5}\| [\w.<>]{1,80}:[\w<>]{1,60}:\d{1,6} - ",
     r"\[[\w.-]{1,60}\.py:\d{1,6}(?::\w{1,60})?\]",
+    r"\[(?P<node>" + _HOST + r"):mpi_rank_(?P<rank>\d{1,7})\](?:\[\w{1,40}\])?",
     r"\[(?P<node>[A-Za-z][\w.-]{0,62}):\d{1,10}(?::\d{1,4}:\d{1,10})?\] ?(?=\*\*\* |Caught signal |Signal: )",
     r"\|",
     r"[\u2502\u2503]",

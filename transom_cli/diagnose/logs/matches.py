@@ -19,12 +19,16 @@ from transom_cli.core.log_lines import clean
 from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.grammar import Record
+from transom_cli.diagnose.logs.named import named
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Rule
 
 RAISED = re.compile(r"[\w.]*(?:Error|Exception)\b")  # the beginning of an exception's line
 _KERNEL = re.compile(r"(?:^|\s)([A-Za-z0-9][\w.-]{0,62}) kernel: ")  # a kernel's line that a monitor relays
 _PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.(\d))?[.:]?")
 _WARNS = re.compile(r"\.py:\d+: \w+Warning: ")  # Python's warnings module
+
+
+PEERS = Category.NETWORK_FABRIC, Category.NCCL_HANG, Category.RENDEZVOUS_PORT  # lines of these name peers
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,20 @@ class Hit:
         if not node and not record.node:
             kernel = _KERNEL.search(record.text)
             node = kernel[1] if kernel else ""
-        return Culprit(node or record.node, int(rank) if rank.isdigit() else record.rank, device)
+        culprit = Culprit(node or record.node, int(rank) if rank.isdigit() else record.rank, device)
+        return culprit if self.rule.category in PEERS else _completed(culprit, record.text)
+
+
+def _completed(culprit: Culprit, text: str) -> Culprit:
+    """Add the rank and the node that the line's own words name, unless they contradict its labels."""
+    if culprit.rank is not None and culprit.node:
+        return culprit
+    said = named(text)
+    if said.rank is not None and culprit.rank not in (None, said.rank):
+        return culprit
+    if said.node and culprit.node not in ("", said.node):
+        return culprit
+    return Culprit(culprit.node or said.node, said.rank if culprit.rank is None else culprit.rank, culprit.device)
 
 
 def _pci(device: str) -> str:
@@ -353,7 +370,9 @@ class Collector:
         if chain is not None and (_wraps(chain, hit) or (_same_rank(chain, hit) and hit.rule.name == INTERRUPT)):
             if self._newest() is chain and hit.lineno - chain.lineno <= BELOW:
                 # of equal ones, keep the outer
-                self._kept[-1] = self._chain = max(self._in_full(hit), chain, key=lambda h: h.rule.weight)
+                best = max(self._in_full(hit), chain, key=lambda h: h.rule.weight)
+                place = {"node": chain.where["node"]} if chain.rule.name == RAY and "node" in chain.where else {}
+                self._kept[-1] = self._chain = replace(best, where={**place, **best.where})
                 return True
             self._chain = None
         return False
