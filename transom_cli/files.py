@@ -131,6 +131,15 @@ def tail(path: str | Path, most: int) -> bytes:
         return file.read(most)
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file; {} if there is none, or none that can be read."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
 def json_lines(data: bytes) -> Iterator[dict[str, Any]]:
     """Yield the objects of a journal, one per line. Skip lines that are not objects, such as one cut off by a crash."""
     lines = data.splitlines()

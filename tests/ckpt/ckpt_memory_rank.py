@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import xxhash
@@ -28,7 +29,7 @@ class Rank:
 
     def __init__(self, line: Client, directory: Path, attempt: str = "7.0.0", token: str = "t") -> None:
         self.line, self.attempt = line, attempt
-        about = {"launch": Launch(attempt, attempt).as_json(), "directory": str(directory), "token": token}
+        about = {"launch": asdict(Launch(attempt, attempt)), "directory": str(directory), "token": token}
         told, fds = line.call("join", rank=0, node=NODE, places={}, key="", **about)
         for fd in fds:
             os.close(fd)

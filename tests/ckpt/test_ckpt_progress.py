@@ -77,7 +77,7 @@ def test_running_write_and_restore_are_reported(tmp_path: Path) -> None:
         assert planned.schedule == "every step; one of 1000 is made durable" and planned.parts == ()
 
         nodes.agents["n0"].call("look", directory=str(run.checkpoints), token=(run.checkpoints / ".memory").read_text())
-        nodes.agents["n0"].call("persist", step=3, attempt="7.0.0", keep=2, keep_every=None)
+        nodes.agents["n0"].call("persist", step=3, attempt="7.0.0", keep={"newest": 2})
         writing = seen(run, rank_operation(WRITING))
         assert (only(writing).step, only(writing).place) == (3, str(run.checkpoints)) and only(writing).of > 1 << 20
         assert "now         saving step 3 to disk: " in status(run, writing, 7.0)

@@ -71,15 +71,8 @@ def rules_of(settings: Settings) -> tuple[Rule, ...]:
 def health_options(settings: Settings) -> HealthOptions:
     health = settings.health
     return HealthOptions(
-        preflight=health.preflight,
-        budget=health.budget,
-        deep=health.deep,
-        deep_budget=health.deep_budget,
-        probe=health.probe,
+        **health.model_dump(exclude={"python", "limits", "site_checks"}),
         python=(health.python or settings.launch.python,),
-        watch=health.watch,
-        every=health.every,
-        off=health.off,
         limits=tuple(sorted(health.limits.items())),
         site_checks=str(health.site_checks or ""),
     )

@@ -107,11 +107,7 @@ class ProbeTransport:
     """The transport as the probe sees it: only some nodes, and only the probe's messages."""
 
     def __init__(self, inbox: Inbox, nodes: tuple[str, ...]) -> None:
-        self._inbox, self._nodes = inbox, nodes
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        return self._nodes
+        self._inbox, self.nodes = inbox, nodes
 
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
         self._inbox.transport.send(message, to or self.nodes)
@@ -120,7 +116,7 @@ class ProbeTransport:
         return self._inbox.take(("probe",), self._inbox.now() + timeout)
 
     def gone(self) -> tuple[str, ...]:
-        return tuple(n for n in self._inbox.transport.gone() if n in self._nodes)
+        return tuple(n for n in self._inbox.transport.gone() if n in self.nodes)
 
     def close(self) -> None:
         """Do nothing: the health run closes the transport."""

@@ -156,15 +156,11 @@ class LocalTransport(Pipes):
         self, nodes: Sequence[str], reach: Reach = here, env: Mapping[str, Mapping[str, str]] | None = None
     ) -> None:
         super().__init__()
-        self._nodes = tuple(nodes)
+        self.nodes = tuple(nodes)
         self._outbox = {}
-        for node in self._nodes:
+        for node in self.nodes:
             environment = {**os.environ, **(env or {}).get(node, {})}
             self._outbox[node] = self.add(reach(node, own(WORKER, "--node", node)), environment)
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        return self._nodes
 
     def killed(self) -> tuple[str, ...]:
         return tuple(n for n, child in zip(self.nodes, self._children, strict=False) if child.poll() in _KILLED)
@@ -174,7 +170,7 @@ class LocalTransport(Pipes):
         return tuple(node for node, outbox in self._outbox.items() if self.ended(outbox))
 
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
-        for node in to or self._nodes:
+        for node in to or self.nodes:
             self._outbox[node].put(line_of(message))
 
 
@@ -187,24 +183,20 @@ class SrunTransport(Pipes):
 
     def __init__(self, job_id: int, nodes: Sequence[str], srun_options: Sequence[str] = ()) -> None:
         super().__init__()
-        self._nodes = tuple(nodes)
+        self.nodes = tuple(nodes)
         env = {name: value for name, value in os.environ.items() if not name.startswith("PMI")}
-        self._outbox = self.add(step_argv(job_id, self._nodes, srun_options), {**env, ROLE: "check"})
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        return self._nodes
+        self._outbox = self.add(step_argv(job_id, self.nodes, srun_options), {**env, ROLE: "check"})
 
     def send(self, message: Message, to: Sequence[str] = ()) -> None:
-        addressed = {**message, "to": list(to)} if to and tuple(to) != self._nodes else message
+        addressed = {**message, "to": list(to)} if to and tuple(to) != self.nodes else message
         self._outbox.put(line_of(addressed))
 
     def gone(self) -> tuple[str, ...]:
         """Return nodes whose worker failed, by srun's messages. srun does not report one that ends by itself."""
-        return tuple(n for n in self._nodes if n in self._ends())
+        return tuple(n for n in self.nodes if n in self._ends())
 
     def killed(self) -> tuple[str, ...]:
-        return tuple(n for n in self._nodes if self._ends().get(n))
+        return tuple(n for n in self.nodes if self._ends().get(n))
 
     def _ends(self) -> dict[str, str]:
         return dict(match for line in tuple(self.errors) for match in _TASK_ENDED.findall(line))
@@ -212,7 +204,7 @@ class SrunTransport(Pipes):
     def not_started(self) -> tuple[str, ...]:
         """Return nodes on which srun could not start its task. It starts no task at all then."""
         named = {match for line in tuple(self.errors) for match in _FAILED_ON.findall(line)}
-        return tuple(n for n in self._nodes if n in named)
+        return tuple(n for n in self.nodes if n in named)
 
 
 def step_argv(job_id: int, nodes: tuple[str, ...], srun_options: Sequence[str] = ()) -> list[str]:

@@ -18,7 +18,7 @@ from transom_cli.core.events import RankExit
 from transom_cli.core.goodput.account import Loss
 from transom_cli.core.operator.state import SavesFail, State
 from transom_cli.core.samples import Mark, Proof, prove
-from transom_cli.files import json_lines, tail
+from transom_cli.files import json_lines, read_json, tail
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.handoff_record import attempt_numbers
 
@@ -177,14 +177,6 @@ def read_sign(attempt: AttemptDir) -> bytes:
         return b""
     finally:
         os.close(descriptor)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 def listed(path: Path) -> list[Path]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
+from transom_cli.files import json_lines, read_json
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 
 RECORD = "requeued"  # the type of the record in the launcher's journal
@@ -35,16 +34,11 @@ class Handoff:
 
 def read_handoff(attempt: AttemptDir) -> Handoff | None:
     """Return the handoff of an attempt; None if its launcher did not need to hand the job over, or could not."""
-    handed = None
     try:
-        text = attempt.launcher_journal.read_text(encoding="utf-8", errors="replace")
+        records = [one for one in json_lines(attempt.launcher_journal.read_bytes()) if one.get("type") == RECORD]
     except OSError:
         return None
-    for line in text.splitlines():
-        record = _record(line)
-        if record.get("type") == RECORD:
-            handed = _handed(attempt, record)
-    return handed
+    return _handed(attempt, records[-1]) if records else None
 
 
 def newest_handoff(run: RunDir, before: tuple[int, int] | None = None) -> Handoff | None:
@@ -74,19 +68,4 @@ def _handed(attempt: AttemptDir, record: dict[str, object]) -> Handoff | None:
     if how not in ("requeued", "resubmitted", "held") or not isinstance(job_id, int) or not isinstance(restarts, int):
         return None
     when = float(wall) if isinstance(wall, (int, float)) else 0.0
-    return Handoff(attempt.name, how, job_id, restarts, _why(attempt.outcome), when)
-
-
-def _why(outcome: Path) -> str:
-    try:
-        return str(_record(outcome.read_text(encoding="utf-8")).get("why", ""))
-    except (OSError, ValueError):
-        return ""
-
-
-def _record(line: str) -> dict[str, object]:
-    try:
-        data = json.loads(line)
-    except ValueError:
-        return {}  # torn
-    return data if isinstance(data, dict) else {}
+    return Handoff(attempt.name, how, job_id, restarts, str(read_json(attempt.outcome).get("why", "")), when)

@@ -12,9 +12,8 @@ from transom_cli.core.events import Event, StepSeen
 from transom_cli.core.goodput import JournalHistory, account, attempt_of
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
-from transom_cli.files import json_lines
+from transom_cli.files import json_lines, read_json
 from transom_cli.layout import RunDir, parse_attempt
-from transom_cli.supervise.attempt_files import read_json
 from transom_cli.supervise.handoff_record import attempt_numbers, newest_handoff
 from transom_cli.supervise.journal import BLOCK, fold
 from transom_cli.supervise.lease import operator_alive

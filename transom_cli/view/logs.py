@@ -11,8 +11,8 @@ from pathlib import Path
 
 from transom_cli.diagnose.logs.frames import trainer_frame
 from transom_cli.errors import printable
+from transom_cli.files import read_json
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
-from transom_cli.supervise.attempt_files import read_json
 from transom_cli.view.model import RunView
 from transom_cli.view.text import Line, line
 

@@ -16,11 +16,12 @@ from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.core.progress import OwnCheckpoint
 from transom_cli.errors import printable
+from transom_cli.files import read_json
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.ownership import other_owner
 from transom_cli.slurm.port import slurm_seconds
-from transom_cli.supervise.attempt_files import read_json, read_logged, read_reports, saves_fail
+from transom_cli.supervise.attempt_files import read_logged, read_reports, saves_fail
 from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder

@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from transom_cli.errors import printable
-from transom_cli.files import tail
+from transom_cli.files import read_json, tail
 from transom_cli.health.gpu import status
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat.table import BadTable, NodeTable, decode
 from transom_cli.layout import AttemptDir
-from transom_cli.supervise.attempt_files import read_json
 from transom_cli.supervise.heartbeat_monitor import AggregateFile
 from transom_cli.view.node_state import Found, NodeSight
 from transom_cli.view.text import span

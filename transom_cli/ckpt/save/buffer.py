@@ -67,8 +67,8 @@ class Buffer:
 
     def _open(self) -> None:
         self._pinned = False
-        self._map = mmap.mmap(self.fd, self.size)
-        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.map = mmap.mmap(self.fd, self.size)
+        self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
         self.address: int = self.bytes.data_ptr()
         self.about: object = None
 
@@ -84,15 +84,11 @@ class Buffer:
         mine, other = os.fstat(self.fd), os.fstat(fd)
         return (mine.st_dev, mine.st_ino) == (other.st_dev, other.st_ino)
 
-    @property
-    def map(self) -> mmap.mmap:
-        return self._map
-
     def view(self, start: int, size: int) -> memoryview:
-        return memoryview(self._map)[start : start + size]
+        return memoryview(self.map)[start : start + size]
 
     def write(self, start: int, data: bytes) -> None:
-        self._map[start : start + len(data)] = data
+        self.map[start : start + len(data)] = data
 
     def pin(self) -> None:
         """Pin the memory, so that the GPU copies into it directly. Not tested on hardware."""
@@ -112,7 +108,7 @@ class Buffer:
 
     def _touch(self, most: int) -> None:
         with contextlib.suppress(OSError):  # a kernel without huge pages
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+            self.map.madvise(mmap.MADV_HUGEPAGE)
         starts = range(0, self.size, _STRIDE)
         threads = min(most, len(os.sched_getaffinity(0)), len(starts))
         with ThreadPoolExecutor(threads, thread_name_prefix="transom-touch") as pool:

@@ -212,7 +212,7 @@ class DaemonSession:
     def report_restore(self, part: Part) -> None:
         """Report how far this rank's restore is. Failures are ignored."""
         with suppress(RpcError):  # also of a daemon of an older version
-            self._client.call("restoring", **plain(part))
+            self._client.call("restoring", part=plain(part))
 
     # Durability, on a connection of its own: for any thread
 
@@ -336,7 +336,7 @@ class DaemonSession:
 
     def _training(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"directory": str(self._directory), "token": self._token, "node": self.node}
-        return {**fields, "launch": self._launch.as_json(), "key": self._key}
+        return {**fields, "launch": plain(self._launch), "key": self._key}
 
     def _joining(self) -> dict[str, Any]:
         return {

@@ -26,7 +26,7 @@ from transom_cli.ckpt.saved_marker import MarkerWriter
 from transom_cli.ckpt.snapshot.protection import BUFFERS, NONE, PROTECTED_BUFFERS, Protection
 from transom_cli.ckpt.snapshot.record import Record, Share
 from transom_cli.ckpt.tiers.mirror import Uploads
-from transom_cli.core.codec import BadRecord, build
+from transom_cli.core.codec import BadRecord, build, plain
 from transom_cli.rpc import local
 from transom_cli.rpc.errors import Failed, RpcError
 
@@ -161,7 +161,7 @@ class Snapshots:
         Args:
             requested: write it even if a newer step is to be written before its turn comes.
         """
-        how = {"metrics": dict(metrics), "requested": requested, **self._keeping(keep)}
+        how = {"metrics": dict(metrics), "requested": requested, "attempt": self._attempt, "keep": plain(keep)}
         self.daemon.send("persist", again=True, step=step, **how)
 
     def protect(self, step: int) -> None:
@@ -213,7 +213,8 @@ class Snapshots:
         """Tell the daemon that this checkpoint was just read in full and is good."""
         fd = local.parcel(manifest)
         with suppress(RpcError):
-            self.daemon.ask("trust", fds=[fd], directory=str(directory), **self._keeping(keep))
+            about = {"directory": str(directory), "attempt": self._attempt, "keep": plain(keep)}
+            self.daemon.ask("trust", fds=[fd], **about)
         os.close(fd)
 
     def close(self, *, durable: bool) -> None:
@@ -328,10 +329,6 @@ class Snapshots:
     def _give_back(self, index: int) -> None:
         self._buffers.pop(index).close()
         self.daemon.send("drop", index=index)
-
-    def _keeping(self, keep: Keep) -> dict[str, Any]:
-        best = {"keep_best": keep.best, "monitor": keep.monitor, "mode": keep.mode}
-        return {"attempt": self._attempt, "keep": keep.newest, "keep_every": keep.every, **best}
 
     def _print(self, answer: Mapping[str, Any]) -> None:
         for line in answer.get("words", ()):

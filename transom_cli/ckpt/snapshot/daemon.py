@@ -53,7 +53,7 @@ class _PeerServer:
 
 
 class Daemon:
-    """The `Host` of all sessions."""
+    """What all sessions share."""
 
     def __init__(self, path: str) -> None:
         self.id = secrets.token_hex(4)
@@ -137,6 +137,7 @@ class Daemon:
             return [training for _, training in sorted(self._trainings.items())]
 
     def training(self, directory: str, token: str, node: str) -> Training:
+        """Return the training of a directory whose folder has that token. Creates it if a node is named."""
         with self._lock:
             found = self._trainings.get(directory)
             if found is None or found.store.token != token:
@@ -156,6 +157,7 @@ class Daemon:
             self._forgotten.add(training.store.directory)
 
     def listen(self, directory: str, key: bytes, node: str, address: str, port: int) -> int:
+        """Listen for a directory's peers at the address, on that port if it is free. Return the port."""
         with self._lock:
             former = self._servers.get(directory)
             if former is not None and (former.key, former.node) == (key, node):

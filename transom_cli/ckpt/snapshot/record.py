@@ -7,9 +7,8 @@ import fcntl
 import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from transom_cli.ckpt.failures import BadManifest
 from transom_cli.ckpt.manifest import FileEntry, Manifest, decode
@@ -30,9 +29,6 @@ class Launch:
         """Compare by the numbers of both."""
         mine, theirs = age(self.attempt), age(other.attempt)
         return mine is not None and theirs is not None and mine < theirs
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from transom_cli.ckpt.manifest import FileEntry, decode
 from transom_cli.ckpt.progress import Part
@@ -28,33 +28,17 @@ from transom_cli.rpc import local
 from transom_cli.rpc.errors import Failed
 from transom_cli.rpc.verbs import Call, Reply, dispatch, verb, verbs_of
 
+if TYPE_CHECKING:
+    from transom_cli.ckpt.snapshot.daemon import Daemon
+
 SURVEY = 5.0  # seconds for a peer to list what it has
 PATIENCE = 30.0  # seconds at most that one call may wait here
 _RHYTHM = 500  # characters
 _FDS_PER_REPLY = 8
 
 
-class Host(Protocol):
-    """The daemon, as a session needs it."""
-
-    id: str
-
-    def training(self, directory: str, token: str, node: str) -> Training:
-        """Return the training of a directory whose folder has that token. Creates it if a node is named."""
-
-    def trainings(self) -> list[Training]: ...
-
-    def listen(self, directory: str, key: bytes, node: str, address: str, port: int) -> int:
-        """Listen for a directory's peers at the address, on that port if it is free. Return the port."""
-
-    def forget(self, training: Training) -> None:
-        """No rank needs it any more."""
-
-    def end(self) -> None: ...
-
-
 class Session:
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Daemon) -> None:
         self._host = host
         self._training: Training | None = None
         self._launch: Launch | None = None
@@ -278,12 +262,10 @@ class Session:
 
     @verb()
     def persist(
-        self, step: int, attempt: str, keep: int, keep_every: int | None, keep_best: int = 0, monitor: str = "loss",
-        mode: str = "min", requested: bool = False, metrics: dict[str, float] | None = None,
-    ) -> Reply:  # fmt: skip
+        self, step: int, attempt: str, keep: Keep, requested: bool = False, metrics: dict[str, float] | None = None
+    ) -> Reply:
         """metrics: of the step, by name. requested: write it though a newer step may come."""
-        kept = Keep(keep, keep_every, keep_best, monitor, mode)
-        self.training.persister.begin(Order(step, attempt, kept, metrics or {}, requested))
+        self.training.persister.begin(Order(step, attempt, keep, metrics or {}, requested))
         return Reply()
 
     @verb()
@@ -368,9 +350,9 @@ class Session:
         return Reply(answer, fds=[found.fd])
 
     @verb()
-    def restoring(self, what: str, step: int, place: str, done: int, total: int, began: float, whole: int = 0) -> Reply:
+    def restoring(self, part: Part) -> Reply:
         """Note the rank's progress until `rewind`."""
-        self.training.restoring[self._rank] = Part(what, step, place, done, total, began, whole)
+        self.training.restoring[self._rank] = part
         return Reply()
 
     @verb()
@@ -382,14 +364,10 @@ class Session:
         return Reply()
 
     @verb(fds=1)
-    def trust(
-        self, fds: list[int], directory: str, attempt: str, keep: int, keep_every: int | None, keep_best: int = 0,
-        monitor: str = "loss", mode: str = "min",
-    ) -> Reply:  # fmt: skip
+    def trust(self, fds: list[int], directory: str, attempt: str, keep: Keep) -> Reply:
         """One parcel: the manifest of a checkpoint in `directory` that the rank has read in full."""
         if self.training.persister.writes_to(Path(directory)):
-            kept = Keep(keep, keep_every, keep_best, monitor, mode)
-            self.training.persister.trust(Path(directory), attempt, kept, decode(local.unpack(fds[0])))
+            self.training.persister.trust(Path(directory), attempt, keep, decode(local.unpack(fds[0])))
         return Reply()
 
     def _end_reading(self) -> None:

@@ -49,28 +49,23 @@ class GpuMonitor:
         self._node = node
         self._about = about
         self._limits = limits
-        self._former: NvmlReading | None = None
+        self.last: NvmlReading | None = None  # with the known identity of each GPU
         self._bad: dict[tuple[str, str], Finding] = {}
         self._links = Windows(limits.gpu_nvlink_window, int(limits.gpu_nvlink_windows))
         self._slowdown = Windows(limits.gpu_slowdown_window, int(limits.gpu_slowdown_windows))
-
-    @property
-    def last(self) -> NvmlReading | None:
-        """The last reading, with the known identity of each GPU."""
-        return self._former
 
     def judge(self, reading: NvmlReading) -> tuple[Finding, ...]:
         """Return findings as `judge_nvml` does, and the worse of two that one check has about one GPU.
 
         A GPU that failed a check in the last reading and now passes gets a PASS of its own.
         """
-        reading = with_known_identity(reading, self._former)
+        reading = with_known_identity(reading, self.last)
         found = list(judge_nvml(self._node, reading, self._about, self._limits))
-        if self._former is not None:
-            seconds = reading.mono - self._former.mono
-            found += judge_nvml_changes(self._node, self._former, reading, seconds, self._about, self._limits)
+        if self.last is not None:
+            seconds = reading.mono - self.last.mono
+            found += judge_nvml_changes(self._node, self.last, reading, seconds, self._about, self._limits)
         found = _merged(found + self._persistent(reading))
-        self._former = reading
+        self.last = reading
         bad = {(f.check, f.device): f for f in found if f.device and f.verdict is not Verdict.PASS}
         recovered = [
             replace(f, verdict=Verdict.PASS, remedy=Remedy.NONE, evidence=f"no longer: {f.evidence}")
@@ -83,10 +78,10 @@ class GpuMonitor:
     def _persistent(self, reading: NvmlReading) -> list[Finding]:
         """Return findings for link errors and slowdowns that recur over many windows."""
         limits, found = self._limits, []
-        former = {gpu.uuid: gpu for gpu in self._former.gpus} if self._former else {}
+        former = {gpu.uuid: gpu for gpu in self.last.gpus} if self.last else {}
         for gpu in reading.gpus:
             old = former.get(gpu.uuid)
-            if self._former and old and new_link_errors(old, gpu, reading.mono - self._former.mono, limits):
+            if self.last and old and new_link_errors(old, gpu, reading.mono - self.last.mono, limits):
                 self._links.add(gpu.device, reading.mono)
             if hardware_slowdown(gpu):
                 self._slowdown.add(gpu.device, reading.mono)

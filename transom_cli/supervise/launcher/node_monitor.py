@@ -11,7 +11,6 @@ import json
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
 
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.events import NodeFault
@@ -22,6 +21,7 @@ from transom_cli.plural import several
 from transom_cli.rpc.wire import CLIENT, LIMITS
 from transom_cli.slurm.port import Slurm
 from transom_cli.supervise.agent.warm import MOST
+from transom_cli.supervise.launcher.agents import Agents
 from transom_cli.supervise.launcher.journal import JournalWriter
 
 DRAIN_EVERY = 30.0  # interval in seconds between queries for drained nodes
@@ -168,14 +168,10 @@ WARM = 300.0  # seconds for a spare to read one message's files
 MESSAGE = LIMITS[CLIENT] // 2  # bytes of file names per message
 
 
-class Asking(Protocol):
-    def ask(self, node: str, name: str, timeout: float, **arguments: object) -> Mapping[str, object]: ...
-
-
 class WarmUp:
     """Has spares read the training's files. `state` is called from any thread. Failures are only journalled."""
 
-    def __init__(self, agents: Asking, journal: JournalWriter, state: Callable[[], State]) -> None:
+    def __init__(self, agents: Agents, journal: JournalWriter, state: Callable[[], State]) -> None:
         self._agents, self._journal, self._state = agents, journal, state
 
     def __call__(self, spare: str) -> bool:

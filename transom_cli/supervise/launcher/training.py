@@ -45,11 +45,7 @@ class TrainingSteps:
 
     def __init__(self, steps: list[TrainingStep], *, patient: bool = False) -> None:
         """patient: the launch is over only when all steps are: some ranks of a step may have been replaced."""
-        self._steps, self._patient = steps, patient
-
-    @property
-    def steps(self) -> list[TrainingStep]:
-        return self._steps
+        self.steps, self._patient = steps, patient
 
     @classmethod
     def entered_again(
@@ -63,46 +59,46 @@ class TrainingSteps:
 
     @property
     def argv(self) -> list[str]:
-        return self._steps[0].argv
+        return self.steps[0].argv
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes of all steps; some may have been replaced since."""
-        return tuple(dict.fromkeys(node for step in self._steps for node in step.nodes))
+        return tuple(dict.fromkeys(node for step in self.steps for node in step.nodes))
 
     def exits(self) -> tuple[RankExit, ...]:
         read: dict[ExitRecords, dict[int, RankExit]] = {}
-        known = {x.rank: x for step in self._steps for x in step.exits(read)}
+        known = {x.rank: x for step in self.steps for x in step.exits(read)}
         return tuple(known[n] for n in sorted(known))
 
     @property
     def waits(self) -> str:
-        return next((step.waits for step in self._steps if step.waits), "")
+        return next((step.waits for step in self.steps if step.waits), "")
 
     @property
     def from_scratch(self) -> bool:
         """As of one step: that of the ranks that the launch has started."""
-        return self._steps[0].from_scratch
+        return self.steps[0].from_scratch
 
     @property
     def code(self) -> int | None:
         """That of the first step that has failed; 0 if all have ended well."""
-        codes = [step.code for step in self._steps]
+        codes = [step.code for step in self.steps]
         if self._patient and None in codes:
             return None
         return next((code for code in codes if code), None if None in codes else 0)
 
     def signal(self, number: int) -> None:
-        for step in self._steps:
+        for step in self.steps:
             step.signal(number)
 
     def wait(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
-        ended = [step.wait(max(0.0, until - time.monotonic())) for step in self._steps]
+        ended = [step.wait(max(0.0, until - time.monotonic())) for step in self.steps]
         return all(ended)
 
     def kill(self) -> None:
-        for step in self._steps:
+        for step in self.steps:
             step.kill()
 
 

@@ -115,7 +115,7 @@ class Operator:
     ) -> None:
         folded = fold(run.journal)
         self.state = folded.state
-        self._run = run
+        self.run_dir = run
         self._lease = lease
         self._journal = Journal(run.journal, lease.epoch)
         self._files = RunFiles(run, lease.epoch)
@@ -127,10 +127,6 @@ class Operator:
         self._asked_to_leave = False
         self._leave_by = 0.0
         self._turn = TURN
-
-    @property
-    def run_dir(self) -> RunDir:
-        return self._run
 
     def now(self) -> float:
         """The run's clock, for the time of an event."""
@@ -197,7 +193,7 @@ class Operator:
         Actions without a recorded answer are repeated.
         """
         self._journal.append(ev.Started(self._clock.now(), self._lease.epoch))
-        folded = fold(self._run.journal, self._show)
+        folded = fold(self.run_dir.journal, self._show)
         self.state, self._journal.snapshots = folded.state, SnapshotWriter(folded)
         self._executor.remember(self.state.submissions, self.state.past_jobs)
         for action in self.state.pending:
@@ -212,7 +208,7 @@ class Operator:
 
     def _keep_files(self, *, at_once: bool = False) -> None:
         job = self.state.job
-        attempt = self._run.attempt(job.id, job.restarts) if job.state == "RUNNING" else None
+        attempt = self.run_dir.attempt(job.id, job.restarts) if job.state == "RUNNING" else None
         restored = self._files.look(attempt, at_once=at_once)
         if restored:
             log.warning("files of the run were deleted, and are restored: %s", ", ".join(restored))

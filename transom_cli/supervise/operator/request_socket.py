@@ -21,15 +21,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from transom_cli.core.events import Event
 from transom_cli.errors import NotPermitted, TransomError, Unknown
 from transom_cli.files import publish_text
 from transom_cli.layout import RunDir
 from transom_cli.ownership import user_name
 from transom_cli.supervise.lease import read_holder
 from transom_cli.supervise.requests import KINDS, event_of, on_call
+
+if TYPE_CHECKING:
+    from transom_cli.supervise.operator.loop import Operator
 
 log = logging.getLogger("transom.requests")
 
@@ -42,27 +44,16 @@ PAUSE = 0.005  # seconds after a refused connection: strangers cannot keep the o
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
-class Operated(Protocol):
-    """What the socket needs of an operator in this process."""
-
-    @property
-    def run_dir(self) -> RunDir: ...
-
-    def now(self) -> float: ...
-
-    def post(self, event: Event) -> None: ...
-
-
 class RequestSocket:
     """One socket of a process, for all runs that it operates. It opens with the first run that has users on call."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, tuple[Operated, tuple[str, ...]]] = {}  # with the users on call, by run ID
+        self._runs: dict[str, tuple[Operator, tuple[str, ...]]] = {}  # with the users on call, by run ID
         self._recent: dict[int, deque[float]] = {}  # times of requests, by user ID
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
 
-    def add(self, operator: Operated) -> None:
+    def add(self, operator: Operator) -> None:
         """Take requests for a run, and publish the socket's name in its directory."""
         run = operator.run_dir
         users = on_call(run)
@@ -79,7 +70,7 @@ class RequestSocket:
                 return
             self._runs[run.run_id] = operator, users
 
-    def remove(self, operator: Operated) -> None:
+    def remove(self, operator: Operator) -> None:
         with self._lock:
             if self._runs.get(operator.run_dir.run_id, (None,))[0] is operator:
                 del self._runs[operator.run_dir.run_id]
@@ -132,7 +123,7 @@ class RequestSocket:
             return _refused(f"{user} (uid {uid}) is not listed in run.on_call of this run")
         return self._post(operator, request, uid, user)
 
-    def _post(self, operator: Operated, request: Mapping[str, Any], uid: int, user: str) -> dict[str, Any]:
+    def _post(self, operator: Operator, request: Mapping[str, Any], uid: int, user: str) -> dict[str, Any]:
         recent = self._recent.setdefault(uid, deque(maxlen=MOST))
         if len(recent) == MOST and time.monotonic() - recent[0] < 60:
             return _refused(f"{user} has sent {MOST} requests within a minute")
