@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from transom_cli.diagnose.logs.frames import trainer_frame
 from transom_cli.errors import printable
 from transom_cli.files import read_json
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
@@ -119,6 +118,8 @@ def find_root(run: RunDir, view: RunView) -> RootLine | None:
             paths = sorted(run.attempts.glob(f"*/logs/*/{match[1]}"), key=_age, reverse=True)
             for path in paths:
                 if number := _number(path, match[2]):
+                    from transom_cli.diagnose.logs.frames import trainer_frame  # only if a run has failed
+
                     return RootLine(path, match[2], number, trainer_frame(path, number))
             return RootLine(paths[0], match[2]) if paths else None
     return None
