@@ -205,9 +205,8 @@ WHO = [
         Category.NUMERIC_DIVERGENCE,
         None,
     ),
-    # an error that all ranks make alike is nobody's, whoever was first
+    # wrong arguments of all ranks are nobody's, whoever was first
     ("".join(f"[rank{n}]: train.py: error: unrecognized arguments: --x\n" for n in (1, 0)), Category.USER_CODE, None),
-    (LABELLED.format(1, "ValueError: x 1") + LABELLED.format(0, "ValueError: x 0"), Category.USER_CODE, None),
     (LABELLED.format(5, "ValueError: x") + LABELLED.format(0, "OSError: y"), Category.USER_CODE, Culprit(rank=5)),
     # who does not come: listed below the message; all but the first are rather not there at all
     (LATE + jax(3), Category.RENDEZVOUS_PORT, Culprit(rank=3)),

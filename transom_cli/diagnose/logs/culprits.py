@@ -15,7 +15,7 @@ from transom_cli.diagnose.logs.matches import TRACEBACK, Hit
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Scope
 
 CRIES = (Category.NETWORK_FABRIC, Category.NCCL_HANG)  # printed by victims
-EVERYONES = (Category.USER_CODE, Category.DEPENDENCY_IMPORT, Category.NUMERIC_DIVERGENCE)  # the same for all ranks
+EVERYONES = "usage", "usage-exit-code", "mpi-abort", "nan-on-a-rank"  # rules: nobody's fault if most ranks report it
 MANY = 3  # waiting ranks whose numbers show that lower ones exist
 FEW = 0.25  # largest share of silent ranks that are still named as culprits
 _LOCAL_RANK = re.compile(r"(?:failed \(exitcode: -?\d+\)|^) ?local_rank: (\d+) \(pid")
@@ -62,7 +62,7 @@ def blamed(root: Hit, others: Sequence[Hit], ranks: frozenset[int]) -> Blamed:
         culprits, why = _behind(root)
     if root.rule.name == TASK_FAILURE:
         culprits = _left_alone(others)
-    alike = _alike(root, others) if root.rule.category in EVERYONES else set()
+    alike = _alike(root, others) if root.rule.name in EVERYONES else set()
     if len(alike) > 1 and 2 * len(alike) >= len(ranks):
         return (), (f"{len(alike)} ranks report the same: it is not one rank's",)
     if root.rule.blames is Blames.NAMED and len({h.culprit.node for h in hits if h.rule is root.rule}) > 1:
