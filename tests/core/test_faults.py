@@ -180,6 +180,25 @@ def test_an_answer_to_an_exclusion_does_not_undo_the_drain_that_followed_it() ->
     assert [x.faults[0].verdict for x in state.isolation.exclusions] == ["FAIL"]
 
 
+def test_probe_of_a_spare_that_an_earlier_attempt_has_asked_for_counts_no_more() -> None:
+    """Two failed probes are evidence against a node, but not one of each attempt."""
+    story: list[ev.Event] = [ev.Started(0.0, 1), ev.Submitted(0.0, "submit", 7)]
+    for number in (0, 1):
+        attempt = f"7.{number}"
+        story += [
+            ev.JobSeen(1.0, 7, number, "RUNNING", nodes=NODES, batch_host="n1"),
+            ev.LaunchSeen(2.0, attempt, 0, ("n1", "n2"), 2, idle=("n3",), faults=(fault("n3", "SUSPECT"),)),
+        ]
+        story += [ev.JobGone(3.0, 7, "", None, None, "")] if number == 0 else []
+    state = State(request=Request(num_nodes=2))
+    for event in story:
+        state, _ = decide(state, event)
+    state, actions = decide(state, ev.Probed(4.0, "idle/7.0/n3/1", "n3", "FAIL", "no slurmd"))
+    assert actions == ()
+    _, actions = decide(state, ev.Probed(5.0, f"idle/{state.attempt}/n3/1", "n3", "FAIL", "no slurmd"))
+    assert [action.key for action in actions] == [f"idle/{state.attempt}/n3/2"]
+
+
 def test_a_suspected_node_that_turns_out_dead_is_drained_in_the_same_incident() -> None:
     """While the restart waits its back-off. The action has a key of its own: it is another one."""
     killed = ev.OutcomeSeen(

@@ -58,7 +58,7 @@ def found(state: State, at: float, faults: tuple[ev.NodeFault, ...]) -> Step:
 
 def probed(state: State, at: float, key: str, node: str, verdict: str, evidence: str) -> Step:
     probes = state.idle.probes_of(node)
-    if probes is None:
+    if probes is None or not key.startswith((f"{PREFIX}{state.attempt}/", f"{PREFIX}{state.attempt}+")):
         return state, ()  # of an attempt that is over
     probes = probes.after(verdict, evidence)
     state = replace(state, idle=state.idle.with_probes(probes))
