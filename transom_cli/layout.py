@@ -54,8 +54,8 @@ class AttemptDir:
     reports = At("reports.json")  # anomalies of the training, as JSON, from the launcher (supervise.launcher.anomalies)
     # What silent corruption is suspected, and which step is to be repeated, as JSON, from the launcher.
     doubt = At("doubt.json")
-    saves = At("saves.json")  # whether the training's saves fail, as JSON, from rank 0 (ckpt.failing)
-    # Steps and their times, one JSON object per line, from the launcher (supervise.progress).
+    saves = At("saves.json")  # whether the training's saves fail, as JSON, from rank 0 (ckpt.save.status)
+    # Steps and their times, one JSON object per line, from the launcher.
     progress = At("progress.jsonl")
     agents_log = At("agents.log")  # the output of the agents' step, from srun
     outcome = At("outcome.json")
@@ -79,15 +79,15 @@ class AttemptDir:
         return self.nodes / f"{node}.jsonl"
 
     def memory(self, node: str) -> Path:
-        """The content of the node's snapshot daemon, as JSON (ckpt.memory.shown)."""
+        """The content of the node's snapshot daemon, as JSON (ckpt.snapshot.status_file)."""
         return self.nodes / f"{node}.memory"
 
     def spent(self, node: str) -> Path:
-        """What the node's ranks spend their steps on, as JSON, from the agent (beats.spent)."""
+        """What the node's ranks spend their steps on, as JSON, from the agent (agent.step_breakdown)."""
         return self.nodes / f"{node}.spent"
 
     def gpus(self, node: str) -> Path:
-        """The readings of the node's GPUs, as JSON, from the agent (health.gpu.shown)."""
+        """The readings of the node's GPUs, as JSON, from the agent (health.gpu.status)."""
         return self.nodes / f"{node}.gpus"
 
     def nccl(self, node: str) -> Path:
@@ -139,7 +139,7 @@ class RunDir:
     operator_script = At("operator.sbatch")  # the batch script of an operator that runs as a Slurm job
     # The ID of the Slurm job that was last submitted as the operator, from its submitter.
     operator_job = At("operator.job")
-    templates = At("templates.json")  # log lines of the healthy run, from the operator at its end (supervise.pastlogs)
+    templates = At("templates.json")  # log lines of the healthy run, from the operator at its end (supervise.past_runs)
     requests = At("requests")  # users' requests to the operator (stop), one file per request
     request_address = At("operator.socket")  # where users on call reach the operator, as JSON, from the operator
     attempts = At("attempts")
@@ -154,7 +154,7 @@ class RunDir:
         return self.path / JOB_LOG.replace("%j", str(job_id))
 
     def saved(self, checkpoints: Path) -> Path:
-        """Record that the training with this checkpoint directory has saved, as JSON, from rank 0 (ckpt.recorded)."""
+        """Record that the training with this checkpoint directory has saved, as JSON, from rank 0 (ckpt.saved_marker)."""
         name = str(checkpoints).encode("utf-8", "surrogateescape")
         return self.path / "saved" / f"{zlib.crc32(name):08x}.json"
 
