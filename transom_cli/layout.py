@@ -154,7 +154,7 @@ class RunDir:
         return self.path / JOB_LOG.replace("%j", str(job_id))
 
     def saved(self, checkpoints: Path) -> Path:
-        """Record that the training with this checkpoint directory has saved, as JSON, from rank 0 (ckpt.saved_marker)."""
+        """Record that the training with this checkpoint directory has saved, as JSON (ckpt.saved_marker)."""
         name = str(checkpoints).encode("utf-8", "surrogateescape")
         return self.path / "saved" / f"{zlib.crc32(name):08x}.json"
 

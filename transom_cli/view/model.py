@@ -223,7 +223,7 @@ class RunView:
     memory_protection: str = ""
     save_schedule: str = ""  # when the training saves, and why then
     reports: tuple[str, ...] = ()  # unusual behaviour of the training that transom does not act on
-    step_breakdown: dict[str, object] | None = None  # time per part of a step, by rank (diagnose.slowness.heatmap.document)
+    step_breakdown: dict[str, object] | None = None  # time per part of a step, by rank (slowness.heatmap)
     step_breakdown_lines: tuple[str, ...] = ()  # the same as text
     path: str = ""  # run directory
     checkpoints: str = ""  # checkpoint directory

@@ -1,6 +1,6 @@
 """Detect slowness in a whole training: `watch(state, readings) -> (state, news)`. Pure.
 
-Readings are the nodes' accounts (heartbeat.step_breakdown). The detector watches the run's step time and, if the ranks report how
+Readings are the nodes' step breakdowns. The detector watches the run's step time and, if the ranks report how
 long they wait, each rank's own time, all with the false-alarm rate of a single series. The maps of before and after
 explain a rise. A rank that always differs from the others is reported from the third map in a row on.
 
