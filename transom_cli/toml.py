@@ -1,4 +1,4 @@
-"""The standard library's TOML parser, or the package that Python 3.10 needs in its place."""
+"""The standard library's TOML parser, or the package that replaces it in Python 3.10."""
 
 try:
     import tomllib as tomllib

@@ -205,7 +205,7 @@ WHO = [
         Category.NUMERIC_DIVERGENCE,
         None,
     ),
-    # wrong arguments of all ranks are nobody's, whoever was first
+    # if all ranks report wrong arguments, no rank is blamed
     ("".join(f"[rank{n}]: train.py: error: unrecognized arguments: --x\n" for n in (1, 0)), Category.USER_CODE, None),
     (LABELLED.format(5, "ValueError: x") + LABELLED.format(0, "OSError: y"), Category.USER_CODE, Culprit(rank=5)),
     # who does not come: listed below the message; all but the first are rather not there at all

@@ -152,7 +152,7 @@ def _left_by(ended: set[Culprit], hits: Sequence[Hit]) -> list[Culprit]:
 
 
 def _dead_actor(hits: Sequence[Hit]) -> list[Culprit]:
-    """Return the only node of which Ray reports a dead worker."""
+    """Return the only node on which Ray reports a dead worker."""
     nodes = {hit.culprit.node for hit in hits if hit.rule.name == ACTOR} - {""}
     return [Culprit(nodes.pop())] if len(nodes) == 1 else []
 
