@@ -136,7 +136,7 @@ def test_worker_that_dies_while_reading_is_named_and_not_waited_for(
 
 def test_srun_messages_name_nodes_whose_worker_ended() -> None:
     crew = object.__new__(SrunTransport)
-    crew._nodes = ("node1", "node2")
+    crew.nodes = ("node1", "node2")
     crew.errors = deque(["srun: error: node2: task 1: Killed", "srun: error: node9: task 3: Exited with exit code 1"])
     assert crew.gone() == crew.killed() == ("node2",)
     crew.errors = deque(["srun: error: node1: tasks 0,2: Exited with exit code 127"])
