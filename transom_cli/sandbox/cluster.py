@@ -93,6 +93,7 @@ class Sandbox:
                 )
             known = old
             fresh = False
+            keep_private(spec.dir)  # somebody may have opened it to others
         else:
             sites.check(spec.site)
             known = prepare(spec, old)
