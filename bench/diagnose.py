@@ -6,7 +6,7 @@ bulk: MB/s on one core over typical trainer output (iteration lines, progress ba
 messages, NCCL's start-up), from the page cache. For comparison, `grep -c` with the same texts (fixed strings, one
 core), and a loop of Python's `re` over a part of the lines. crash: the logs of all ranks in one folder, where one rank
 ran out of memory and the collectives of the others timed out: seconds, peak memory, and the culprit. failures: logs in
-which every line reports one. start-up: CPU seconds of the command on an empty log, above those of an empty interpreter.
+which every line reports one. start-up: CPU seconds of the command on a log of one line, minus an empty interpreter.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ def dense(folder: Path, megabytes: float, own: str) -> dict[str, Any]:
 
 
 def start_up(folder: Path, times: int = 7) -> dict[str, Any]:
-    """CPU seconds of `transom diagnose` on an empty log, above those of an empty interpreter: the median. The first
+    """CPU seconds of `transom diagnose` on a log of one line, minus an empty interpreter: the median. The first
     call compiles the modules, as installing them does."""
-    (folder / "empty.log").write_text("")
-    commands = {"diagnose": ["-m", "transom_cli", "diagnose", str(folder / "empty.log")], "empty": ["-c", "pass"]}
+    (folder / "short.log").write_text("step 1\n")
+    commands = {"diagnose": ["-m", "transom_cli", "diagnose", str(folder / "short.log")], "empty": ["-c", "pass"]}
     spent: dict[str, list[float]] = {name: [] for name in commands}
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     subprocess.run([sys.executable, *commands["diagnose"]], capture_output=True, check=True, env=environ)

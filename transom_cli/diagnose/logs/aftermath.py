@@ -151,9 +151,15 @@ class Aftermath:
         return tuple(places)
 
 
-@lru_cache(maxsize=4096)
 def _rank_of(line: bytes) -> int | None:
-    return grammar.record(grammar.clean(line[:_LABELS])).rank
+    labels = line[:_LABELS]
+    return grammar.rank_of(grammar.clean(labels)) if _names_rank(labels.translate(_DIGITS)) else None
+
+
+@lru_cache(maxsize=4096)
+def _names_rank(masked: bytes) -> bool:
+    """Whether labels name a rank. Where they do depends on no digit."""
+    return grammar.rank_of(grammar.clean(masked)) is not None
 
 
 @lru_cache(maxsize=4096)

@@ -187,6 +187,12 @@ def record(line: str) -> Record:
     )
 
 
+def rank_of(line: str) -> int | None:
+    """As `record(line).rank`."""
+    span = _labels_in(line.translate(_ZEROS))[0].get("rank")
+    return int(line[slice(*span)]) if span is not None else None
+
+
 def who(line: str) -> list[tuple[int, int]]:
     """Return where the labels of a clean line name its rank, node, device and process."""
     return [span for name, span in _labels_in(line.translate(_ZEROS))[0].items() if name in _WHO]
