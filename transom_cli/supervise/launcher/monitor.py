@@ -92,7 +92,7 @@ class Monitor:
             return  # the run directory does not answer: try again next time
         if seen != self._exits:
             self._exits = seen
-            if seen.over or any(x.bad for x in seen.exits):
+            if seen.over or seen.exits:
                 self._progress.settle()
             yield replace(seen, at=now)
 
