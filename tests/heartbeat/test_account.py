@@ -277,6 +277,7 @@ def test_foreign_text_is_a_bad_account_and_nothing_else(text: str) -> None:
 def test_nonsense_within_an_account_is_refused() -> None:
     good = encode(NodeSteps("n", "1.0", (RankSteps(0, 0, 1, 2.0, seconds={"data": 1.0}, loss=0.5),)))
     assert decode(good).ranks[0].loss == 0.5
+    assert decode(good.replace('"logged": {}', '"logged": {"lr": 0.5, "odd": [1]}')).ranks[0].logged == {"lr": 0.5}
     for old, new in (
         ('"step": 1', '"step": "x"'),
         ('"step": 1', '"step": true'),

@@ -104,15 +104,19 @@ def test_a_disk_that_takes_nothing_is_told_once(attempt: AttemptDir, capsys: pyt
 
 
 class Ended:
-    """A training step of which one rank has ended badly."""
+    """A training step of which one rank has ended, before its srun."""
 
-    code, waits = None, ""
+    waits = ""
+
+    def __init__(self, rank_code: int) -> None:
+        self.code, self._rank_code = None, rank_code
 
     def exits(self) -> tuple[RankExit, ...]:
-        return (RankExit(0, "n1", 1, None),)
+        return (RankExit(0, "n1", self._rank_code, None),)
 
 
-def test_the_launchers_sight_writes_it_and_the_last_step_once_a_rank_has_failed(attempt: AttemptDir) -> None:
+@pytest.mark.parametrize("code", [1, 0])
+def test_the_launchers_sight_writes_it_and_the_last_step_once_a_rank_has_ended(attempt: AttemptDir, code: int) -> None:
     watch = HeartbeatMonitor(attempt.nodes, StallLimits())
     state = State(7, 0, Nodes(("n1",), 1), 1, launch=Launch(0))
     options: Any = SimpleNamespace(checkpoints=attempt.path / "none")
@@ -123,7 +127,7 @@ def test_the_launchers_sight_writes_it_and_the_last_step_once_a_rank_has_failed(
         watch.look(float(step))
         assert list(monitor.heartbeat_events(float(step)))
     assert [one["step"] for one in lines(attempt)] == [0]
-    training: Any = Ended()
+    training: Any = Ended(code)
     assert any(isinstance(heard, RanksExited) for heard in monitor.step_events(4.0, training))
     assert [one["step"] for one in lines(attempt)] == [0, 3]
 

@@ -76,7 +76,8 @@ def decode(text: str) -> NodeSteps:
 
 def _rank(data: Mapping[str, Any]) -> RankSteps:
     losses = {name: float(data[name]) for name in _LOSSES if isinstance(data[name], str)}
-    return verbs.decode(RankSteps, {**data, **losses})
+    logged = {name: value for name, value in data.get("logged", {}).items() if isinstance(value, (float, str))}
+    return verbs.decode(RankSteps, {**data, **losses, "logged": logged})
 
 
 def _plain(value: object) -> object:
