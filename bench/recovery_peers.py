@@ -52,8 +52,14 @@ FT_DEFAULT = ("--ignore-missing-fault-tol-cfg",)
 FT_QUICK = (*FT_DEFAULT, "--monitor-interval=0.1", "--ft-workload-check-interval=0.5", "--term-timeout=1")
 MARK = "BENCH_PEERS"  # in the environment of every process of a case
 _SLURM = ("slurm", "munged", "srun", "sbatch")
-# By default a node that loses a rank twice is excluded, and the job requeued.
-_ALL_FAULTS = '[[policy.rules]]\nname = "killed-by-the-bench"\ncause = "rank_killed"\naction = "relaunch"\n'
+# By default a node that loses a rank twice is excluded and the job requeued, as after three relaunches of a few steps.
+_ALL_FAULTS = """
+restart.relaunches = 100
+[[policy.rules]]
+name = "killed-by-the-bench"
+cause = "rank_killed"
+action = "relaunch"
+"""
 
 
 @dataclass(frozen=True)

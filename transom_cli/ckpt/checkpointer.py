@@ -237,7 +237,8 @@ class Checkpointer:
             self._requests.at(done)
         self._saver.prepare(done)
         self._live_at(done, restored=True)
-        if done and done % self.every == 0:  # the save of that step may have been interrupted
+        # The save of that step may have been interrupted. With every=1 the next one follows at once.
+        if self.every > 1 and done and done % self.every == 0:
             self._saver.start(done, requested=False)
         return done
 
