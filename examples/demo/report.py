@@ -15,7 +15,7 @@ _WORDS = {
     "requeued": "requeued",
     "launched": "ranks started",
     "running": "job runs",
-    "first_step": "first new step",
+    "first_step": "training goes on",
 }
 
 
@@ -24,7 +24,7 @@ def incident_table(incident: Mapping[str, Any], victim: str, killed_at: float, w
 
     `killed_at` and the marks are Unix times.
     """
-    row = "   {:>8}  {:>8}  {:<15}  {}".format
+    row = "   {:>8}  {:>8}  {:<16}  {}".format
     lines = [row("when", "took", "what", ""), row(_clock(killed_at), "", "node dies", f"{victim} (that was us)")]
     last = killed_at
     for at, what, words in incident["marks"]:
@@ -32,7 +32,7 @@ def incident_table(incident: Mapping[str, Any], victim: str, killed_at: float, w
         last = max(at, last)
     lines = [line.rstrip() if len(line) <= width else line[: max(width - 3, 0)] + "..." for line in lines]
     if incident["result"] == "recovered":
-        lines += ["", f"   From the node's death to the first new step: {last - killed_at:.1f} s."]
+        lines += ["", f"   From the node's death to the next step: {last - killed_at:.1f} s."]
     return lines
 
 

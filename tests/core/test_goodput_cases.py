@@ -372,6 +372,7 @@ def test_of_steps_that_count_from_the_start_of_a_process_nothing_is_said_to_be_d
         found = accounted((*submitted(), running(10), healed(90.1, "l1"), *done(160)), result)
         assert ("redone" in seconds(found)) is not counted
         assert any(cause.lost > 0 for cause, _ in found.by_cause) is not counted
+        assert [cause.step for cause in found.causes if cause.key == "i1"] == [61]
 
 
 def test_time_is_summed_by_how_the_training_continued() -> None:

@@ -48,10 +48,10 @@ def test_table_shows_durations_and_fits_the_width() -> None:
     assert "node dies" in lines[1] and "node2" in lines[1]
     assert "1.25 s  first sign" in lines[2]
     assert "1.00 s  diagnosed" in lines[3] and lines[3].endswith("...")
-    assert "11.25 s  first new step   step 41 done" in lines[4]
-    assert lines[-1].endswith("first new step: 13.5 s.")
+    assert "11.25 s  training goes on  step 41 done" in lines[4]
+    assert lines[-1].endswith("next step: 13.5 s.")
 
 
-def test_an_incident_without_a_new_step_claims_none() -> None:
+def test_an_incident_without_a_later_step_claims_none() -> None:
     stopped = {**INCIDENT, "result": "stopped", "marks": INCIDENT["marks"][:2]}
-    assert "first new step" not in "\n".join(incident_table(stopped, "node2", 1000.0, 80))
+    assert "next step" not in "\n".join(incident_table(stopped, "node2", 1000.0, 80))

@@ -21,7 +21,7 @@ class Stage(enum.Enum):
     ISOLATING = "isolating"
     WAITING = "waiting"  # back-off
     RESTARTING = "restarting"  # the job is being given back to Slurm
-    STARTING = "starting"  # waiting for the first new step
+    STARTING = "starting"  # waiting for the first step of the new launch
     WITHHELD = "withheld"  # decided, but not carried out: the run is only observed
     CLOSED = "closed"
 

@@ -135,7 +135,7 @@ def _incidents(state: State) -> list[Family]:
     counts = Counter(_category(incident) for incident in every)
     by_category = tuple(((name,), float(counts[name])) for name in _CATEGORIES)
     ended = [i.ended_at - i.began for i in state.incidents if i.result == "recovered" and i.ended_at is not None]
-    text, total = "From the first sign of a fault to the first new step.", (((), sum(ended)),)
+    text, total = "From the first sign of a fault to the next step.", (((), sum(ended)),)
     return [
         Family("transom_incidents", COUNTER, "Incidents, by what went wrong.", "", ("category",), by_category),
         _gauge("transom_incident_open", "1 while an incident is open, else 0.", state.incident is not None),

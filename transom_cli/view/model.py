@@ -112,7 +112,7 @@ class IncidentView:
 
     Attributes:
         result: open, recovered, stopped, ...
-        duration: Seconds to the first new step, or to the incident's end; None while it is open.
+        duration: Seconds to the next step, or to the incident's end; None while it is open.
         marks: (Unix time, kind, message) of each thing seen or done.
         category: Of the diagnosis, as in `diagnose.clue.Category`.
         rule: The policy rule that decided.

@@ -76,7 +76,7 @@ class Timeline:
     """An incident with everything that is known of it.
 
     Attributes:
-        duration: Seconds from the first sign to the first new step, or to the end; None while it is open.
+        duration: Seconds from the first sign to the next step, or to the end; None while it is open.
         step: The newest step ever finished before it; -1 if none.
         lost: Steps that had to be repeated; -1 if unknown.
         cost: Time by kind; None if unknown.
@@ -122,7 +122,7 @@ def build_timeline(incident: Incident, book: RunRecord, *, full: bool = False) -
         fault=fault_of(incident, book.state.isolation.exclusions),
         result=incident.result or f"open, {incident.stage.value}",
         duration=None if incident.ended_at is None else incident.ended_at - incident.began,
-        step=incident.step if incident.since_start else max(incident.step, cause.step),
+        step=max(incident.step, cause.step),
         nodes=tuple(dict.fromkeys(nodes)),
         decided=diagnosis.decided if diagnosis else UNDECIDED,
         entries=tuple(
@@ -214,7 +214,8 @@ def ending(timeline: Timeline) -> Iterator[tuple[str, str]]:
         hours = f"; {gpu_time(timeline.gpu_hours)}" if timeline.gpu_hours is not None else ""
         yield "cost", f"{span(timeline.cost.wall / NS)}: {kinds}{hours}"
     if timeline.since_start and timeline.step >= 0:
-        yield "steps", f"last step before it: {count(timeline.step)} since its start"
+        known = f"last step before it: {count(timeline.step)} since its start"
+        yield "steps", f"{known}; where it goes on is up to the script: transom has no checkpoint of it"
     elif timeline.lost >= 0 and timeline.step >= 0:
         again = f"{several(timeline.lost, 'step')} repeated" if timeline.lost else "no step lost"
         yield "steps", f"last step before it: {count(timeline.step)}; {again}"

@@ -161,7 +161,8 @@ class _Walk:
         elif ending.purpose == "done":
             self._spend(end, Kind.PRODUCTIVE)
         else:
-            self._blame(attempt, ending.sign, stepped=bool(samples))
+            made = samples[-1].step if samples and launch.since_start else -1
+            self._blame(attempt, ending.sign, stepped=bool(samples), made=made)
             if not ending.purpose:
                 self._spend(ending.stop, Kind.DETECTION if seen else Kind.UNSEEN)
         self._spend(end, Kind.RESTART)
@@ -238,15 +239,20 @@ class _Walk:
         named = next((s for s in own if s.incident[:1] == "i"), theirs[0])
         return replace(named, at=found.at, category=named.category or found.category, hang=any(s.hang for s in own))
 
-    def _blame(self, attempt: Attempt, sign: Sign | None, *, stepped: bool) -> None:
-        """Set the cause of the time from now to the first new step. A launch that failed at its start lost no step."""
+    def _blame(self, attempt: Attempt, sign: Sign | None, *, stepped: bool, made: int = -1) -> None:
+        """Set the cause of the time from now to the next step. A launch that failed at its start lost no step.
+
+        Args:
+            made: the launch's steps, if they count from the start of the processes.
+        """
+        newest = max(self._best, made)
         late = (s for s in self._signs.get(attempt.name, ()) if s.at >= self.ledger.now)
         sign = sign or next(late, None)
         if sign is None:
-            cause = Cause(attempt.name, attempt.cause or attempt.status, self.ledger.now, self._best)
+            cause = Cause(attempt.name, attempt.cause or attempt.status, self.ledger.now, newest)
         else:
             key = sign.incident if sign.incident[:1] == "i" else f"{attempt.name}/{sign.incident}"
-            cause = Cause(key, sign.category or attempt.cause, sign.at, self._best, hang=sign.hang)
+            cause = Cause(key, sign.category or attempt.cause, sign.at, newest, hang=sign.hang)
         self._cause = cause.key
         self._undone = cause.key if stepped else self._undone
         self.causes.setdefault(cause.key, cause)

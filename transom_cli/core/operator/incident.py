@@ -1,4 +1,4 @@
-"""The life of an incident: examine, isolate, wait, restart, first new step. Pure: from state to (state, actions).
+"""The life of an incident: examine, isolate, wait, restart, next step. Pure: from state to (state, actions).
 
 A sign (an outcome, a silent node, a stall, the end of the job) opens an incident. Later signs join the open one, so a
 fault with many symptoms stays one incident with one isolation and one restart.
