@@ -57,7 +57,9 @@ def test_plan_is_shown_before_a_run() -> None:
     assert document["total"] == document["buffers"] + document["parity"] and document["nodes"] == 64
 
 
-@pytest.mark.parametrize(("words", "why"), [(["--params", "0"], "--params is 0"), (["--protect", "raid5"], "raid5")])
+@pytest.mark.parametrize(
+    ("words", "why"), [(["--params", "0"], "`--params 0` is not a number"), (["--protect", "raid5"], "raid5")]
+)
 def test_bad_plans_are_refused(words: list[str], why: str) -> None:
     result = CliRunner().invoke(ckpt_app, ["plan", "--params", "1e9", "--ranks", "8", *words])
     assert isinstance(result.exception, UsageError) and why in str(result.exception)

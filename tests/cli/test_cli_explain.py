@@ -24,7 +24,9 @@ def test_one_word_is_a_run_an_incident_a_node_or_a_step(died: RunDir) -> None:
     root = ("--root", died.path.parent)
     whole = transom("explain", died.run_id, *root).stdout
     assert whole.startswith("i1  node2 lost  drained, back in 9.4 s\n")
-    assert transom("explain", "r", *root).stdout == whole and "evidence  127.0.0.1:31483: no slurmd" in whole
+    assert (
+        transom("explain", "r", *root, "--no-color").stdout == whole and "evidence  127.0.0.1:31483: no slurmd" in whole
+    )
     one = transom("explain", "i1", *root).stdout
     assert (
         one.startswith(whole.partition("\n\n")[0]) and "job requeued without node2" in one and "requeued" not in whole
@@ -42,7 +44,7 @@ def test_one_word_is_a_run_an_incident_a_node_or_a_step(died: RunDir) -> None:
         (("r", "i9"), 2, "has no incident `i9`", "it has: i1"),
         (("r", "gpu7"), 2, "has nothing named `gpu7`", "its nodes: node1, node2, node3, node4"),
         (("r", "1,000"), 2, "has not reached step 1,000", "the newest step on record is 60"),
-        (("elsewhere",), 10, "`elsewhere` is neither a run nor a node of the newest run", "the newest are"),
+        (("elsewhere",), 10, "`elsewhere` is neither a run nor a node of the newest run", "its nodes: node1, node2"),
         (("elsewhere", "i1"), 10, "no run `elsewhere`", "the newest are"),
     ],
 )

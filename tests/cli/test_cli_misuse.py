@@ -19,6 +19,8 @@ from transom_cli.cli import app
         (("sandbox", "fault", "kill-node"), "Missing argument 'node'", "transom sandbox fault kill-node --help"),
         (("nodes", "--lift"), "Option '--lift' requires an argument", "transom nodes --help"),
         (("ckpt", "ls", "a", "--root"), "Option '--root' requires an argument", "transom ckpt ls --help"),
+        (("ckpt", "diff", "a", "b"), "No such file or directory: a", "transom ckpt diff --help"),
+        (("list", "--state", "faild"), "There is no state `faild`", "transom list --state failed"),
         (("stop", "a", "b"), "Got unexpected extra argument", "transom stop --help"),
     ],
 )

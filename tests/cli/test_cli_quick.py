@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import typing
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import typer
 from cli_support import transom
 
 from transom_cli.cli import diagnose, show, status
+from transom_cli.cli.common import without_colours
 from transom_cli.cli.quick import SHAPES, arguments
 from transom_cli.layout import RunDir
 
@@ -67,6 +69,14 @@ def test_what_leaves_a_doubt_is_left_to_typer(words: str, asked: dict[str, objec
     assert arguments(SHAPES["status"], words.split()) == asked
 
 
+def test_no_color_is_no_color_of_the_environment_and_words_of_the_training_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert without_colours(["run", "--", "a", "--no-color"])[-1] == "--no-color" and "NO_COLOR" not in os.environ
+    assert without_colours(["top", "--no-color", "r"]) == ["top", "r"] and os.environ["NO_COLOR"] == "1"
+
+
 def test_mistakes_and_help_are_typers(run: RunDir) -> None:
     assert "Show the state of a run" in transom("status", "--help").stdout
     wrong = transom("status", "--jsn")
@@ -76,5 +86,5 @@ def test_mistakes_and_help_are_typers(run: RunDir) -> None:
 
 def test_an_error_is_told_the_same_way(tmp_path: Path) -> None:
     asked = transom("status", "nobody", "--root", tmp_path)
-    assert asked.returncode == 10 and asked.stderr.startswith("error: no runs in ")
+    assert asked.returncode == 10 and asked.stderr.startswith("error: no run `nobody`: there are no runs in ")
     assert '"kind": "no_such_run"' in transom("status", "nobody", "--root", tmp_path, "--json").stdout

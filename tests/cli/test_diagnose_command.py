@@ -120,6 +120,10 @@ def test_what_no_rule_knows_is_shown_and_can_be_learnt(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(draft.replace('category = "unknown"', 'category = "gpu_hardware"', 1))
     result = transom("diagnose", "job.out", "--rules", "site.toml", cwd=tmp_path)
     assert result.stdout.startswith("gpu_hardware") and "job.out:901" in result.stdout, result.stderr
+    frames = 'Traceback (most recent call last):\n  File "t.py", line 9, in <module>\n    begin()\n    ~~~~~^^\n'
+    (tmp_path / "raised.out").write_text(f"{steps}{frames}FluxError: no phase\n")
+    drafts = transom("diagnose", "--learn", "raised.out", cwd=tmp_path).stdout
+    assert drafts.count("[[rule]]") == 1 and "FluxError: no phase" in drafts, drafts
     (tmp_path / "well.out").write_text(steps + "flux capacitor 9 lost its phase\n")
     assert (
         "flux" not in transom("diagnose", "job.out", "--healthy", "well.out", cwd=tmp_path).stdout.split("culprit")[1]

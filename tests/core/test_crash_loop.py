@@ -10,9 +10,10 @@ from core_launcher import NODES, exits, feed, fresh, outcome, started, training
 from transom_cli.config.load import load
 from transom_cli.config.run_settings import rules_of
 from transom_cli.core import launcher
+from transom_cli.core.crash_loop import crash_loop
 from transom_cli.core.events import RankExit, RecoverySeen
-from transom_cli.core.operator.relaunches import reported
-from transom_cli.core.operator.state import Job, Phase, State
+from transom_cli.core.operator.relaunches import relaunched, reported
+from transom_cli.core.operator.state import Job, Phase, Policy, State
 from transom_cli.core.progress import Progress
 
 RULES = rules_of(load(site=None, user=None))
@@ -97,8 +98,25 @@ def test_operator_learns_the_step_of_the_failure_from_the_launcher() -> None:
     state = reported(world, seen)
     state = reported(state, RecoverySeen(11.0, "7.0", **vars(replace(found, incident="l1"))))
     assert state.incident is not None and state.incident.step == 7, "its heartbeats had shown step 1"
-    _, counted = fails(ruled(), 10.0, 7, since_start=True)
-    assert {a.step for a in counted if isinstance(a, launcher.Journal)} == {-1}
+
+
+def test_same_exception_after_the_same_number_of_steps_is_a_loop_without_steps_of_the_training_too() -> None:
+    """An unchanged script; the operator hears of fewer steps than the exit records have."""
+    state = launcher.State(7, 0, launcher.Nodes(NODES, 3), 1, launcher.Policy(relaunches=20, rules=RULES))
+    state, _ = feed(state, launcher.AttemptStarted(0.0))
+    world = State(phase=Phase.TRAINING, job=Job(7, state="RUNNING", nodes=NODES), policy=Policy(rules=RULES))
+    for n in range(3):
+        state, actions = fails(state, 10.0 + 20 * n, 4 + n % 2, since_start=True)
+        found = next(a for a in actions if isinstance(a, launcher.Journal) and a.what == "diagnosed")
+        world = replace(world, progress=Progress(step=2, max_step=2, since_start=True))
+        for words in ({"what": "seen", "words": f"fault {n}"}, vars(found)):
+            world = reported(world, RecoverySeen(10.0 + n, "7.0", **{**words, "incident": f"l{n + 1}"}))
+        world = relaunched(world, 11.0 + n, n + 1, "launched")
+    assert "3 times in a row, never past the same step" in outcome(actions).outcome.why
+    assert world.incident is not None and (world.incident.step, world.incident.since_start) == (4, True)
+    loop = crash_loop((*world.counting, world.incident), 1, RULES)
+    assert loop is not None and (loop.count, loop.step) == (3, 5)
+    assert crash_loop((*world.counting, world.incident), 30, RULES) is None, "this start came further"
 
 
 def exits_at_once(

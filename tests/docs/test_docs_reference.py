@@ -49,6 +49,7 @@ def test_every_command_has_its_section() -> None:
     headings = re.findall(r"^##+ `transom (.*)`$", made("commands.md"), re.MULTILINE)
     assert {"run", "status", "operate", "ckpt verify", "sandbox fault kill-node"} <= set(headings)
     assert "attempt-launcher" not in headings, "it is for the templates"
+    assert not re.search(r"<(?:int|str|list|path)", made("commands.md")), "Python's types are not what one types"
 
 
 def test_every_exit_code_has_a_section_with_its_meaning() -> None:

@@ -166,6 +166,10 @@ def test_missing_run(tmp_path: Path, settings: Settings) -> None:
         assert why in at.value.why
     with pytest.raises(NoSuchRun):
         find_run(tmp_path, "")
+    (only,) = list_runs(tmp_path)
+    only.summary.touch()
+    only.settings.unlink()
+    assert list_runs(tmp_path) == [only] and find_run(tmp_path, str(only.path)) == only, "`transom list` shows it"
 
 
 def test_published_files_replace_at_once_and_keep_the_old_on_failure(

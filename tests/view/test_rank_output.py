@@ -89,6 +89,7 @@ def test_root_line_names_the_trainers_own_file(tmp_path: Path) -> None:
     write(run, 0, 3, f"step 1\nTraceback (most recent call last):\n{frames}{end}")
     root = find_root(run, read_view(run))
     assert root is not None and (root.place, root.number) == ("train.py:5", 7)
+    assert "  root line train.py:5\n" in CliRunner().invoke(app, ["explain", str(run.path)]).stdout
     write(run, 0, 3, f"later\n{end}")
     root = find_root(run, read_view(run))
     assert root is not None and root.place.endswith("rank-3.log:9"), "no traceback ends there"

@@ -26,6 +26,7 @@ from transom_cli.cli.simulate import (
     read_known,
 )  # fmt: skip
 from transom_cli.cli.status import Json, Root
+from transom_cli.cli.units import parameters
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
@@ -46,7 +47,7 @@ def advise(
     save_every: Annotated[int, typer.Option("--save-every", min=1, help="Steps between saves now.")] = 30,
     persist: Annotated[int, typer.Option("--persist", min=1, help="Every how many saves one goes to disk now.")] = 10,
     failures: Failures = f"{RATE:g}",
-    params: Params = 70e9,
+    params: Params = "70e9",
     gpus: Gpus = 8,
     bandwidth: Bandwidth = 50.0,
     step_time: StepTime = 10.0,
@@ -86,7 +87,7 @@ def advise(
     if nodes < 1:
         raise UsageError("`transom advise` needs the number of nodes", hint="-N 64, or --run RUN")
     costs = Costs.of(
-        nodes, params=params, gpus=gpus, bandwidth=bandwidth * 1e9, step=step_time, save_every=save_every,
+        nodes, params=parameters(params), gpus=gpus, bandwidth=bandwidth * 1e9, step=step_time, save_every=save_every,
         persist_every=persist, queue=queue * 60.0,
     )  # fmt: skip
     scenario = replace(scenario_of(settings, nodes, days, known, costs), spares=spares)

@@ -19,7 +19,7 @@ from transom_cli.cli.attempts import attempts
 from transom_cli.cli.bundle import bundle
 from transom_cli.cli.check import check
 from transom_cli.cli.ckpt import ckpt_app
-from transom_cli.cli.common import end, os_error
+from transom_cli.cli.common import end, os_error, without_colours
 from transom_cli.cli.diagnose import diagnose, rules_app
 from transom_cli.cli.doctor import doctor
 from transom_cli.cli.explain import explain
@@ -62,8 +62,39 @@ _DESTRUCTIVE = ("stop", "cancel", "requeue", "prune")  # never suggested for a m
 _CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_CODES.items())
 
 
+_OWN_WORDS = ("launch", "attempt-launcher")  # words of the training may follow without `--`
+_VALUES = {
+    "int": "N", "float": "N", "Path": "PATH", "exclude": "NODES", "nodelist": "NODES", "since": "TIME",
+    "older_than": "TIME", "max_size": "SIZE", "mem": "SIZE", "clusters": "CLUSTER", "spares": "N,...",
+    "min_nodes": "N,...", "save_every": "N,...", "persist": "N,...", "in_process": "N,...",
+}  # fmt: skip
+
+
+def _shown(param: Any) -> None:
+    """Show in the help what one types for a value, such as PATH or N, in place of Python's type."""
+    if not hasattr(param, "bare_type"):  # older releases of typer do that
+        return
+    if param.param_type_name == "argument":
+        param.display_type_rich = lambda ctx: ""
+    elif not (param.metavar or param.is_flag or param.type_descriptor.is_choice):
+        kind, name = re.findall(r"\w+", param.bare_type())[-1], max(param.opts, key=len).strip("-").replace("-", "_")
+        param.metavar = _VALUES.get(kind if kind != "str" else name) or name.rpartition("_")[2].upper()
+
+
 class Grouped(typer.core.TyperGroup):
-    """Lists the commands by what they are for."""
+    """Lists the commands by what they are for, and takes `--no-color` anywhere."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        groups: list[Any] = [self]
+        for group in groups:
+            for one in group.commands.values():
+                groups += [one] if hasattr(one, "commands") else []
+                for param in one.params:
+                    _shown(param)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args[:1] and args[0] in _OWN_WORDS else without_colours(args))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         rest = set(self.commands)
@@ -98,6 +129,9 @@ def transom(
     ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    no_color: Annotated[
+        bool, typer.Option("--no-color", help="Do not use colours, in any command; NO_COLOR=1 does the same.")
     ] = False,
 ) -> None:
     """Handle options that come before the command; without a command, show what runs and what to do next."""
@@ -159,6 +193,8 @@ def usage_error(error: Any) -> TransomError:
         return UsageError(
             "`run` needs a command, or an sbatch script", hint="transom run -N 2 -- python train.py\n" + hint
         )
+    if missing := re.search(r"Invalid value for .*: \w+ '(.+)' does not exist", message):
+        return UsageError(f"No such file or directory: {missing[1]}", hint=hint)
     what, _, suggestion = message.partition(". Did you mean ")
     wanted = getattr(error, "option_name", "")
     if wanted and context is not None and not suggestion:

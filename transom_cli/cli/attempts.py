@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from transom_cli.cli.status import Json, NoColor, Root, Run
+from transom_cli.cli.status import Json, Root, Run
 
 if TYPE_CHECKING:
     from transom_cli.layout import RunDir
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PATIENCE = 10.0  # seconds for accounting, which may have years to search
 
 
-def attempts(run: Run = None, root: Root = None, json_: Json = False, no_color: NoColor = False) -> None:
+def attempts(run: Run = None, root: Root = None, json_: Json = False) -> None:
     """List each start of the run's jobs and its end.
 
     Shows the run's own records and, if the cluster has accounting, those of `sacct -D`, with the differences.
@@ -42,7 +42,7 @@ def attempts(run: Run = None, root: Root = None, json_: Json = False, no_color: 
         print(json.dumps(attempts_document(book.run_id, rows, accounting, user_name)))
         return
     room = width(os.environ, watched=under_watch())
-    show(attempt_lines(book.run_id, rows, accounting, book.now, room, user_name), colours=not no_color)
+    show(attempt_lines(book.run_id, rows, accounting, book.now, room, user_name))
 
 
 def _ask(run: RunDir, jobs: tuple[int, ...]) -> Accounting:
@@ -57,4 +57,4 @@ def _ask(run: RunDir, jobs: tuple[int, ...]) -> Accounting:
         return Accounting(tuple(run_slurm(run, PATIENCE).history(*jobs)))
     except TransomError as error:
         why = error.why or error.what
-        return Accounting(None, " ".join(why.removeprefix("Slurm said: ").split()))
+        return Accounting(None, why.removeprefix("Slurm said: ").strip().rpartition("\n")[2])

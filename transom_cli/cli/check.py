@@ -26,7 +26,9 @@ PLACES = ("prolog", "epilog", "healthcheck", "nagios")
 
 
 def check(
-    tier: Annotated[str, typer.Option(help="quick takes seconds; deep takes minutes; watch runs no probe.")] = "quick",
+    tier: Annotated[
+        str, typer.Option(metavar="quick|deep|watch", help="Seconds, minutes, or no probe at all.")
+    ] = "quick",
     nodes: Annotated[
         str | None,
         typer.Option(
@@ -46,7 +48,8 @@ def check(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, such as `health.budget=60`.")
     ] = None,
     as_: Annotated[
-        str | None, typer.Option("--as", help="Exit code for a caller: prolog, epilog, healthcheck or nagios.")
+        str | None,
+        typer.Option("--as", metavar="CALLER", help="Exit code for a caller: prolog, epilog, healthcheck or nagios."),
     ] = None,
     record: Annotated[Path | None, typer.Option(help="Save the raw readings to this file.")] = None,
     hash_serials: Annotated[

@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from transom_cli.cli.ckpt_places import Json
+from transom_cli.cli.units import parameters
 from transom_cli.errors import UsageError
 from transom_cli.plural import several
 from transom_cli.view.text import size
 
-_Params = Annotated[float, typer.Option("--params", help="Parameters of the model, such as 70e9.")]
+_Params = Annotated[str, typer.Option("--params", metavar="N", help="Parameters of the model: 70e9, or 70B.")]
 _Ranks = Annotated[int, typer.Option("--ranks", min=1, help="Ranks of the training.")]
 _PerNode = Annotated[int, typer.Option("--ranks-per-node", min=1, help="Ranks on each node.")]
 _Bytes = Annotated[
@@ -38,19 +39,18 @@ def plan(
     """
     from transom_cli.ckpt.snapshot.protection import NONE, memory_plan, parse
 
-    protection = parse(protect)
-    for option, number in (("--params", params), ("--bytes-per-param", bytes_per_param)):
-        if not 0 < number < 1e18:
-            raise UsageError(f"{option} is {number:g}", "it must be more than 0", "--params 70e9 --bytes-per-param 12")
+    protection, count = parse(protect), parameters(params)
+    if not 0 < bytes_per_param < 1e18:
+        raise UsageError(f"--bytes-per-param is {bytes_per_param:g}", "it must be more than 0", "--bytes-per-param 12")
     found = memory_plan(
-        int(params * bytes_per_param), ranks, ranks_per_node, protection, every_durable=persist == 1, also=also
+        int(count * bytes_per_param), ranks, ranks_per_node, protection, every_durable=persist == 1, also=also
     )
     if json_:
         typer.echo(json.dumps({"schema": 1, **asdict(found), "total": found.total}))
         return
     faster = f"; {found.most_slots} if saves come faster than protection" if found.most_slots > found.slots else ""
     rows = [
-        ("state", found.state, f"{params:g} parameters, {bytes_per_param:g} bytes each"),
+        ("state", found.state, f"{count:g} parameters, {bytes_per_param:g} bytes each"),
         ("share of a rank", found.rank_share, several(ranks, "rank")),
         ("share of a node", found.node_share, several(found.nodes, "node")),
         ("buffers", found.buffers, f"{found.slots} for each rank{faster}"),
@@ -61,5 +61,5 @@ def plan(
         steps = "1 step" if found.sides == 1 else "2 steps, since not every save becomes durable"
         rows.append(("parity", found.parity, f"{protection}: {found.rows} of parity for {found.data} of data; {steps}"))
     rows.append(("memory of a node", found.total, f"up to {size(found.most)}" if found.most > found.total else ""))
-    for name, count, about in rows:
-        typer.echo(f"{name:18}{size(count):>11}  {about}".rstrip())
+    for name, taken, about in rows:
+        typer.echo(f"{name:18}{size(taken):>11}  {about}".rstrip())

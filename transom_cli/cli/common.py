@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -76,6 +76,15 @@ def json_requested(words: list[str]) -> bool:
     """Return whether a command line requests JSON. Words after `--` belong to the training."""
     ours = words[: words.index("--")] if "--" in words else words
     return "--json" in ours
+
+
+def without_colours(words: Sequence[str]) -> list[str]:
+    """Take `--no-color` out of a command's words: it is NO_COLOR=1. Words after `--` belong to the training."""
+    ours = words.index("--") if "--" in words else len(words)
+    if "--no-color" not in words[:ours]:
+        return list(words)
+    os.environ["NO_COLOR"] = "1"
+    return [*(word for word in words[:ours] if word != "--no-color"), *words[ours:]]
 
 
 def end(error: TransomError) -> NoReturn:

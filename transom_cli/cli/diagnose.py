@@ -83,7 +83,7 @@ def run_learn(paths: tuple[Path, ...], healthy: tuple[Path, ...]) -> None:
     from transom_cli.diagnose.unknown.draft import draft
     from transom_cli.diagnose.unknown.store import new_lines
 
-    found = new_lines(logs_in(paths), known_lines(paths, healthy))
+    found = [new for new in new_lines(logs_in(paths), known_lines(paths, healthy)) if not new.frame]
     if not found:
         raise UsageError(
             "No line near the end of these logs is new", hint="a rule needs a line that healthy logs do not contain"

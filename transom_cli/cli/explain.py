@@ -109,10 +109,11 @@ def _which(run: str | None, what: str | None, root: Path | None) -> tuple[RunDir
         newest = run_to_read(where, None)
         from transom_cli.view.explain import run_nodes
 
-        if run not in run_nodes(_read(newest)):
-            raise NoSuchRun(
-                f"`{run}` is neither a run nor a node of the newest run", error.why, "`transom list` shows all runs"
-            ) from None
+        nodes = run_nodes(_read(newest))
+        if run not in nodes:
+            why = f"{error.why}\nits nodes: {some(nodes, _NAMED) or 'none so far'}"
+            hint = "`transom list` shows all runs, `transom explain` the incidents of the newest"
+            raise NoSuchRun(f"`{run}` is neither a run nor a node of the newest run", why, hint) from None
         return newest, run
 
 
@@ -135,6 +136,7 @@ def _incidents(
     from transom_cli.core.fault import failed_again
     from transom_cli.supervise.attempt_files import saves_fail
     from transom_cli.supervise.run_record import incidents
+    from transom_cli.view.logs import root_of
     from transom_cli.view.read import read_run_settings
     from transom_cli.view.text import clock_time
     from transom_cli.view.timeline import (
@@ -147,11 +149,14 @@ def _incidents(
     )
 
     every = incidents(book)
+    marks = {one.id: one.marks for one in every}
     timelines = [build_timeline(one, book, full=full) for one in every if what in (None, one.id)]
     if what is not None and not timelines:
         known = ", ".join(one.id for one in every)
         why = f"it has: {known}" if known else "it has had no incident so far"
         raise UsageError(f"Run `{book.run_id}` has no incident `{what}`", why, f"transom explain {book.run_id}")
+    if timelines and (root := root_of(run, [(m.what, m.words) for m in marks[timelines[-1].id]])) is not None:
+        timelines[-1] = replace(timelines[-1], root=root.place)
     again = failed_again(every) if what is None else set()
     timelines = [replace(one, result="failed again") if one.id in again else one for one in timelines]
     fails = saves_fail(run, book.state)

@@ -29,7 +29,9 @@ def launch(
     name: Annotated[
         str | None, typer.Option("--name", "--job-name", "-J", help="Name of this job step [default: its number].")
     ] = None,
-    nodes: Annotated[str | None, typer.Option("--nodes", "-N", help="Nodes with ranks; the others are spares.")] = None,
+    nodes: Annotated[
+        str | None, typer.Option("--nodes", "-N", metavar="N", help="Nodes with ranks; the others are spares.")
+    ] = None,
     spares: Annotated[int, typer.Option(min=0, help="Nodes of the job to keep as hot spares.")] = 0,
     ntasks: Annotated[int | None, typer.Option("--ntasks", "-n", min=1, help="Ranks in all.")] = None,
     per_node: Annotated[int | None, typer.Option("--ntasks-per-node", min=1, help="Ranks on each node.")] = None,

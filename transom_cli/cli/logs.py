@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom_cli.cli.status import NoColor, Root, Run
+from transom_cli.cli.status import Root, Run
 from transom_cli.errors import TransomError, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ def logs(
     node: Annotated[list[str] | None, typer.Option("--node", help="Only the ranks on this node.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until the run has ended.")] = False,
     since: Annotated[str | None, typer.Option("--since", help="Only lines of the last 10m, 2h, ...")] = None,
-    no_color: NoColor = False,
 ) -> None:
     """Print the merged output of a run's ranks.
 
@@ -59,7 +58,7 @@ def logs(
     def print_new(begin: float = 0.0) -> bool:
         lines = output.more(begin)
         if lines:
-            show([drawn(one, root_line, width) for one in lines], colours=not no_color)
+            show([drawn(one, root_line, width) for one in lines])
         return bool(lines)
 
     if not print_new(after) and not after:

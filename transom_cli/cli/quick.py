@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transom_cli.cli.common import end, os_error
+from transom_cli.cli.common import end, os_error, without_colours
 from transom_cli.cli.show import show_diagnosis, show_list, show_status
 from transom_cli.errors import TransomError
 
@@ -41,13 +41,13 @@ SHAPES = {
     "status": Shape(
         show_status,
         {"--json": "json_", "--all": "everything", "--phases": "phases", "--exit-code": "exit_code"}
-        | {"--no-color": "no_color", "--watch": "watch", "--plain": "as_lines"},
+        | {"--watch": "watch", "--plain": "as_lines"},
         {"--root": "root"},
         "run",
     ),
     "list": Shape(
         show_list,
-        {"--json": "json_", "--all": "everything", "--no-color": "no_color"},
+        {"--json": "json_", "--all": "everything"},
         {"--root": "root"},
         texts={"--state": "state", "--since": "since"},
     ),
@@ -58,7 +58,7 @@ SHAPES = {
 def quick(words: Sequence[str]) -> int | None:
     """Run the command and return its exit code; None if it is left to typer."""
     shape = SHAPES.get(words[0]) if words else None
-    given_args = arguments(shape, words[1:]) if shape is not None else None
+    given_args = arguments(shape, without_colours(words[1:])) if shape is not None else None
     if shape is None or given_args is None:
         return None
     gc.disable()  # the process ends before anything needs collecting

@@ -39,7 +39,6 @@ def show_status(
     everything: bool = False,
     phases: bool = False,
     exit_code: bool = False,
-    no_color: bool = False,
     watch: bool = False,
     as_lines: bool = False,
 ) -> int:
@@ -53,14 +52,14 @@ def show_status(
     if watch:
         from transom_cli.view.live import watch_status
 
-        return watch_status(found, query_slurm, json_=json_, colours=not no_color, as_lines=as_lines)
+        return watch_status(found, query_slurm, json_=json_, as_lines=as_lines)
     view = with_goodput(found, query_slurm(read_view(found, patience=LEASE_PATIENCE)))
     if json_:
         from transom_cli.view.document import to_json
 
         print(to_json(view))
     else:
-        _show(view, everything=everything, phases=phases, colours=not no_color)
+        _show(view, everything=everything, phases=phases)
     return code_of(view) if exit_code else 0
 
 
@@ -76,7 +75,7 @@ def _connect(run: RunDir, timeout: float) -> Slurm:
     return run_slurm(run, timeout)
 
 
-def _show(view: RunView, *, everything: bool, phases: bool, colours: bool) -> None:
+def _show(view: RunView, *, everything: bool, phases: bool) -> None:
     from transom_cli.view.status import screen, step_breakdown_lines
     from transom_cli.view.terminal import NOTE, show, under_watch, width
     from transom_cli.view.text import line
@@ -84,7 +83,7 @@ def _show(view: RunView, *, everything: bool, phases: bool, colours: bool) -> No
     watched = under_watch()
     room = width(os.environ, watched=watched)
     more = [(), *(line(text) for text in step_breakdown_lines(view, room))] if phases else []
-    show([*screen(view, room, everything=everything), *more], colours=colours)
+    show([*screen(view, room, everything=everything), *more])
     if watched:
         print(NOTE.format(run=view.run_id), file=sys.stderr)
 
@@ -126,7 +125,6 @@ def show_list(
     state: str | None = None,
     since: str | None = None,
     json_: bool = False,
-    no_color: bool = False,
 ) -> int:
     import json
     import time
@@ -151,7 +149,7 @@ def show_list(
     if json_:
         print(json.dumps({"schema": 2, "earlier": found.earlier, "runs": [list_row(view) for view in found.views]}))
     elif found.views:
-        show(list_lines(found.views, width(os.environ, watched=under_watch())), colours=not no_color)
+        show(list_lines(found.views, width(os.environ, watched=under_watch())))
     elif not wanted.newest:
         print(f"no matching runs in {where}; `transom list` shows the newest", file=sys.stderr)
     elif not found.unreadable:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from transom_cli.cli.status import Json
+from transom_cli.cli.units import parameters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,12 +30,13 @@ Failures = Annotated[
     str,
     typer.Option(
         "--failures",
+        metavar="RATE|FILE",
         help="Faults per 1,000 node-days; or `stepfun`; or a file: a trace, the node history, `sacct -P` output.",
     ),
 ]
 Params = Annotated[
-    float,
-    typer.Option("--params", min=0, help="Parameters of the model, such as 70e9: sizes the costs of checkpoints."),
+    str,
+    typer.Option("--params", metavar="N", help="Parameters of the model, 70e9 or 70B: the costs of checkpoints."),
 ]
 Gpus = Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs of each node.")]
 Bandwidth = Annotated[
@@ -69,7 +71,7 @@ def simulate(
     ] = "0",
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Snapshots stay in the nodes' memory.")] = True,
     failures: Failures = f"{RATE:g}",
-    params: Params = 70e9,
+    params: Params = "70e9",
     gpus: Gpus = 8,
     bandwidth: Bandwidth = 50.0,
     step_time: StepTime = 10.0,
@@ -77,7 +79,8 @@ def simulate(
     pool: Annotated[int, typer.Option("--pool", min=0, help="Nodes of the cluster; 0: 4% more than the job.")] = 0,
     file: SettingsFile = None,
     compare: Annotated[
-        tuple[Path, Path] | None, typer.Option("--compare", help="Two settings files, on the same failures.")
+        tuple[Path, Path] | None,
+        typer.Option("--compare", metavar="FILE FILE", help="Two settings files, on the same failures."),
     ] = None,
     what_if: Annotated[
         list[str] | None,
@@ -103,7 +106,13 @@ def simulate(
     from transom_cli.simulate.model import Costs
 
     costs = Costs.of(
-        nodes, params=params, gpus=gpus, bandwidth=bandwidth * 1e9, step=step_time, memory=memory, queue=queue * 60.0
+        nodes,
+        params=parameters(params),
+        gpus=gpus,
+        bandwidth=bandwidth * 1e9,
+        step=step_time,
+        memory=memory,
+        queue=queue * 60.0,
     )
     policies = _policies(nodes, days, costs, read_known(failures), compare or (file,), what_if or [])
     given = (spares, min_nodes, save_every, persist, in_process)

@@ -17,9 +17,6 @@ Root = Annotated[  # readable=False: our own error says who may not read it
     Path | None, typer.Option("--root", help="Folder that holds the run directories.", readable=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-NoColor = Annotated[
-    bool, typer.Option("--no-color", help="Do not use colours (NO_COLOR in the environment does the same).")
-]
 Plain = Annotated[bool, typer.Option("--plain", help="Print one line per change instead of the live screen.")]
 
 
@@ -37,7 +34,6 @@ def status(
             "or the code that the run ended with.",
         ),
     ] = False,
-    no_color: NoColor = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the live screen; in a pipe, one line per change.")
     ] = False,
@@ -48,12 +44,12 @@ def status(
     The first line is a summary. Each node has a letter: . ok, s slow, ! silent, ? suspect, p probing, x isolated,
     - no sign yet.
     """
-    _leave(show_status(run, root, json_, everything, phases, exit_code, no_color, watch, as_lines))
+    _leave(show_status(run, root, json_, everything, phases, exit_code, watch, as_lines))
 
 
-def top(run: Run = None, root: Root = None, no_color: NoColor = False, as_lines: Plain = False) -> None:
+def top(run: Run = None, root: Root = None, as_lines: Plain = False) -> None:
     """Show the live screen: `transom status --watch`."""
-    _leave(show_status(run, root, no_color=no_color, watch=True, as_lines=as_lines))
+    _leave(show_status(run, root, watch=True, as_lines=as_lines))
 
 
 def list_(
@@ -66,7 +62,6 @@ def list_(
         str | None, typer.Option("--since", help="Show active runs, and runs that ended within this time, such as 7d.")
     ] = None,
     json_: Json = False,
-    no_color: NoColor = False,
 ) -> None:
     """List runs, newest first.
 
@@ -74,7 +69,7 @@ def list_(
 
     FOR: time in this state, or the duration of a run that has ended. AGE: time since submission.
     """
-    _leave(show_list(root, everything, state, since, json_, no_color))
+    _leave(show_list(root, everything, state, since, json_))
 
 
 def _leave(code: int) -> None:

@@ -39,7 +39,9 @@ def read_run_file(run: RunDir, path: Path) -> str:
     except OSError as error:
         from transom_cli.submit.rundir import path_error
 
-        raise path_error(error, path, doing="read", instead=cancel_by_hand(run)) from error
+        raise path_error(
+            error, path, doing="read", instead=f"restore it from a copy; if its job still runs, {cancel_by_hand(run)}"
+        ) from error
 
 
 def cancel_by_hand(run: RunDir) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import takewhile
 
-from transom_cli.core.events import RankExit
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.policy import STOP, Rule
-from transom_cli.core.progress import NEAR
+from transom_cli.core.progress import NEAR, newest_step
 
 OWN = "user_code"  # a second failure of this category is a loop; of any other, a third one
 QUICK = 60.0  # seconds within which a program that exits before its first step has not begun to train
@@ -33,25 +33,33 @@ class CrashLoop:
     ends_at: int = 0
 
 
-def reached(incident: Incident) -> int:
-    """Return the newest step that the failed start is known to have done. Heartbeats are up to a second old."""
-    return _reached(incident.step, incident.outcome.exits if incident.outcome else ())
+def reached(incident: Incident) -> tuple[int, bool]:
+    """Return the newest step that the failed start is known to have done, and whether it counts from that start.
+
+    Heartbeats are up to a second old; the exit records of the ranks are not.
+    """
+    steps = [(one.step, one.since_start) for one in (incident.outcome.exits if incident.outcome else ())]
+    return reduce(newest_step, steps, (incident.step, incident.since_start))
 
 
-def _reached(step: int, exits: Iterable[RankExit]) -> int:
-    return max((step, *(x.step for x in exits if not x.since_start)))
+def no_further(at: tuple[int, bool], incident: Incident, near: int = 0) -> bool:
+    """Whether a start that reached `at` came no further than the failed one.
+
+    Steps that count from a start are no place in the training. They show a loop if both starts made as many.
+    """
+    (step, counted), (there, so) = at, reached(incident)
+    return counted == so and 0 <= step <= there + max(near, counted) and (not counted or there - step <= max(near, 1))
 
 
 def repeats(fingerprint: str, incident: Incident, earlier: Sequence[Incident]) -> int:
     """Count this failure and the ones before it with the same fingerprint, as long as none got past the same step.
 
-    Returns 1 if steps are not seen, or count from the start of the processes: then they show no progress. Counts a
-    program that exits by itself at once, before its first step, too.
+    Returns 1 if steps are not seen. Counts a program that exits by itself at once, before its first step, too.
 
     Args:
         earlier: oldest first.
     """
-    step = reached(incident)
+    at = reached(incident)
     if codes := _exits_at_once(incident):
 
         def same(one: Incident) -> bool:
@@ -59,21 +67,19 @@ def repeats(fingerprint: str, incident: Incident, earlier: Sequence[Incident]) -
             return known and _exits_at_once(one) == codes
 
         return 1 + len(list(takewhile(same, reversed(earlier))))
-    if step < 0 or incident.since_start:
-        return 1
-    return 1 + len(_tail(fingerprint, step, earlier, 0))
+    return 1 + len(_tail(fingerprint, at, earlier, 0))
 
 
 def _exits_at_once(incident: Incident) -> set[int]:
     """Return the exit codes that the program chose before it began to train."""
     exits = [one for one in (incident.outcome.exits if incident.outcome else ()) if one.bad and one.signal is None]
     codes = {one.code or 0 for one in exits} or {incident.exit_code or 0}
-    at_once = 0 < incident.ran <= QUICK and reached(incident) < 0 and codes <= set(_CODES)
+    at_once = 0 < incident.ran <= QUICK and reached(incident)[0] < 0 and codes <= set(_CODES)
     return codes if at_once else set()
 
 
-def _tail(fingerprint: str, step: int, incidents: Sequence[Incident], near: int) -> tuple[Incident, ...]:
-    """Return the last incidents, oldest first, with this fingerprint, that reached `step`.
+def _tail(fingerprint: str, at: tuple[int, bool], incidents: Sequence[Incident], near: int) -> tuple[Incident, ...]:
+    """Return the last incidents, oldest first, with this fingerprint, whose starts reached `at`.
 
     Ends of the program that nothing explains are left out: their logs could not be read in time, or survivors failed
     too before they entered the next launch.
@@ -86,7 +92,7 @@ def _tail(fingerprint: str, step: int, incidents: Sequence[Incident], near: int)
             if one.diagnosis.decided.category == "unknown" and one.diagnosis.cause == "rank_failed":
                 continue
             break
-        if one.since_start or not 0 <= step <= reached(one) + near:
+        if not no_further(at, one, near):
             break
         found.append(one)
     return tuple(reversed(found))
@@ -103,11 +109,12 @@ def crash_loop(incidents: Iterable[Incident | None], step: int, rules: Iterable[
     (newest, diagnosis), decided = known[-1], known[-1][1].decided
     if not decided.fingerprint or diagnosis.nodes:
         return None
-    found = _tail(decided.fingerprint, max(reached(newest), step), [one for one, _ in known], NEAR)
+    before, counted = reached(newest)
+    found = _tail(decided.fingerprint, (max(before, step), counted), [one for one, _ in known], NEAR)
     if len(found) < (2 if decided.category == OWN else 3):
         return None
     stops = (r.repeats for r in rules if r.repeats and r.action == STOP and decided.category in r.category)
-    top = max(reached(one) for one in found)
+    top = max(reached(one)[0] for one in found)
     return CrashLoop(len(found), top, cause(diagnosis), found[0].id, next(stops, 0))
 
 

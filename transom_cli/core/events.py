@@ -264,8 +264,8 @@ class RecoverySeen(Event):
     what: seen, evidence, examined, diagnosed, swapped (`nodes` carry no rank any more), rolled_back or recovered.
     decided: what the launcher's policy made of it, which is the operator's too. durable: where the training was set
     back, the newest step that it can continue from. step: with a diagnosis, the newest step that the ranks had done, by
-    their own exit records too; -1: unknown, or counted from the start of the processes. situation: when a run shrinks,
-    from which `costs.comparison` makes `words`.
+    their own exit records too; -1: unknown. since_start: it counts from the processes' start. situation: when a run
+    shrinks, from which `costs.comparison` makes `words`.
     """
 
     attempt: str
@@ -278,6 +278,7 @@ class RecoverySeen(Event):
     decided: Decided = UNDECIDED
     durable: int | None = None
     step: int = -1
+    since_start: bool = False
     situation: Situation | None = None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from transom_cli.core.crash_loop import reached
+from transom_cli.core.crash_loop import no_further, reached
 from transom_cli.core.incident import Incident
 from transom_cli.core.operator.state import Exclusion
 from transom_cli.plural import some
@@ -105,8 +105,8 @@ def failed_again(incidents: Sequence[Incident]) -> set[str]:
 
 
 def _same(one: Incident, later: Incident) -> bool:
-    if one.since_start or one.diagnosis is None or later.diagnosis is None:
+    if one.diagnosis is None or later.diagnosis is None:
         return False
     fingerprint = one.diagnosis.decided.fingerprint
     same = bool(fingerprint) and fingerprint == later.diagnosis.decided.fingerprint
-    return same and 0 <= reached(later) <= reached(one)
+    return same and no_further(reached(later), one)

@@ -191,7 +191,11 @@ def find(names: Sequence[str]) -> list[Site]:
     """Return the profiles of these names. Raises UsageError for a name that does not exist."""
     unknown = [name for name in names if name not in SITES]
     if unknown:
-        raise UsageError(f"No such site profile: {', '.join(unknown)}", f"there are {', '.join(SITES)}")
+        raise UsageError(
+            f"No such site profile: {', '.join(unknown)}",
+            f"there are {', '.join(SITES)}",
+            "transom sandbox up --site strict",
+        )
     return [SITES[name] for name in names]
 
 

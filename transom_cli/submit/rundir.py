@@ -120,8 +120,16 @@ def list_runs(root: Path) -> list[RunDir]:
         match = RUN_ID.fullmatch(path.name)
         with contextlib.suppress(OSError):
             if match:
-                dated.append((match["stamp"], RunDir(path).settings.stat().st_mtime_ns, path))
+                dated.append((match["stamp"], _described(RunDir(path)).st_mtime_ns, path))
     return [RunDir(path.absolute()) for _, _, path in sorted(dated, reverse=True)]
+
+
+def _described(run: RunDir) -> os.stat_result:
+    """Return the status of the file that makes a directory a run: its settings, or its summary if it is over."""
+    try:
+        return run.settings.stat()
+    except FileNotFoundError:
+        return run.summary.stat()
 
 
 def unreadable_runs(root: Path) -> list[RunDir]:
@@ -154,7 +162,7 @@ def find_run(root: Path, wanted: str | None = None, *, own: bool = False) -> Run
     if not runs:
         _refuse_unreadable(root, wanted)
         raise NoSuchRun(
-            f"no runs in {root}",
+            f"no run `{wanted}`: there are no runs in {root}" if wanted else f"no runs in {root}",
             "" if root.exists() else "no such directory",
             hint="start one with `transom run -- COMMAND`, or give another folder with --root",
         )
@@ -225,7 +233,7 @@ def _run_at(path: Path) -> RunDir:
         path = path.expanduser()
     run = RunDir(path.absolute())
     try:
-        if run.settings.is_file():
+        if run.settings.is_file() or run.summary.is_file():
             return run
         why = "it contains no run.toml" if run.path.is_dir() else "no such directory"
     except OSError as error:

@@ -50,7 +50,7 @@ def watch_run(
     Returns:
         The run's exit code; 130 if the user left the view, 22 if the run lost its operator.
     """
-    shown: Callable[[], RunView | None] = partial(_live_screen, run, with_slurm, _over, colours=True)
+    shown: Callable[[], RunView | None] = partial(_live_screen, run, with_slurm, _over)
     shown = shown if _redraws() and not as_lines else partial(_line_by_line, run)
     try:
         view = shown()
@@ -158,7 +158,7 @@ def _line_by_line(run: RunDir, *, json_: bool = False) -> RunView:
 
 
 def _live_screen(
-    run: RunDir, with_slurm: Callable[[RunView], RunView], ends: Callable[[RunDir, RunView], bool], *, colours: bool
+    run: RunDir, with_slurm: Callable[[RunView], RunView], ends: Callable[[RunDir, RunView], bool]
 ) -> RunView | None:
     """Return the last view, which is printed; None if the user left the screen before it ended."""
     from transom_cli.view.watch.app import WatchApp
@@ -166,24 +166,22 @@ def _live_screen(
 
     gc.enable()  # a long-lived process
     follow = Follow(run, with_slurm, STALE)
-    app = WatchApp(follow, colours=coloured(os.environ, wanted=colours), ends=partial(ends, run))
+    app = WatchApp(follow, colours=coloured(os.environ), ends=partial(ends, run))
     monitor = _watch_run_dir_in(app, run)
     last = app.run()
     monitor.stop()
     if last is not None:
-        show(screen(last, shutil.get_terminal_size((80, 24)).columns), colours=colours)
+        show(screen(last, shutil.get_terminal_size((80, 24)).columns))
     return None if app.left else last
 
 
-def watch_status(
-    run: RunDir, with_slurm: Callable[[RunView], RunView], *, json_: bool, colours: bool, as_lines: bool
-) -> int:
+def watch_status(run: RunDir, with_slurm: Callable[[RunView], RunView], *, json_: bool, as_lines: bool) -> int:
     """Run `transom status --watch`: the live screen on a terminal, changes elsewhere. Return 130 if interrupted."""
     try:
         if json_ or as_lines or not _redraws():
             _line_by_line(run, json_=json_)
         else:
-            _live_screen(run, with_slurm, lambda _, view: view.over, colours=colours)
+            _live_screen(run, with_slurm, lambda _, view: view.over)
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0

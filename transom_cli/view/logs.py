@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -110,19 +110,23 @@ def _unix(match: re.Match[bytes], day: str) -> float | None:
 
 def find_root(run: RunDir, view: RunView) -> RootLine | None:
     """Return the root line of the newest incident that has one."""
-    for incident in view.incidents:
-        for _, what, words in reversed(incident.marks):
-            match = _EXAMINED.match(words) if what == "examined" else None
-            if match is None:
-                continue
-            paths = sorted(run.attempts.glob(f"*/logs/*/{match[1]}"), key=_age, reverse=True)
-            for path in paths:
-                if number := _number(path, match[2]):
-                    from transom_cli.diagnose.logs.frames import trainer_frame  # only if a run has failed
+    roots = (root_of(run, [(what, words) for _, what, words in one.marks]) for one in view.incidents)
+    return next((root for root in roots if root is not None), None)
 
-                    return RootLine(path, match[2], number, trainer_frame(path, number))
-            return RootLine(paths[0], match[2]) if paths else None
-    return None
+
+def root_of(run: RunDir, marks: Sequence[tuple[str, str]]) -> RootLine | None:
+    """Return the root line of an incident. marks: kind and message of each thing seen or done."""
+    matches = [match for what, words in marks if what == "examined" and (match := _EXAMINED.match(words))]
+    if not matches:
+        return None
+    name, text = matches[-1].groups()
+    paths = sorted(run.attempts.glob(f"*/logs/*/{name}"), key=_age, reverse=True)
+    for path in paths:
+        if number := _number(path, text):
+            from transom_cli.diagnose.logs.frames import trainer_frame  # only if a run has failed
+
+            return RootLine(path, text, number, trainer_frame(path, number))
+    return RootLine(paths[0], text) if paths else None
 
 
 def _age(path: Path) -> tuple[tuple[int, int], int]:

@@ -33,10 +33,10 @@ _ANCESTORS = 4  # processes to search for watch: itself, a shell, and a few betw
 # --- colours ---
 
 
-def coloured(environ: Mapping[str, str], *, wanted: bool) -> bool:
+def coloured(environ: Mapping[str, str]) -> bool:
     """Whether to write colours to stdout."""
     plain_terminal = environ.get("TERM", "") in ("", "dumb") or bool(environ.get("NO_COLOR"))
-    return wanted and not plain_terminal and sys.stdout.isatty()
+    return not plain_terminal and sys.stdout.isatty()
 
 
 def text_of(lines: Iterable[Line]) -> Text:
@@ -56,9 +56,9 @@ def painted(one: Line) -> str:
     return "".join(f"\x1b[{_CODES[STYLES[tone]]}m{text}\x1b[0m" if tone else text for text, tone in one)
 
 
-def show(lines: Iterable[Line], *, colours: bool = True) -> None:
+def show(lines: Iterable[Line]) -> None:
     """Print lines to stdout, in colour if it is a terminal that supports it."""
-    as_text = painted if coloured(os.environ, wanted=colours) else plain
+    as_text = painted if coloured(os.environ) else plain
     print("\n".join(as_text(one) for one in lines))
 
 

@@ -82,6 +82,7 @@ class Timeline:
         cost: Time by kind; None if unknown.
         gpu_hours: Of the run's own nodes; None if unknown.
         since_start: `step` counts from the start of the processes.
+        root: File and line of the trainer that failed, or of its log; "" if not known.
     """
 
     id: str
@@ -100,6 +101,7 @@ class Timeline:
     cost: Sums | None
     gpu_hours: float | None
     since_start: bool = False
+    root: str = ""
 
 
 def build_timeline(incident: Incident, book: RunRecord, *, full: bool = False) -> Timeline:
@@ -156,6 +158,7 @@ def brief_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
     category = f", {timeline.category}" if timeline.category else ""
     rows = [("when", f"{when(timeline.began)}, attempt {timeline.attempt}{category}")]
     rows += [("evidence", timeline.fault.evidence[:EVIDENCE])] if timeline.fault.evidence else []
+    rows += [("root line", timeline.root)] if timeline.root else []
     found = wrapped("", headline(timeline), width)
     for label, text in (*rows, *ending(timeline)):
         found += wrapped(f"  {label:<{_LABEL}}", text, width)
@@ -261,6 +264,7 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
         "fingerprint": decided.fingerprint,
         "attempt": timeline.attempt,
         "nodes": list(timeline.nodes),
+        "root": timeline.root or None,
         "step": timeline.step if timeline.step >= 0 else None,
         "steps_since_start": timeline.since_start,
         "lost_steps": timeline.lost if timeline.lost >= 0 else None,

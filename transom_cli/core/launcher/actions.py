@@ -145,6 +145,7 @@ class Journal:
     decided: Decided = UNDECIDED
     durable: int | None = None  # after a rollback: the newest step to resume from
     step: int = -1  # as in `RecoverySeen`
+    since_start: bool = False
     situation: Situation | None = None  # when a run shrinks: what `costs.comparison` compared
 
 

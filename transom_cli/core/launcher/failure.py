@@ -99,7 +99,7 @@ def _diagnose(
     state = replace(state, incident=replace(incident, diagnosis=diagnosis))
     actions: tuple[Action, ...] = (Journal(incident.id, "examined", f"{e.where}: {e.line}"),) if e.line else ()
     if diagnosis is not None:
-        actions = (*actions, *journal_diagnosis(incident.id, diagnosis, step=_reached(incident)))
+        actions = (*actions, *journal_diagnosis(incident.id, diagnosis, step=reached(incident)))
     return state, actions, diagnosis
 
 
@@ -123,10 +123,6 @@ def _keep_survivors(state: State, e: LogsRead, incident: Incident) -> Decision:
     return reentry.end_all(state, e.at, why)
 
 
-def _reached(incident: Incident) -> int:
-    return -1 if incident.since_start else reached(incident)
-
-
 def _rank_of(e: LogsRead) -> int | None:
     """The rank whose log has the cause."""
     name = re.match(r"rank-(\d+)\.log", e.where)
@@ -141,7 +137,7 @@ def suspects_checked(state: State, at: float) -> Decision:
     diagnosis = judge(state, incident, gone, at)
     entries: tuple[Action, ...] = ()
     if diagnosis is not None and diagnosis != incident.diagnosis:
-        entries = journal_diagnosis(incident.id, diagnosis, state.health.faults, _reached(incident))
+        entries = journal_diagnosis(incident.id, diagnosis, state.health.faults, reached(incident))
     state = replace(state, incident=replace(incident, diagnosis=diagnosis))
     return after(entries, recover(state, at, diagnosis, gone))
 

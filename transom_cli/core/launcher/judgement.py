@@ -39,7 +39,7 @@ class Sign:
             state.job_id,
             state.restart,
             at,
-            max(state.progress.step, state.progress.max_step),
+            state.progress.step if state.progress.since_start else max(state.progress.step, state.progress.max_step),
             stalled=self.stalled,
             suspect_nodes=self.suspects,
             stall=self.stall,
@@ -75,11 +75,12 @@ def judge(state: State, incident: Incident, ended: LaunchEnded | None, at: float
 
 
 def journal_diagnosis(
-    name: str, diagnosis: Diagnosis, faults: tuple[NodeFault, ...] = (), step: int = -1
+    name: str, diagnosis: Diagnosis, faults: tuple[NodeFault, ...] = (), step: tuple[int, bool] = (-1, False)
 ) -> tuple[Action, ...]:
     """Journal entries of a diagnosis. If the policy stops the run, the diagnosis itself says so."""
     decided = diagnosis.decided
-    entry = Journal(name, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes, faults, decided, step=step)
+    entry = Journal(name, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes, faults, decided)
+    entry = replace(entry, step=step[0], since_start=step[1])
     if not decided.words or not diagnosis.restart:
         return (entry,)
     return entry, Journal(name, "decided", decided.words, diagnosis.cause, decided=decided)

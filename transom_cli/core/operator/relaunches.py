@@ -12,6 +12,7 @@ from transom_cli.core.incident import Diagnosis, Stage
 from transom_cli.core.operator import incident as inc
 from transom_cli.core.operator import observing
 from transom_cli.core.operator.state import Phase, State
+from transom_cli.core.progress import newest_step
 
 _AFTER = {
     "waiting": (Stage.STARTING,),
@@ -45,8 +46,9 @@ def reported(state: State, e: RecoverySeen) -> State:
         return state
     if e.what == "diagnosed" and incident.stage is Stage.RELAUNCHING:
         diagnosis = Diagnosis(e.cause, e.words, e.nodes, sure=False, isolate="none", restart=True, decided=e.decided)
-        step = incident.step if incident.since_start else max(incident.step, e.step)  # heartbeats may lag behind
-        incident = replace(incident, diagnosis=diagnosis, step=step)
+        known = (incident.step, incident.since_start), (e.step, e.since_start)
+        step, since_start = newest_step(*known)  # heartbeats may lag behind
+        incident = replace(incident, diagnosis=diagnosis, step=step, since_start=since_start)
     return replace(state, incident=incident.marked(e.at, e.what, e.words).with_faults(e.at, e.faults))
 
 

@@ -87,7 +87,7 @@ SHOWN = 8  # ranks named
 _EXCEPTION = re.compile(r"(?:^|[\s\]:])(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Fault)\b(?::|$)")
 _FRAME = re.compile(  # optionally after the rank's label
     r"(?:^|[\]\d]:)\s*"
-    r"(?:File \"|#\d+ |frame #|at 0x|\[<?0x|\^+$|Traceback \(most recent|During handling of|The above exception)"
+    r"(?:File \"|#\d+ |frame #|at 0x|\[<?0x|[~^]+$|Traceback \(most recent|During handling of|The above exception)"
 )
 # Weights: an error word counts more than standing out; kinds of equal weight are sorted by time.
 _WORTH = {"exception": 4.0, "telling": 3.0, "few": 1.5, "once": 0.5, "frame": -3.0}
@@ -101,12 +101,14 @@ class New:
         template: with "#" for numbers, `<path>`, and `<*>` for other words that differ.
         first: its first line, by time if lines have one, else in input order.
         ranks: those that printed it, if known.
+        frame: a stack frame, or its line of code.
     """
 
     template: str
     count: int
     first: Line
     ranks: tuple[int, ...] = ()
+    frame: bool = False
 
     @property
     def words(self) -> str:
@@ -123,6 +125,7 @@ class _Kind:
     cluster: Cluster
     first: Line
     order: int
+    frame: bool
     count: int = 0
     ranks: set[int] = field(default_factory=set)
 
@@ -140,7 +143,12 @@ def find_new(templates: Templates, lines_near_failure: Iterable[Line]) -> tuple[
     kinds: dict[int, _Kind] = {}
     everyone: set[int] = set()
     known: dict[str, bool] = {}  # by masked line, since ranks print the same lines
+    above: Line | None = None  # the frame whose code this line may be
     for order, line in enumerate(lines_near_failure):
+        exception = _EXCEPTION.search(line.text) is not None
+        code = above is not None and not exception and (above.file, above.rank) == (line.file, line.rank)
+        frame = code or _FRAME.search(line.text) is not None
+        above = line if frame and 'File "' in line.text else None
         if line.rank is not None:
             everyone.add(line.rank)
         alike = masked(line.text)
@@ -153,20 +161,20 @@ def find_new(templates: Templates, lines_near_failure: Iterable[Line]) -> tuple[
             continue
         kind = kinds.get(id(cluster))
         if kind is None:
-            kind = kinds[id(cluster)] = _Kind(cluster, line, order)
+            kind = kinds[id(cluster)] = _Kind(cluster, line, order, frame)
         elif line.at is not None and line.at < kind.when()[0]:
             kind.first = line
         kind.count += 1
         if line.rank is not None:
             kind.ranks.add(line.rank)
     found = sorted(kinds.values(), key=lambda k: (-_worth(k, len(everyone)), k.when()))
-    return tuple(New(_shown(k.cluster.words), k.count, k.first, tuple(sorted(k.ranks))) for k in found)
+    return tuple(New(_shown(k.cluster.words), k.count, k.first, tuple(sorted(k.ranks)), k.frame) for k in found)
 
 
 def _worth(kind: _Kind, ranks: int) -> float:
     text = kind.first.text
     what = {
-        "frame": _FRAME.search(text) is not None,
+        "frame": kind.frame,
         "exception": _EXCEPTION.search(text) is not None,
         "telling": has_error_word(text),
         "few": ranks > 1 and 0 < len(kind.ranks) <= max(1, int(FEW * ranks)),
