@@ -244,6 +244,28 @@ def test_a_victims_word_after_a_good_end_is_noise(tmp_path: Path) -> None:
     assert of(tmp_path, FEW + done + "srun: error: n1: task 1: Killed\n").incidents, "so is the end of another rank"
 
 
+def test_a_connection_that_breaks_after_the_last_step_is_noise(tmp_path: Path) -> None:
+    broken = "[rank1]:[E] [Rank 1] Collective WorkNCCL(SeqNum=9) failed: NCCL error: unhandled system error"
+    assert of(tmp_path, f"step 1998/2000\nstep 2000/2000\n{broken}\n").incidents == ()
+    assert of(tmp_path, f"step 1998/2000\nstep 1999/2000\n{broken}\n").incidents, "not before it"
+    hang = WATCHDOG.format(1, 9)
+    assert of(tmp_path, f"step 1998/2000\nstep 2000/2000\n{hang}\n").incidents, "saving may hang"
+
+
+def test_a_wrong_argument_goes_before_sruns_end_of_the_step_in_any_order_of_files(tmp_path: Path) -> None:
+    usage = "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --lr-warmup\n"
+    ended = CANCELLED.format("STEP 7.0", "")
+    exited = "".join(f"srun: error: n1: task {n}: Exited with exit code 2\n" for n in range(2))
+    for number, srun in enumerate((ended + exited, exited + ended)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (first,) = of(folder, srun, usage, usage, names=("job.out", "rank-0.log", "rank-1.log")).incidents
+        assert (first.root.rule.name, first.culprits) == ("usage", ())
+    alone = tmp_path / "2"
+    alone.mkdir()
+    assert of(alone, FEW + ended).incidents[0].category is Category.SLURM_CANCELLED
+
+
 def test_a_step_that_srun_ends_after_a_tasks_failure_is_not_cancelled(tmp_path: Path) -> None:
     ended = CANCELLED.format("STEP 7.0", "") + "srun: error: n1: tasks 1-3: Killed\n"
     (first,) = of(tmp_path, f"{FEW}srun: error: n1: task 0: Exited with exit code 1\n{ended}").incidents
