@@ -30,7 +30,7 @@ from functools import lru_cache
 LOOKED_AT = 8448  # characters of a line: what `reader` keeps of a very long one, on both sides of a match
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?"
-_SOURCE = r"[\w./+-]{1,120}\.(?:cpp|cc|cu|h|hpp|py|c):\d{1,6}"
+_SOURCE = r"[\w./+-]{1,120}\.(?:cpp|cc|cu|h|hpp|py|c|ts):\d{1,6}"
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 # All are anchored and bounded, since they run on arbitrary output of jobs.
@@ -91,6 +91,7 @@ _TORCHX = re.compile(
 )  # role, replica
 # A progress bar after which another process prints without a line end.
 _BAR = re.compile(r"[^\[]{0,60}\d%\|[^\[]{0,300}(?:\[\d\d:\d\d[^\]]{0,40}\])?(?=\[rank\d|slurmstepd)")
+_QUOTED = re.compile(r"(?:[#>] {1,20}(?=\[)|std(?:err|out): ?)")  # comments, and launchers that pass on two streams
 _WARNING = re.compile(r"(?:[\w.-]{1,40}: ){0,2}warning\b ?[:!\]]", re.IGNORECASE)
 _SLURMD = re.compile(r"slurmstepd-(?P<node>" + _HOST + r"): ")
 _SRUN = re.compile(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?:(?P<rank>\d{1,7})|[\d,-]{1,400}): ")
@@ -103,7 +104,7 @@ _FOLDER_NODE = re.compile(r"(?:^|/)(?:host|node)[-_=]([A-Za-z][\w-]{0,62})/")
 
 EXPRESSIONS = (
     *_LABELS,
-    *(one.pattern for one in (_TASK, _FANNED, _COMPOSE, _TORCHX, _BAR, _WARNING, _SLURMD, _SRUN)),
+    *(one.pattern for one in (_QUOTED, _TASK, _FANNED, _COMPOSE, _TORCHX, _BAR, _WARNING, _SLURMD, _SRUN)),
 )  # all that labels consist of
 _ZEROS = str.maketrans("123456789", "000000000")
 _NAMED = re.compile(r"\(\?P<([a-z]+)>")
@@ -205,8 +206,11 @@ def _labels_in(line: str) -> tuple[Spans, int]:
     found: Spans = {}
     at, seen = 0, 0
     any_label, places = _labels()
-    task = _TASK.match(line) or _FANNED.match(line) or _COMPOSE.match(line) or ("%|" in line and _BAR.match(line))
-    task = task or ("]:" in line and _TORCHX.match(line))
+    if (quoted := _QUOTED.match(line)) is not None:
+        at = quoted.end()
+    task = _TASK.match(line, at) or _FANNED.match(line, at) or _COMPOSE.match(line, at)
+    task = task or (_BAR.match(line, at) if "%|" in line else None)
+    task = task or (_TORCHX.match(line, at) if "]:" in line else None)
     if task:
         found, at = {name: task.span(name) for name in task.groupdict()}, task.end()
     while True:
