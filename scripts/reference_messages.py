@@ -198,4 +198,5 @@ def _code(name: str, classes: dict[str, ast.ClassDef]) -> int | None:
 
 def _cell(text: str) -> str:
     line = " ".join(text.split())
-    return line.replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[").replace("*", "\\*")
+    line = line.replace("|", "\\|").replace("<", "&lt;")
+    return line.replace("*", "\\*") if line.count("*") > 1 else line  # a pair would be read as emphasis
