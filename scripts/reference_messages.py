@@ -11,7 +11,7 @@ _INTRO = """# Messages
 
 Every error begins with one of these lines (`error: ...` on stderr; `--json`: `error.what`). Words in CAPITALS and ...
 are placeholders for names, paths and numbers. The error continues with the reason, usually quoted from Slurm or the
-system, and with the hint that this page lists. [Troubleshooting](troubleshooting.md) explains the exit codes and the
+system, and with the hint, if this page lists one. [Troubleshooting](troubleshooting.md) explains the exit codes and the
 common errors.
 """
 _ROOMS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -198,4 +198,5 @@ def _code(name: str, classes: dict[str, ast.ClassDef]) -> int | None:
 
 def _cell(text: str) -> str:
     line = " ".join(text.split())
-    return line.replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[").replace("*", "\\*")
+    line = line.replace("|", "\\|").replace("<", "&lt;")
+    return line.replace("*", "\\*") if line.count("*") > 1 else line  # a pair would be read as emphasis

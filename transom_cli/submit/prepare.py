@@ -260,9 +260,11 @@ def _prepare_command(
             )
         what = f"`{missing}` was not found on this host"
         near = similar_program(missing, Path(directory))
-        hint = f"did you mean `{near}`?\n" if near else ""
+        remedy = "if the nodes have it: add `--force`"
+        if near:
+            remedy = f"did you mean `{near}`?\n{remedy}"
         if not force:
-            raise UsageError(what, f"the job starts in {directory}", f"{hint}if the nodes have it: add `--force`")
+            raise UsageError(what, f"the job starts in {directory}", remedy)
         where = f"the job starts in {directory}"
         print(f"warning: {what} ({where}): the ranks fail unless the nodes have it", file=sys.stderr)
     spares = settings.job.spares
