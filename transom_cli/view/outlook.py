@@ -196,7 +196,7 @@ def _incident_step(state: State, incident: Incident) -> NextStep:
         target = "slurmctld, which is needed to start ranks" if state.slurm_error else "Slurm to start the ranks"
         return NextStep(f"{incident.id}: waiting for {target}")
     back = f", from checkpoint {state.progress.durable:,} or node memory" if state.progress.durable >= 0 else ""
-    target = "Slurm to start the job" if state.job.state == "PENDING" else f"the first new step{back}"
+    target = "Slurm to start the job" if state.job.state == "PENDING" else f"the next step{back}"
     return NextStep(f"{incident.id}: waiting for {target}")
 
 
