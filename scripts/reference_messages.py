@@ -198,4 +198,4 @@ def _code(name: str, classes: dict[str, ast.ClassDef]) -> int | None:
 
 def _cell(text: str) -> str:
     line = " ".join(text.split())
-    return line.replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[").replace("*", "\\*")
+    return line.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")

@@ -141,6 +141,7 @@ fill_venv() {
     fi
     during "installing transom and what it needs: a minute or two" "${pip[@]}" install -e '.[train,dev]'
     printf '%s\n' "$want" >"$STAMP"
+    printf 'setup: done. Next: . .venv/bin/activate; transom doctor\n' >&2
 }
 
 trap 'printf "\nsetup: interrupted; \`make setup\` continues\n" >&2; exit 130' INT

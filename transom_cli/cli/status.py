@@ -17,7 +17,7 @@ Root = Annotated[  # readable=False: our own error says who may not read it
     Path | None, typer.Option("--root", help="Folder that holds the run directories.", readable=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Plain = Annotated[bool, typer.Option("--plain", help="Print one line per change instead of the live screen.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Print one line per change until the run ends.")]
 
 
 def status(

@@ -132,7 +132,7 @@ class Lease:
         if alive is not None:
             raise OperatorAlive(
                 f"Run `{run.run_id}` has a live operator",
-                f"process {alive.pid} on {alive.host}, epoch {alive.epoch}",
+                f"process {alive.pid} on {alive.host}",
                 f"Watch it with `transom attach {run.run_id}`.",
             )
         run.epochs.mkdir(mode=0o700, exist_ok=True)

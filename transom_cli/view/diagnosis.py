@@ -12,7 +12,7 @@ WIDTH = 100
 _ACTIONS = {
     "none": "no action needed",
     "requeue": "restart the job",
-    "stop": "do not restart it unchanged: it would fail again",
+    "stop": "do not restart it unchanged, it would fail again",
     "isolate_node_and_requeue": "exclude that node, and restart the job",
 }
 

@@ -160,7 +160,7 @@ def next_steps(
     if state.phase is Phase.SUBMITTING:
         found.append(NextStep("submitting the job" if operator else "the operator will submit the job"))
     if state.phase is Phase.STARTING:
-        first = NextStep("the ranks start Python, then step 1; without it, the launch counts as hung", hung_at)
+        first = NextStep("the ranks start Python, then a first step; without it, the launch counts as hung", hung_at)
         ranks = f"the launcher {'checks the nodes, then it ' * preflight}starts the ranks"
         ranks = ranks if launcher else "script running, steps not visible"
         found.append(first if state.launch.started else NextStep(ranks))
@@ -195,8 +195,9 @@ def _incident_step(state: State, incident: Incident) -> NextStep:
     if incident.marks and incident.marks[-1].what == "waiting":  # the launcher's srun cannot create the step
         target = "slurmctld, which is needed to start ranks" if state.slurm_error else "Slurm to start the ranks"
         return NextStep(f"{incident.id}: waiting for {target}")
-    back = f", from checkpoint {state.progress.durable:,} or node memory" if state.progress.durable >= 0 else ""
-    target = "Slurm to start the job" if state.job.state == "PENDING" else f"the first new step{back}"
+    memory = " or node memory" if incident.attempt == state.attempt else ""  # which ends with the job
+    back = f", from checkpoint {state.progress.durable:,}{memory}" if state.progress.durable >= 0 else ""
+    target = "Slurm to start the job" if state.job.state == "PENDING" else f"the first step{back}"
     return NextStep(f"{incident.id}: waiting for {target}")
 
 
@@ -211,7 +212,8 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
     if view.operator_pending:  # a second operator would only wait for the first
         attach = [("check", cluster_command(f"squeue --start -j {view.operator_job}", view.cluster))]
     if view.status == "crash loop":
-        return [*attach, explain, ("output", f"transom logs {run}"), stop]
+        root = [("root cause", view.root_line)] if view.root_line else []
+        return [*attach, explain, ("output", f"transom logs {run}"), *root, stop]
     if view.status == "starved":
         lift = [("use again", f"transom nodes --lift {node}") for node in view.to_lift]
         return [*attach, *lift, ("all nodes", "sinfo -R"), stop]

@@ -170,7 +170,7 @@ def _per_step(seconds: float) -> str:
 def _checkpoints(view: RunView, width: int | None) -> list[Line]:
     """The newest checkpoints in memory and on disk, the next saves, and the schedule."""
     found = []
-    if view.memory >= 0:
+    if view.memory >= max(0, view.durable):  # else its report lags behind the save to disk
         old = f"{age(view.memory_age)} ago, " if view.memory_age is not None else ""
         found.append(f"memory {count(view.memory)} ({old}{view.memory_protection})")
     if view.durable >= 0:
@@ -185,6 +185,8 @@ def _checkpoints(view: RunView, width: int | None) -> list[Line]:
         found.append(f"{own.path} (step {count(own.step)}, {ago}{'sealed' if own.sealed else 'not sealed'})")
     none = not found and view.step >= 0 and view.confirmed != "unknown"
     words = "none yet" if not view.over else "none"
+    if view.incidents and not view.over:
+        words = "none known: a restart begins at step 0, or at your own checkpoint"
     if view.framework:  # recognised by its log
         words = "none found; the trainer may keep its own elsewhere"
     lines = [row("checkpoint", (words, "warn"))] if none else []
