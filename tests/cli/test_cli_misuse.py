@@ -56,6 +56,7 @@ def test_mistyped_command_never_suggests_one_that_ends_or_removes_something(word
         (("run", "--gpus", "2", "--", "true"), "No such option: --gpus", "did you mean `--gpus-per-node`?"),
         (("run", "--spares", "two", "--", "true"), "`--spares` needs a whole number, not `two`", ""),
         (("run", "--spares=2.5", "--", "true"), "`--spares` needs a whole number, not `2.5`", ""),
+        (("run", "--", "python"), "`python` is given no script", "transom run -- python train.py"),
         (("run", "-N", "2"), "`run` needs a command, or an sbatch script", "transom run -N 2 -- python train.py"),
         (("run", "-f", "no.toml", "--", "true"), "No such settings file: no.toml", "`transom init` writes one"),
         (("run", "train.py"), "`train.py` is a Python script, not a command", "transom run -- python train.py"),

@@ -119,6 +119,19 @@ def test_same_exception_after_the_same_number_of_steps_is_a_loop_without_steps_o
     assert crash_loop((*world.counting, world.incident), 30, RULES) is None, "this start came further"
 
 
+def test_step_that_srun_cancels_after_a_ranks_death_is_not_named_as_its_cause() -> None:
+    killed = (RankExit(1, "n2", None, 9, 20.0),)
+    for where, named in (("rank-0.log", False), ("rank-1.log", True)):
+        state = ruled()
+        launch = state.launch.number
+        state, _ = feed(
+            state, launcher.RanksExited(21.0, launch, killed), launcher.Tick(23.0), launcher.LaunchEnded(24.0, launch)
+        )
+        _, actions = feed(state, launcher.LogsRead(25.0, launch, "slurm_cancelled", "STEP 7.1 CANCELLED AT", where))
+        found = [a.words for a in actions if isinstance(a, launcher.Journal) and a.what == "examined"]
+        assert bool(found) == named, found
+
+
 def exits_at_once(
     state: launcher.State, at: float, codes: tuple[int | None, ...], seconds: float = 5.0
 ) -> tuple[launcher.State, list[launcher.Action]]:

@@ -34,7 +34,7 @@ def test_slurm_does_not_answer(person: Person, sandbox: Sandbox) -> None:
 
 
 def test_detached_run_that_slurm_refuses_fails_at_once(person: Person) -> None:
-    done = person.run("--detach", "-p", "nowhere", "--", *COMMAND)
+    done = person.run("--detach", "--force", "-p", "nowhere", "--", *COMMAND)
     assert (done.returncode, done.stdout) == (1, ""), "a script would take the ID for that of a run"
     assert (
         "was not submitted" in done.stderr
@@ -43,11 +43,12 @@ def test_detached_run_that_slurm_refuses_fails_at_once(person: Person) -> None:
     )
 
 
-def test_watched_run_that_slurm_refuses_names_the_partitions(person: Person, sandbox: Sandbox) -> None:
+def test_unknown_partition_is_refused_before_the_queue(person: Person, sandbox: Sandbox) -> None:
     done = person.run("-p", "nowhere", "--", *COMMAND)
     names = ", ".join(dict.fromkeys(sandbox.slurm("sinfo", "--noheader", "--format=%R").split()))
-    assert done.returncode == 1, done
-    assert "invalid partition" in done.stderr and f"the partitions are: {names}" in done.stderr
+    assert done.returncode == 2, done
+    assert "There is no partition `nowhere`" in done.stderr and f"the partitions are: {names}" in done.stderr
+    assert not person.root.exists(), "nothing is left behind"
 
 
 def test_gpus_that_no_node_has_are_refused_before_the_queue(person: Person, sandbox: Sandbox) -> None:

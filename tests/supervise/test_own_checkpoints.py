@@ -54,6 +54,9 @@ def test_newest_in_a_folder_that_the_script_names(run: RunDir) -> None:
     assert found(run) == ("models/a/checkpoint-100", 100, False)
     seal(run.path.parent / "work/models/a/checkpoint-100", 100)
     assert found(run) == ("models/a/checkpoint-100", 100, True)
+    checkpoint(run, "models/a/step-110")
+    one = newest_own(run, run.path.parent / "work/models/a")
+    assert one is not None and one.step == 100, "the Checkpointer publishes it right now"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,21 @@ def test_newest_launch_of_the_newest_attempt_counts_and_its_successor_is_followe
     assert [one.text for one in follower.more()] == ["next launch"]
 
 
+def test_launch_that_has_printed_nothing_yet_hides_none_that_has(tmp_path: Path) -> None:
+    made = Made(tmp_path).began()
+    for launch, text in ((0, "KeyError: 'lr'\n"), (1, "second\n"), (2, "")):
+        write(made.run, launch, 0, text)
+    follower = Follower(made.run, made.view())
+    assert [one.text for one in follower.more()] == ["second"]
+    write(made.run, 2, 0, "third\n")
+    follower.look_again(made.view())
+    assert [one.text for one in follower.more()] == ["third"]
+    first = Follower(made.run, made.view(), launch=f"{JOB}.0.0")
+    assert [one.text for one in first.more()] == ["KeyError: 'lr'"]
+    error = CliRunner().invoke(app, ["logs", str(made.run.path), "--launch", "1.0.0"]).exception
+    assert isinstance(error, UsageError) and error.why == f"it has {JOB}.0.2, {JOB}.0.1, {JOB}.0.0"
+
+
 def test_node_and_rank_choose_files(tmp_path: Path) -> None:
     made = Made(tmp_path, nodes=2).began().beats(ranks=2)
     for rank in range(4):

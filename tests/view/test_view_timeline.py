@@ -49,8 +49,8 @@ def test_a_node_that_died_is_told_from_its_silence_to_the_next_step() -> None:
         "  --:--:--            seen     no step for 5.6 s (limit 5.4 s) after step 20, ranks 1 stand out",
     ]
     assert lines[-7:] == [
-        "  --:--:--    +1.1 s  seen     same result again",
-        "  --:--:--            decided  diagnosed as above",
+        "  --:--:--    +1.1 s  seen     probed again, same result",
+        "  --:--:--            decided  taken as the cause",
         "  --:--:--    +0.2 s  done     node2 drained",
         "  --:--:--    +2.6 s  done     job requeued without node2",
         "  --:--:--    +2.2 s  done     job runs on 3 nodes",

@@ -45,7 +45,7 @@ def cluster_name(requested: str = "", timeout: float = 10.0) -> str:
 def partitions(cluster: str = "") -> tuple[str, ...]:
     """Return the names of the partitions; () if Slurm does not answer. cluster: as in `job.cluster`."""
     with contextlib.suppress(TransomError):
-        names = Runner(timeout=10.0, cluster=cluster).run(["sinfo", "--noheader", "--format=%R"]).split()
+        names = Runner(timeout=10.0, cluster=cluster).run(["sinfo", "--all", "--noheader", "--format=%R"]).split()
         return tuple(dict.fromkeys(names))
     return ()
 

@@ -183,6 +183,9 @@ def _incidents(
         texts.append(f"{details}\noutput:  `transom logs {book.run_id}`")
     if fails is not None and what is None:
         texts.insert(0, "\n".join(save_failure_lines(fails, width)))
+    counted = [one.id for one in every if one.since_start and one.result == "recovered"]
+    if counted and book.state.progress.durable < 0 and what in (None, *counted):
+        texts.append("No checkpoint is known: each restart begins at step 0, unless your script loads its own.")
     if book.held and what is None:
         texts.append("\n".join(held_lines(book, width, read_run_settings(run).cluster)))
     alone = [one for one in book.state.withheld if not one.incident and what is None]
@@ -210,5 +213,6 @@ def _topic(run: RunDir, book: RunRecord, what: str) -> Topic:
     step, newest = int(what.replace(",", "")), newest_step(book)
     if step > newest:
         has = f"the newest step on record is {newest:,}" if newest >= 0 else "no step was seen"
-        raise UsageError(f"Run `{book.run_id}` has not reached step {step:,}", has)
+        hint = f"transom explain {book.run_id}" + (f" {newest}" if newest >= 0 else "")
+        raise UsageError(f"Run `{book.run_id}` has not reached step {step:,}", has, hint)
     return about_step(book, step)

@@ -22,25 +22,30 @@ def logs(
     rank: Annotated[list[int] | None, typer.Option("--rank", "-r", help="Only this rank; may be repeated.")] = None,
     node: Annotated[list[str] | None, typer.Option("--node", help="Only the ranks on this node.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until the run has ended.")] = False,
+    launch: Annotated[str, typer.Option("--launch", help="Only this launch, such as 7.0.1.")] = "",
     since: Annotated[str | None, typer.Option("--since", help="Only lines of the last 10m, 2h, ...")] = None,
 ) -> None:
     """Print the merged output of a run's ranks.
 
-    The newest launch is shown, the last 256 KiB of each rank. `>>` marks the line that the diagnosis blames.
+    Shows the newest launch that has printed something, the last 256 KiB of each rank. `>>` marks the line that the
+    diagnosis blames.
     """
 
     from transom_cli.cli.common import run_to_read
     from transom_cli.cli.units import duration
     from transom_cli.config.run_settings import runs_root
     from transom_cli.plural import several
-    from transom_cli.view.logs import MOST, Follower, drawn, find_root, log_files
+    from transom_cli.view.logs import MOST, Follower, drawn, find_root, launches, log_files
     from transom_cli.view.read import read_view
     from transom_cli.view.terminal import show
 
     found = run_to_read(runs_root(root), run)
     after = time.time() - duration(since, "--since") if since else 0.0
     view, ranks, nodes = read_view(found), rank or [], node or []
-    output, root_line = Follower(found, view, ranks, nodes), find_root(found, view)
+    output, root_line = Follower(found, view, ranks, nodes, launch), find_root(found, view)
+    if launch and launch not in (known := launches(found)):
+        has = f"it has {', '.join(list(known)[:MOST])}" if known else "no rank has printed anything"
+        raise UsageError(f"Run `{found.run_id}` has no launch `{launch}`", has, f"transom logs {found.run_id}")
     others = (ranks or nodes) and any(one.rank is not None for one in log_files(found, view))
     if not output.files and (others or ((ranks or nodes) and view.over)):
         asked = [*(f"rank {one}" for one in ranks), *(f"node `{one}`" for one in nodes)]

@@ -115,7 +115,7 @@ def run(
         raise UsageError("`--container-image` and `--apptainer` cannot be combined")
     flags |= dict(assignment(text) for text in set_ or ())
     if detach and foreground:
-        raise UsageError("`--detach` and `--foreground` cannot be combined")
+        raise UsageError("`--detach` and `--foreground` cannot be combined", hint="omit one of them")
     from transom_cli.submit.prepare import create, leave_outer_job, leave_outer_launch, leave_outer_run, prepare
 
     leave_outer_run()
@@ -174,11 +174,17 @@ def attach(
 
 
 def _require_nodes(prepared: Prepared) -> None:
-    """Refuse a job that asks for more nodes than the cluster has: it would wait forever."""
-    from transom_cli.bootstrap.slurm import slurm_client
+    """Refuse a job for an unknown partition, or for more nodes than the cluster has: it would wait forever."""
+    from transom_cli.bootstrap.slurm import partitions, slurm_client
 
     settings, wanted, gpus = prepared.settings, prepared.num_nodes, prepared.settings.job.gpus_per_node
-    if (wanted <= 1 and not gpus) or prepared.script_text:
+    if prepared.script_text:
+        return
+    named, known = settings.job.partition, partitions(settings.job.cluster or "") if settings.job.partition else ()
+    if named and known and not set(named.split(",")) <= set(known):
+        hint = "name one with `--partition`, or `--force`"
+        raise UsageError(f"There is no partition `{named}`", f"the partitions are: {', '.join(known)}", hint)
+    if wanted <= 1 and not gpus:
         return
     try:
         nodes = slurm_client(settings.slurm.timeout, settings.job.cluster or "").nodes()
@@ -438,6 +444,8 @@ def nodes_range(given: str | None) -> dict[str, int]:
         return {}
     found = re.fullmatch(r"(\d+)(?:[-:](\d+))?", given.strip())
     low, high = (int(found[1]), int(found[2] or found[1])) if found is not None else (0, 0)
+    if low > high >= 1:
+        raise UsageError(f"`--nodes {given}` has the larger number first", hint=f"--nodes {high}-{low}")
     if not 1 <= low <= high:
         raise UsageError(
             f"`--nodes {given}` is not a number of nodes",

@@ -152,6 +152,7 @@ def status(
         for node in seen.nodes:
             print(f"  {node.name:<10} {node.state:<8} {node.reason}".rstrip())
     if not seen.up:
+        print(f"hint: transom sandbox up --dir {seen.dir}", file=sys.stderr)
         raise typer.Exit(SlurmUnreachable.exit_code)
 
 

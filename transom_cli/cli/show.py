@@ -203,6 +203,8 @@ def _no_log(path: Path) -> str:
 
     if not path.is_file() or path.suffix == ".gz":
         return ""
+    if path.suffix in (".py", ".sbatch"):
+        return "a program, not a log"
     if not path.stat().st_size:
         return "the file is empty"
     with path.open("rb") as file:

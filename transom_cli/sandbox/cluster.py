@@ -207,7 +207,8 @@ class Sandbox:
         try:
             return Status(self.dir, True, rows, self.nodes())
         except TransomError as error:
-            return Status(self.dir, True, rows, (), error.why or error.what)
+            ended = any((row.name, row.state) == ("slurmctld", "dead") for row in rows)
+            return Status(self.dir, not ended, rows, (), error.why or error.what)
 
     def down(self) -> None:
         """End all processes: daemons, slurmstepds, jobs. Works after an interrupted `up`, too. Idempotent."""

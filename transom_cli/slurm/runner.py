@@ -127,13 +127,20 @@ class Runner:
             raise SlurmTimeout(
                 f"Slurm did not answer `{argv[0]}` within {limit:g} s",
                 clean(_text(expired.stderr)),
-                cluster_command("scontrol ping", self.cluster),
+                _ping(self.cluster),
             ) from expired
         finally:
             _end_group(process)
         if process.returncode != 0:
             raise classify(argv, process.returncode, _text(out), _text(err), self.cluster)
         return _text(out)
+
+
+def _ping(cluster: str) -> str:
+    """Say how to find out whether Slurm answers; in a shell that uses a sandbox, how to start that again."""
+    ping, conf = cluster_command("scontrol ping", cluster), os.environ.get("SLURM_CONF", "")
+    in_sandbox = bool(conf) and Path(conf).with_name("sandbox.json").exists()
+    return f"{ping}\nif the sandbox is down: transom sandbox up" if in_sandbox else ping
 
 
 def _text(data: bytes | None) -> str:
@@ -155,7 +162,7 @@ def classify(argv: Sequence[str], code: int, out: str, err: str, cluster: str = 
     """Return the error for a failed command, by Slurm's message."""
     words = clean(err) or clean(out) or f"(nothing; exit status {code})"
     command = " ".join(argv[:2] if argv[0] == "scontrol" else argv[:1])
-    what, ping = f"Slurm refused `{command}`", cluster_command("scontrol ping", cluster)
+    what, ping = f"Slurm refused `{command}`", _ping(cluster)
     if code < 0:
         return SlurmUnknown(f"`{command}` was killed by signal {-code}", words, ping)
     if _DENIED.search(words):

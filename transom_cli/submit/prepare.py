@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from transom_cli.submit.submission import SubmissionRecord
 
 _SCRIPT_SUFFIXES = (".sbatch", ".slurm")
+_PYTHON = re.compile(r"python[\d.]*")
 
 
 @dataclass(frozen=True)
@@ -241,6 +243,8 @@ def _prepare_command(
     if len(words) >= 1 and words[0].endswith(".py") and not flags.get("launch.kind") and not shutil.which(words[0]):
         command = shlex.join(("python", *words))
         raise UsageError(f"`{words[0]}` is a Python script, not a command", hint=f"transom run -- {command}")
+    if len(words) == 1 and _PYTHON.fullmatch(Path(words[0]).name) and not force:
+        raise UsageError(f"`{words[0]}` is given no script", hint=f"transom run -- {words[0]} train.py")
     words, settings, note = apply(words, _on_cluster(load(run_file, flags, os.environ)))
     if note:
         print(f"note: {note}", file=sys.stderr)

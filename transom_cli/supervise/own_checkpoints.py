@@ -28,15 +28,18 @@ def folders(run: RunDir) -> tuple[Path, list[Path]]:
     return base, [path for word in sorted(words) if (path := base / word).is_dir()]
 
 
-def newest_own(run: RunDir) -> OwnCheckpoint | None:
+def newest_own(run: RunDir, ours: Path | None = None) -> OwnCheckpoint | None:
     """Return the checkpoint with the highest step that was written since the run was created; else of older ones.
 
     It is looked for in the folders that the batch script names, else in the job's directory and its folders.
+
+    Args:
+        ours: Where the Checkpointer publishes step-N: that is a checkpoint of the run's once the operator has seen it.
     """
     try:
         base, named = folders(run)
         since = run.settings.stat().st_mtime
-        found = [one for folder in named for one in _in(folder, base)]
+        found = [one for folder in named for one in _in(folder, base, ours)]
         if not found:
             found = [one for folder in _below(base) for one in _in(folder, base) if one.changed >= since]
     except (OSError, ValueError, KeyError, TypeError):
@@ -59,9 +62,11 @@ def _folders(folder: Path) -> list[Path]:
     return []
 
 
-def _in(folder: Path, base: Path) -> Iterator[OwnCheckpoint]:
+def _in(folder: Path, base: Path, ours: Path | None = None) -> Iterator[OwnCheckpoint]:
     with suppress(OSError), os.scandir(folder) as entries:
         for one in islice(entries, _ENTRIES):
+            if folder == ours and one.name.startswith("step-"):
+                continue
             own = _FILE.fullmatch(one.name)
             if (step := int(own[1]) if own else step_of(one.name)) is not None:
                 seal = f"{one.path}/{SEAL}" if one.is_dir() else f"{folder}/{SEALS}/{one.name}.json"

@@ -71,7 +71,7 @@ def watch_run(
         begin = f" from step {view.durable:,}" if view.durable >= 0 else ""
         hint += f"\nTo continue{begin}: `{command}`" if command else ""
         error = TransomError(f"Run `{view.run_id}` {view.phase}", view.verdict, hint)
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{'note' if view.phase == 'stopped' else 'error'}: {error}", file=sys.stderr)
     return view.exit_code
 
 

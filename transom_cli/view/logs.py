@@ -143,21 +143,34 @@ def _number(path: Path, text: str) -> int:
     return found[-1] if found else 0
 
 
-def log_files(run: RunDir, view: RunView, ranks: Iterable[int] = (), nodes: Iterable[str] = ()) -> list[LogFile]:
-    """Return the files of the newest launch that has any; without rank logs, the output of the job.
+def launches(run: RunDir) -> dict[str, Path]:
+    """Return the folder of each launch's logs by its name, such as 7.0.1, newest first."""
+    every = sorted(run.attempts.glob("*/logs/*"), key=lambda p: (parse_attempt(p.parents[1].name), int(p.name)))
+    return {f"{path.parents[1].name}.{path.name}": path for path in reversed(every)}
+
+
+def log_files(
+    run: RunDir, view: RunView, ranks: Iterable[int] = (), nodes: Iterable[str] = (), launch: str = ""
+) -> list[LogFile]:
+    """Return the files of the newest launch that has printed something; without rank logs, the output of the job.
 
     Args:
         ranks, nodes: only of these; empty: of all.
+        launch: only this one, such as 7.0.1.
     """
-    launches = sorted(run.attempts.glob("*/logs/*"), key=lambda p: (parse_attempt(p.parents[1].name), int(p.name)))
-    while launches:
-        folder = launches.pop()
+    newest: tuple[Path, dict[int, Path]] | None = None
+    for name, folder in launches(run).items():
         found = {int(m[1]): path for path in folder.iterdir() if (m := _RANK.fullmatch(path.name)) is not None}
-        if found:
+        if not found or launch not in ("", name):
+            continue
+        printed = any(path.stat().st_size for path in found.values())
+        newest = (folder, found) if newest is None or printed else newest
+        if printed:
             break
-    else:
+    if newest is None:
         job_log = run.job_log(view.job_id)
-        return [LogFile(job_log, None)] if view.job_id and job_log.exists() else []
+        return [LogFile(job_log, None)] if view.job_id and job_log.exists() and not launch else []
+    folder, found = newest
     wanted = {*ranks}
     if names := {*nodes}:
         wanted |= ranks_on(AttemptDir(folder.parents[1]), int(folder.name), names)
@@ -199,11 +212,13 @@ def drawn(one: LogLine, root: RootLine | None, width: int) -> Line:
 
 
 class Follower:
-    """Merges new lines, also of the launches that follow. ranks, nodes: as in `log_files`."""
+    """Merges new lines, also of the launches that follow. ranks, nodes, launch: as in `log_files`."""
 
-    def __init__(self, run: RunDir, view: RunView, ranks: Iterable[int] = (), nodes: Iterable[str] = ()) -> None:
-        self._run, self._ranks, self._nodes = run, tuple(ranks), tuple(nodes)
-        self.files = log_files(run, view, self._ranks, self._nodes)
+    def __init__(
+        self, run: RunDir, view: RunView, ranks: Iterable[int] = (), nodes: Iterable[str] = (), launch: str = ""
+    ) -> None:
+        self._run, self._wanted = run, (tuple(ranks), tuple(nodes), launch)
+        self.files = log_files(run, view, *self._wanted)
 
     def more(self, since: float = 0.0) -> list[LogLine]:
         return merged(self.files, since)
@@ -211,6 +226,6 @@ class Follower:
     def look_again(self, view: RunView) -> None:
         """Take in the files of a newer launch, from their beginning."""
         known = {file.path for file in self.files}
-        new = [file for file in log_files(self._run, view, self._ranks, self._nodes) if file.path not in known]
+        new = [file for file in log_files(self._run, view, *self._wanted) if file.path not in known]
         if new:
             self.files = [replace(file, offset=0) for file in new]

@@ -160,7 +160,7 @@ def next_steps(
     if state.phase is Phase.SUBMITTING:
         found.append(NextStep("submitting the job" if operator else "the operator will submit the job"))
     if state.phase is Phase.STARTING:
-        first = NextStep("the ranks start Python, then step 1; without it, the launch counts as hung", hung_at)
+        first = NextStep("the ranks start Python, then a first step; without it, the launch counts as hung", hung_at)
         ranks = f"the launcher {'checks the nodes, then it ' * preflight}starts the ranks"
         ranks = ranks if launcher else "script running, steps not visible"
         found.append(first if state.launch.started else NextStep(ranks))
@@ -211,7 +211,8 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
     if view.operator_pending:  # a second operator would only wait for the first
         attach = [("check", cluster_command(f"squeue --start -j {view.operator_job}", view.cluster))]
     if view.status == "crash loop":
-        return [*attach, explain, ("output", f"transom logs {run}"), stop]
+        root = [("root cause", view.root_line)] if view.root_line else []
+        return [*attach, explain, ("output", f"transom logs {run}"), *root, stop]
     if view.status == "starved":
         lift = [("use again", f"transom nodes --lift {node}") for node in view.to_lift]
         return [*attach, *lift, ("all nodes", "sinfo -R"), stop]

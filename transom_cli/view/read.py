@@ -164,8 +164,10 @@ def read_brief(run: RunDir, folded: Folded) -> RunView:
     attempt = run.attempt(state.job.id, state.job.restarts)
     reports = _standing(read_reports(attempt)) if state.job.id else []
     checks = state.job.state == "RUNNING" and not state.launch.started
+    built = build_view(run.run_id, state, {}, time.time(), operator=alive)
     view = replace(
-        build_view(run.run_id, state, {}, time.time(), operator=alive),
+        built,
+        step=built.step if built.steps_since_start else max(built.step, built.durable),
         path=str(run.path),
         nodes_at=_newest_table(attempt) if state.job.id and not alive else None,
         saves_fail=saves_fail(run, state),
@@ -256,6 +258,7 @@ class Reader:
         self._settings, self._views = read_run_settings(run), NodeViews()
         self._memory_at, self._memory_of, self._memory = float("-inf"), "", Memory()
         self._own_at = float("-inf")
+        self._root_of, self._root_line = "-", ""
         self._own: OwnCheckpoint | None = None
 
     def look(self, journal: Folded | None = None) -> RunView:
@@ -284,6 +287,8 @@ class Reader:
         logged = read_logged(run.attempt(state.job.id, state.job.restarts)) if state.job.id else {}
         view = _with_operator(run, _with_logged(view, logged))
         view = _with_history(view, folded, sights, settings, logged.get("listens"))
+        if view.durable_age is not None and view.durable_age < LATE and not view.steps_since_start:
+            view = replace(view, step=max(view.step, view.durable))  # heartbeats may lag behind a save
         view = replace(view, own_checkpoint=self._newest_own(view))
         if not view.over:
             view = self._with_nodes(self._with_memory(view, state, sights), state, sights)
@@ -294,17 +299,24 @@ class Reader:
             view = replace(view, node_views=tuple(_left(one) for one in view.node_views))
         if view.unheard is not None:
             view = replace(view, node_views=tuple(_silent(one, view.unheard) for one in view.node_views))
-        if state.phase is Phase.FAILED:
-            view = replace(view, root_line=_root_line(run, view))
+        if state.phase is Phase.FAILED or view.crash_loop is not None:
+            view = replace(view, root_line=self._root(view))
         held = None if alive or view.over else _launcher_hold(run, state)
         return held_view(view, held) if held is not None else view
+
+    def _root(self, view: RunView) -> str:
+        """Read the logs once for each incident."""
+        newest = view.incidents[0].id if view.incidents else ""
+        if self._root_of != newest:
+            self._root_of, self._root_line = newest, _root_line(self._run, view)
+        return self._root_line
 
     def _newest_own(self, view: RunView) -> OwnCheckpoint | None:
         """Look only where the trainer has made steps, and its checkpoints on disk are not the Checkpointer's."""
         if view.step < 0 or (view.durable >= 0 and not (self._settings.checkpoints / SEALED).exists()):
             return None
         if time.monotonic() - self._own_at >= OWN_EVERY:
-            self._own_at, self._own = time.monotonic(), newest_own(self._run)
+            self._own_at, self._own = time.monotonic(), newest_own(self._run, self._settings.checkpoints)
         return self._own
 
     def _with_memory(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:

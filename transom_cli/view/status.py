@@ -170,7 +170,7 @@ def _per_step(seconds: float) -> str:
 def _checkpoints(view: RunView, width: int | None) -> list[Line]:
     """The newest checkpoints in memory and on disk, the next saves, and the schedule."""
     found = []
-    if view.memory >= 0:
+    if view.memory >= max(0, view.durable):  # else its report lags behind the save to disk
         old = f"{age(view.memory_age)} ago, " if view.memory_age is not None else ""
         found.append(f"memory {count(view.memory)} ({old}{view.memory_protection})")
     if view.durable >= 0:

@@ -45,8 +45,8 @@ _PARTS = {
 }
 _PREFIXES = {"swapped": "spare "}
 _REPEATED = {
-    "probed": "same result again",
-    "diagnosed": "diagnosed as above",
+    "probed": "probed again, same result",
+    "diagnosed": "taken as the cause",
     "stopped": "stopping the run because of this",
     "handed_up": "escalated because of this",
 }

@@ -26,6 +26,7 @@ from transom_cli.core.placement import again, replacement
 from transom_cli.core.policy import REQUEUE, SWAP
 from transom_cli.plural import several, times
 
+_CANCELLED = "slurm_cancelled"  # category of a log line
 _OURS = (9, 15)  # signals by which the launcher ends the other ranks
 _PORT_TAKEN = "another program uses the rendezvous port: the next launch has another one, and this one costs no budget"
 _ON_ONE_NODE = ("rank_killed", "rank_failed", "hang")  # causes after which repeated blame of a node is checked
@@ -97,7 +98,11 @@ def _diagnose(
     incident = replace(incident, log_category=e.category, log_line=e.line, log_rank=_rank_of(e), faults=faults)
     diagnosis = judge(state, incident, gone, e.at)
     state = replace(state, incident=replace(incident, diagnosis=diagnosis))
-    actions: tuple[Action, ...] = (Journal(incident.id, "examined", f"{e.where}: {e.line}"),) if e.line else ()
+    first = failed_first(incident.outcome.exits) if incident.outcome else ()
+    # srun cancels the step once a rank has died: what it prints then in the others' logs is no cause
+    after_it = e.category == _CANCELLED and len(first) == 1 and _rank_of(e) not in (None, first[0].rank)
+    line = "" if after_it else e.line
+    actions: tuple[Action, ...] = (Journal(incident.id, "examined", f"{e.where}: {line}"),) if line else ()
     if diagnosis is not None:
         actions = (*actions, *journal_diagnosis(incident.id, diagnosis, step=reached(incident)))
     return state, actions, diagnosis

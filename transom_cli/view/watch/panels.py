@@ -113,7 +113,8 @@ def incident_items(view: RunView, chosen: Filter, timelines: Mapping[str, tuple[
     for group in folded(view.incidents):
         one, tone = group[0], outcome_tone(group[0])
         ids = one.id if len(group) == 1 else f"{group[-1].id} to {one.id}"
-        shown = line(f"{ids:<3} {day_time(one.began, view.now)}  {one.fault.line}  ", (one.outcome(view.now), tone))
+        when = day_time(one.began, view.now)  # what is cut on a narrow screen is the long message
+        shown = line(f"{ids:<3} {when}  ", (one.outcome(view.now), tone), f"  {one.fault.line}")
         details = timelines.get(one.id, ()) or ("reading ...",)
         command = f"transom explain {view.run_id} {one.id}"
         items.append(Item(f"incident {one.id}", shown, tuple(map(line, details)), command))
