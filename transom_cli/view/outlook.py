@@ -195,7 +195,8 @@ def _incident_step(state: State, incident: Incident) -> NextStep:
     if incident.marks and incident.marks[-1].what == "waiting":  # the launcher's srun cannot create the step
         target = "slurmctld, which is needed to start ranks" if state.slurm_error else "Slurm to start the ranks"
         return NextStep(f"{incident.id}: waiting for {target}")
-    back = f", from checkpoint {state.progress.durable:,} or node memory" if state.progress.durable >= 0 else ""
+    memory = " or node memory" if incident.attempt == state.attempt else ""  # which ends with the job
+    back = f", from checkpoint {state.progress.durable:,}{memory}" if state.progress.durable >= 0 else ""
     target = "Slurm to start the job" if state.job.state == "PENDING" else f"the next step{back}"
     return NextStep(f"{incident.id}: waiting for {target}")
 

@@ -185,8 +185,8 @@ def _checkpoints(view: RunView, width: int | None) -> list[Line]:
         found.append(f"{own.path} (step {count(own.step)}, {ago}{'sealed' if own.sealed else 'not sealed'})")
     none = not found and view.step >= 0 and view.confirmed != "unknown"
     words = "none yet" if not view.over else "none"
-    if view.steps_since_start:
-        words = "none; after a fault the script starts as it does by itself"
+    if view.incidents and not view.over:
+        words = "none known: a restart begins at step 0, or at your own checkpoint"
     if view.framework:  # recognised by its log
         words = "none found; the trainer may keep its own elsewhere"
     lines = [row("checkpoint", (words, "warn"))] if none else []
