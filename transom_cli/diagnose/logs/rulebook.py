@@ -13,7 +13,6 @@ from __future__ import annotations
 import enum
 import math
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -118,12 +117,12 @@ class Texts:
     def __init__(self, of: Sequence[str]) -> None:
         self._asked = 0
         self._of = [(text == text.lower(), text.encode()) for text in of]
-        self._short: list[int] = []
-        self._by_key: dict[int, list[int]] = {}
+        by_four: dict[bytes, list[int]] = {}
         for n, (_, text) in enumerate(self._of):
-            keys = (_key(text[at : at + 4].lower()) for at in range(len(text) - 3))
-            key = next((key for key in keys if key not in self._by_key), _key(text[:4].lower()))
-            (self._by_key.setdefault(key, []) if len(text) >= 4 else self._short).append(n)
+            fours = (text[at : at + 4].lower() for at in range(len(text) - 3))
+            by_four.setdefault(next((four for four in fours if four not in by_four), text[:4].lower()), []).append(n)
+        self._short = [n for four, of in by_four.items() if len(four) < 4 for n in of]
+        self._by_key = {key: of for four, of in by_four.items() for key in _keys(four)}
         self._keys = set(self._by_key)
 
     def which(self, line: bytes) -> tuple[int, ...]:
@@ -142,10 +141,6 @@ class Texts:
             found.Add(_pattern(text.decode()).encode())
         found.Compile()
         return found
-
-
-def _key(four: bytes) -> int:
-    return int.from_bytes(four, sys.byteorder)
 
 
 def _keys(line: bytes) -> set[int]:
