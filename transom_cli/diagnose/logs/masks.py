@@ -88,8 +88,8 @@ def _varied(characters: re.Pattern[bytes], text: bytes) -> bytes:
 class WordMasks:
     """Masks words that say nothing. Remembers them."""
 
-    def __init__(self, *telling: Search) -> None:
-        """telling: find the first of some `pieces`."""
+    def __init__(self, telling: Search) -> None:
+        """telling: finds the first of some `pieces`."""
         self._telling = telling
         self._known = {_END: _END}
 
@@ -110,13 +110,11 @@ class WordMasks:
 
     def _telling_parts(self, words: bytes) -> Iterator[tuple[int, int]]:
         """Yield where the parts of words begin and end that must not be masked."""
-        parts, end = words.translate(_PARTS), len(words)
-        for telling in self._telling:
-            at = 0
-            while found := telling(parts, at, end):
-                inside = found[0] + (parts[found[0]] == ord(_END))
-                start, at = parts.rfind(_END, 0, inside) + 1, parts.find(_END, inside)
-                yield start, at
+        parts, at, end = words.translate(_PARTS), 0, len(words)
+        while found := self._telling(parts, at, end):
+            inside = found[0] + (parts[found[0]] == ord(_END))
+            start, at = parts.rfind(_END, 0, inside) + 1, parts.find(_END, inside)
+            yield start, at
 
     def _learn(self, words: list[bytes]) -> None:
         together = _END.join((b"", *words, b""))

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
 from transom_cli.core.lazy_re import lazy_re
@@ -296,6 +297,7 @@ class Rulebook:
                 by_text.setdefault(text, []).append(n)
         self._of = [tuple(by_text[text]) for text in texts]
         self._texts = texts
+        self._telling_words = lru_cache(maxsize=8)(self._search_words)  # shared by the logs of a job
         self._of_texts: dict[tuple[int, ...], list[int]] = {}
         self._compiled: dict[tuple[int, bool], tuple[tuple[Expression, ...], tuple[Expression, ...]]] = {}
 
@@ -341,13 +343,12 @@ class Rulebook:
 
     def word_masks(self, rules: Iterable[int]) -> WordMasks:
         """Return what masks words, except those in which labels, texts, and expressions of some rules find anything."""
-        expressions = (one for n in rules for one in self._expressions_of(n))
-        return WordMasks(self._in_texts, _search(text for one in expressions for text in literals(one)))
+        return WordMasks(self._telling_words(frozenset(rules)))
 
-    @cached_property
-    def _in_texts(self) -> Search:
-        labels = [text for one in grammar.EXPRESSIONS for text in literals(one)]
-        return _search([*labels, *(text for rule in self.rules for text in rule.any)])
+    def _search_words(self, rules: frozenset[int]) -> Search:
+        expressions = (*grammar.EXPRESSIONS, *(one for n in rules for one in self._expressions_of(n)))
+        texts = (*chain.from_iterable(map(literals, expressions)), *self._texts)
+        return compile_search(sorted(set[str]().union(*map(pieces, texts))))
 
     def _expressions_of(self, n: int) -> tuple[str, ...]:
         return (*self.rules[n].match, *self.rules[n].unless)
@@ -402,11 +403,6 @@ class Rulebook:
     @cached_property
     def by_name(self) -> dict[str, Rule]:
         return {rule.name: rule for rule in self.rules}
-
-
-def _search(texts: Iterable[str]) -> Search:
-    """Return a search for pieces of these texts in parts of words."""
-    return compile_search(sorted(set[str]().union(*map(pieces, texts))))
 
 
 def _where(expressions: Sequence[Expression], text: str) -> dict[str, str] | None:
