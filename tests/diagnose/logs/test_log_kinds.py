@@ -232,6 +232,23 @@ def test_one_line_among_thousands_that_begin_like_it(tmp_path: Path) -> None:
     assert hits[2001] == "gpu-ecc" != hits[1]
 
 
+def test_line_without_the_number_that_others_have_before_its_words(tmp_path: Path) -> None:
+    path = tmp_path / "job.out"
+    path.write_text("\n".join([*(f"{n}. RuntimeError: bad value" for n in range(300)), " RuntimeError: bad value"]))
+    (hit,) = hits_in_file(path, BOOK)
+    assert hit.lineno == 301
+
+
+@pytest.mark.parametrize("words", ["", " and much more" * 99])
+def test_a_rulebook_remembers_nothing_of_an_earlier_file(tmp_path: Path, words: str) -> None:
+    book, path = Rulebook(load()), tmp_path / "job.out"
+    book.looked_up = 1 << 30
+    path.write_text(f"3. RuntimeError: bad value{words}\n" * 20)
+    assert hits_in_file(path, book) == []
+    path.write_text(f" RuntimeError: bad value{words}\n")
+    assert len(hits_in_file(path, book)) == 1
+
+
 def test_number_that_tells_after_a_storm_of_others(tmp_path: Path) -> None:
     lines = [f"{XID}44, pid={n}, Ch 000000{n % 90 + 10}" for n in range(200)]
     (first,) = of(tmp_path, "\n".join([*lines, f"{XID}79, pid=99, Ch 00000010", *lines]))

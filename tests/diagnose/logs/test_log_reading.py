@@ -81,7 +81,10 @@ def test_lines_that_differ_only_in_numbers_are_matched_once(monkeypatch: pytest.
     assert every(lines, book) == [] and 0 < len(read) < 50
     read.clear()
     book.looked_up = 1 << 30
-    assert every(lines, book) == [] and (read == [] or not rulebook.FAST), "the book knows that they say nothing"
+    assert every(lines, book) == [] and 0 < len(read) < 50
+    read.clear()
+    long = b"".join(b"step %d | Error rate %d | %s\n" % (n, n * 7, b"metric 1.5 | " * 99) for n in range(1000))
+    assert every(long, book) == [] and (0 < len(read) < 50 or not rulebook.FAST)
     xid = b"NVRM: Xid (PCI:0000:65:00): 999, pid=1\nNVRM: Xid (PCI:0000:65:00): 79, pid=1\n"
     assert [hit.rule.name for hit in every(xid, book)] == ["xid-hardware"], "numbers tell there"
 

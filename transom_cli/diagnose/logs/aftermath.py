@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from transom_cli.core.lazy_re import lazy_re
 from transom_cli.diagnose.clue import DEVICES, Category
 from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.matches import ENDINGS, Hit
@@ -25,13 +26,13 @@ _REMEMBERED = 128  # answers about blocks
 _LINE = 2000  # bytes of a line
 _LABELS = 64  # bytes that contain its labels
 _NUMBER = r"[-+]?\d"
-_PROGRESS = re.compile(
+_PROGRESS = lazy_re(
     rf"(?i)(?:\d ?(?:it|img|images|samples|tokens)/s|\ds/it|\d%\||\bglobal_step\b|\bloss\b\W{{0,6}}{_NUMBER}"
     rf"|\b(?:step|iter|iteration|epoch|batch|episode|timestep|trial|round|generation)s?\b\W{{0,4}}{_NUMBER}"
     rf"|\d/\d+\] +eta:)".encode()
 )
-_FINITE = re.compile(rf"(?i)\b\w*(?:loss|ppl|bpb|perplexity)\w*\b\W{{0,6}}{_NUMBER}".encode())
-_NOT_FINITE = re.compile(rb"(?i)\b(?:nan|inf)\b")
+_FINITE = lazy_re(rf"(?i)\b\w*(?:loss|ppl|bpb|perplexity)\w*\b\W{{0,6}}{_NUMBER}".encode())
+_NOT_FINITE = lazy_re(rb"(?i)\b(?:nan|inf)\b")
 _DONE = (  # messages of libraries: a script may print its own after any outcome
     r"exits successfully|'train_runtime'|`Trainer.fit` stopped: `max_|Out of bounds values : 0 OK"
     r"|\[after training is done\]"

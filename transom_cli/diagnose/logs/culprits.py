@@ -6,10 +6,10 @@ complains has launched its collective and waits; the culprit is a rank that lags
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from transom_cli.core.lazy_re import lazy_re
 from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs.matches import TRACEBACK, Hit
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Scope
@@ -19,12 +19,12 @@ USAGE = "usage-exit-code"  # the rule for a task that ends with exit code 2
 EVERYONES = "usage", USAGE, "mpi-abort", "nan-on-a-rank"  # rules: nobody's fault if most ranks report it
 MANY = 3  # waiting ranks whose numbers show that lower ones exist
 FEW = 0.25  # largest share of silent ranks that are still named as culprits
-_LOCAL_RANK = re.compile(r"(?:failed \(exitcode: -?\d+\)|^) ?local_rank: (\d+) \(pid")
-_KILLED_TASKS = re.compile(r": tasks? ([\d,-]{1,400}): (?:Terminated|Killed)")
-_CLOSED = re.compile(r"[Cc]onnection closed by (?:remote )?peer ([A-Za-z][\w.-]{1,80})<")
-_DIGITS = re.compile(r"\d+")
-_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
-_RUNNING = re.compile(r"Rank (\d{1,7}) is running \w[^(]{0,80}\(SequenceNumber=(\d{1,12})")
+_LOCAL_RANK = lazy_re(r"(?:failed \(exitcode: -?\d+\)|^) ?local_rank: (\d+) \(pid")
+_KILLED_TASKS = lazy_re(r": tasks? ([\d,-]{1,400}): (?:Terminated|Killed)")
+_CLOSED = lazy_re(r"[Cc]onnection closed by (?:remote )?peer ([A-Za-z][\w.-]{1,80})<")
+_DIGITS = lazy_re(r"\d+")
+_RANGE = lazy_re(r"(\d{1,5})(?:-(\d{1,5}))?")
+_RUNNING = lazy_re(r"Rank (\d{1,7}) is running \w[^(]{0,80}\(SequenceNumber=(\d{1,12})")
 DESYNC = "desync"  # the rule for PyTorch's comparison of the collectives of two ranks
 CANCELLED = "step-cancelled"  # the rule for Slurm's plain "CANCELLED"
 TASK_FAILURE = "due-to-task-failure"  # the rule for Slurm's reason for ending a step

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections import deque
 from itertools import islice
 from pathlib import Path
 
+from transom_cli.core.lazy_re import lazy_re
 from transom_cli.diagnose.logs.aftermath import open_log
 
-_LABEL = re.compile(rb"(?:\[rank\d+\]: ?|\d+: )?")  # of torch's distributed excepthook, of `srun --label`
-_FRAME = re.compile(rb'\s+File "([^"\n]+)", line (\d+)')
-_INSTALLED = re.compile(rb"/(?:site|dist)-packages/|/lib/python3|^<")  # no frame of the trainer's own
+_LABEL = lazy_re(rb"(?:\[rank\d+\]: ?|\d+: )?")  # of torch's distributed excepthook, of `srun --label`
+_FRAME = lazy_re(rb'\s+File "([^"\n]+)", line (\d+)')
+_INSTALLED = lazy_re(rb"/(?:site|dist)-packages/|/lib/python3|^<")  # no frame of the trainer's own
 _TRACEBACK = 400  # longest one, in lines
 
 

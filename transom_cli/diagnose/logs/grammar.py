@@ -27,8 +27,10 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
 
+from transom_cli.core.lazy_re import lazy_re
+
 LOOKED_AT = 8448  # characters of a line: what `reader` keeps of a very long one, on both sides of a match
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROL = lazy_re(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?"
 _SOURCE = r"[\w./+-]{1,120}\.(?:cpp|cc|cu|h|hpp|py|c|ts):\d{1,6}"
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -79,27 +81,27 @@ _LABELS = (
     r"[\u2502\u2503]",
 )  # fmt: skip
 _RANKS = 6  # labels that may repeat
-_TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ")  # srun --label; only at the start of a line
-_FANNED = re.compile(
+_TASK = lazy_re(r" {0,6}(?P<rank>\d{1,7}): ")  # srun --label; only at the start of a line
+_FANNED = lazy_re(
     r"(?!slurmstepd)(?P<node>(?:\d{1,3}\.){3}\d{1,3}|\w{0,30}-?(?:node|gpu|worker|host)[\w.-]{0,30}\d"
     r"|GPU(?=\w{0,28}\d)[\w-]{3,30}|(?:dgx|hgx|DGX|HGX|compute)-?[\w-]{0,30}\d|(?:nid|cn)-?\d{2,6}|ip(?:-\d{1,3}){4}"
     r"): (?= *\S)"
 )  # pdsh
-_COMPOSE = re.compile(r"[a-z0-9][\w.-]{0,60}[-_]\d{1,4} {1,40}\| ")  # Compose's service and number
-_TORCHX = re.compile(
+_COMPOSE = lazy_re(r"[a-z0-9][\w.-]{0,60}[-_]\d{1,4} {1,40}\| ")  # Compose's service and number
+_TORCHX = lazy_re(
     r"[A-Za-z][\w.-]{0,60}/\d{1,5} (?=\[(?:default|trainer|worker|rank)\w{0,20}?\d{1,5}\]:)"
 )  # role, replica
 # A progress bar after which another process prints without a line end.
-_BAR = re.compile(r"[^\[]{0,60}\d%\|[^\[]{0,300}(?:\[\d\d:\d\d[^\]]{0,40}\])?(?=\[rank\d|slurmstepd)")
-_QUOTED = re.compile(r"(?:[#>] {1,20}(?=\[)|std(?:err|out): ?)")  # comments, and launchers that pass on two streams
-_WARNING = re.compile(r"(?:[\w.-]{1,40}: ){0,2}warning\b ?[:!\]]", re.IGNORECASE)
-_SLURMD = re.compile(r"slurmstepd-(?P<node>" + _HOST + r"): ")
-_SRUN = re.compile(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?:(?P<rank>\d{1,7})|[\d,-]{1,400}): ")
-_FILE_RANK = re.compile(r"(?:^|[/_.-])(?:rank|task|proc)[-_=.]?(\d{1,7})(?=\D|$)", re.IGNORECASE)
-_FILE_NODE = re.compile(r"(?:^(?:host|node)[-_=]|[_.-](?:host|node)(?:=|[-_](?=\w*\d)))([A-Za-z][\w-]{0,62})(?=\.|$)")
+_BAR = lazy_re(r"[^\[]{0,60}\d%\|[^\[]{0,300}(?:\[\d\d:\d\d[^\]]{0,40}\])?(?=\[rank\d|slurmstepd)")
+_QUOTED = lazy_re(r"(?:[#>] {1,20}(?=\[)|std(?:err|out): ?)")  # comments, and launchers that pass on two streams
+_WARNING = lazy_re(r"(?:[\w.-]{1,40}: ){0,2}warning\b ?[:!\]]", re.IGNORECASE)
+_SLURMD = lazy_re(r"slurmstepd-(?P<node>" + _HOST + r"): ")
+_SRUN = lazy_re(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?:(?P<rank>\d{1,7})|[\d,-]{1,400}): ")
+_FILE_RANK = lazy_re(r"(?:^|[/_.-])(?:rank|task|proc)[-_=.]?(\d{1,7})(?=\D|$)", re.IGNORECASE)
+_FILE_NODE = lazy_re(r"(?:^(?:host|node)[-_=]|[_.-](?:host|node)(?:=|[-_](?=\w*\d)))([A-Za-z][\w-]{0,62})(?=\.|$)")
 # A folder's whole name: `multi_node_run` and `glue_task_2` name neither a node nor a rank.
-_FOLDER_RANK = re.compile(r"(?:^|/)(?:rank|task|proc)[-_=.]?(\d{1,7})/", re.IGNORECASE)
-_FOLDER_NODE = re.compile(r"(?:^|/)(?:host|node)[-_=]([A-Za-z][\w-]{0,62})/")
+_FOLDER_RANK = lazy_re(r"(?:^|/)(?:rank|task|proc)[-_=.]?(\d{1,7})/", re.IGNORECASE)
+_FOLDER_NODE = lazy_re(r"(?:^|/)(?:host|node)[-_=]([A-Za-z][\w-]{0,62})/")
 
 
 EXPRESSIONS = (
@@ -107,7 +109,7 @@ EXPRESSIONS = (
     *(one.pattern for one in (_QUOTED, _TASK, _FANNED, _COMPOSE, _TORCHX, _BAR, _WARNING, _SLURMD, _SRUN)),
 )  # all that labels consist of
 _ZEROS = str.maketrans("123456789", "000000000")
-_NAMED = re.compile(r"\(\?P<([a-z]+)>")
+_NAMED = lazy_re(r"\(\?P<([a-z]+)>")
 Groups = tuple[tuple[str, int], ...]  # names and numbers of groups
 
 

@@ -7,11 +7,13 @@ code). In a log with many new lines, words that say nothing to a rule (a file's 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
+from typing import cast
 
+from transom_cli.core.lazy_re import lazy_re
 from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.masks import WordMasks, masked, words_like, words_of
 from transom_cli.diagnose.logs.matches import Found, Hit, Tally
@@ -21,9 +23,9 @@ ALIKE = 8
 MOST = 8192  # kinds, and outcomes, that are remembered
 _FORMS = 1 << 16
 _OWN = 16  # forms of one length in which own words are looked for first
-_NEW = 128  # new kinds in a part of a log after which words are masked
-_NUMBER = re.compile(rb"[0-9.+-]+")
-_VARIES = re.compile(rb"[0xX]")  # in a mask
+_NEW = 128  # new kinds in a part of a log after which words are masked; to prepare that takes as long as they do
+_NUMBER = lazy_re(rb"[0-9.+-]+")
+_VARIES = lazy_re(rb"[0xX]")  # in a mask
 
 
 def hit_of(found: Found, book: Rulebook) -> Hit | None:
@@ -31,7 +33,6 @@ def hit_of(found: Found, book: Rulebook) -> Hit | None:
     record = grammar.record(grammar.clean(found.raw))
     best = book.best(record)
     if best is None:
-        book.remember_dull(found.raw, record)
         return None
     return Hit(best.rule, record, best.where, lineno=found.lineno, offset=found.offset)
 
@@ -40,6 +41,11 @@ def _hit_like(rule: Rule, found: Found, book: Rulebook) -> Hit:
     """Match a line whose rule is known."""
     record = grammar.record(grammar.clean(found.raw))
     return Hit(rule, record, book.where(rule, record), lineno=found.lineno, offset=found.offset)
+
+
+def _outcome(hit: Hit | None) -> object:
+    """Return what lines that are only counted have in common."""
+    return hit and (hit.rule.name, replace(hit.record, line="", text="", at=None))
 
 
 def _is_plain(raw: bytes) -> bool:
@@ -123,25 +129,27 @@ class Kinds:
         self._forms: dict[bytes, Form] = {}
         self._tallies: dict[object, Tally] = {}
         self._variants = 0  # of all forms
-        self._new, self._wait = 0, _NEW  # new kinds since the last call of `forms`, and after how many words are masked
+        self._new = 0  # new kinds since the last call of `forms`; words are masked if they are many
         self._candidates: set[int] = set()  # rules that have a text in a line of a kind
         self._word_masks: WordMasks | None = None
+        self._whole: dict[bytes, bytes] = {}  # masks of the lines of a part, with words masked
         self._own: dict[int, list[_Own]] = {}  # by length
         self._silent_words: set[bytes] = set()
         self.silent, self._dull = Tally(None, read), Tally(None, read)  # lines without a text, and without a rule
         self._silent = Form(Kind(), itemgetter(slice(0)))
         self._silent.tallies[b""] = self.silent
 
-    def forms(self, lines: bytes) -> list[Form | None]:
-        """Return the form of each line, as far as it is known."""
-        masks = masked(lines).split(b"\n")
+    def forms(self, part: bytes, lines: list[bytes]) -> list[Form | None]:
+        """Return the form of each line of a part of the log, as far as it is known."""
+        masks = masked(part).split(b"\n")
         found = list(map(self._forms.get, masks))
-        self._new = self._new if self._new >= self._wait else 0
+        self._new = self._new if self._new >= _NEW else 0
         if self._new and None in found:
             missing = [n for n, form in enumerate(found) if form is None]
-            self._with_own_words(masks, found, missing)
+            self._with_own_words(masks, lines, found, missing)
             missing = [n for n in missing if found[n] is None]
             whole = self._mask_words([masks[n] for n in missing])
+            self._whole = {masks[n]: mask for n, mask in zip(missing, whole, strict=True)}
             for n, mask in zip(missing, whole, strict=True):
                 found[n] = form = self._forms.get(mask)
                 if form is not None:
@@ -149,7 +157,9 @@ class Kinds:
                     self._learn_own(form, masks[n], mask)
         return found
 
-    def _with_own_words(self, masks: list[bytes], found: list[Form | None], missing: list[int]) -> None:
+    def _with_own_words(
+        self, masks: list[bytes], lines: list[bytes], found: list[Form | None], missing: list[int]
+    ) -> None:
         """Find the forms of lines that have words of their own only where others of their form have them, too."""
         words: list[tuple[int, tuple[bytes, ...]]] = []
         for n in missing:
@@ -164,8 +174,15 @@ class Kinds:
         telling = self._words().telling([word for _, own in words for word in own])
         if telling:
             for n, own in words:
-                if not telling.isdisjoint(own):
+                if not telling.isdisjoint(own) and not self._is_like(cast(Form, found[n]), lines[n]):
                     found[n] = None
+
+    def _is_like(self, form: Form, raw: bytes) -> bool:
+        """Whether a line with a word that tells still has the outcome of the form's lines."""
+        if form is self._silent:
+            return self._book.says_nothing(raw)
+        first, count = form.kind.outcomes.get(form.pick(raw), (None, 0))
+        return count > 0 and _outcome(hit_of(Found(raw, 0, 0), self._book)) == _outcome(first)
 
     def _learn_own(self, form: Form, line: bytes, mask: bytes) -> None:
         of = self._own.setdefault(len(line), [])
@@ -179,8 +196,8 @@ class Kinds:
         """Return the form of a short line; None if its kind is new."""
         mask = masked(raw)
         form = self._forms.get(mask)
-        if form is None and self._new >= self._wait:
-            (mask,) = self._mask_words([mask])
+        if form is None and self._new >= _NEW:
+            mask = self._whole.get(mask) or self._mask_words([mask])[0]
             form = self._forms.get(mask)
         return form or self._new_form(raw, mask)
 
@@ -232,8 +249,8 @@ class Kinds:
     def _grow(self, raw: bytes) -> None:
         if not self._candidates.issuperset(of := self._book.candidates(raw)):
             self._candidates |= of
-            if self._word_masks is not None:  # to prepare them again takes as long as to match a hundred lines
-                self._word_masks, self._own, self._new, self._wait = None, {}, 0, 2 * self._wait
+            if self._word_masks is not None:
+                self._word_masks, self._whole, self._own, self._new = None, {}, {}, 0
         self._size += 1
         if self._size > MOST:  # a flood of lines that are all different
             self._kinds, self._silent_words, self._size = {}, set(), 0

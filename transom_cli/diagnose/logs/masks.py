@@ -8,29 +8,30 @@ lines of a mask have their numbers in the same places.
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Callable, Iterable, Iterator
 
+from transom_cli.core.lazy_re import lazy_re
+
 Search = Callable[[bytes, int, int], "tuple[int, int] | None"]
-NUMBERS = b"0123456789.+-"
 _ZEROS = bytes.maketrans(b"123456789\t", b"000000000 ")
-_SHAPE = bytes.maketrans(string.ascii_letters.encode(), b"x" * 26 + b"X" * 26)
-_FLAT = bytes.maketrans(f"{string.ascii_letters}0".encode(), b"x" * 53)
-_ADDRESS = re.compile(rb"0[xX][0-9a-fA-F]+|[0-9a-fA-F]*:(?:[0-9a-fA-F]*:)+[0-9a-fA-F]*")
-_LONG_ADDRESS = re.compile(rb"0x[0-9a-fA-F]{4}|::")
-_MASKED = re.compile(rb"[xX]+")
-_LETTERS, _ALNUM = re.compile(rb"([a-z]+)|([A-Z]+)"), re.compile(rb"[a-zA-Z0]+")
+_LOWER, _UPPER = bytes(range(ord("a"), ord("z") + 1)), bytes(range(ord("A"), ord("Z") + 1))
+_SHAPE = bytes.maketrans(_LOWER + _UPPER, b"x" * 26 + b"X" * 26)
+_FLAT = bytes.maketrans(_LOWER + _UPPER + b"0", b"x" * 53)
+_ADDRESS = lazy_re(rb"0[xX][0-9a-fA-F]+|[0-9a-fA-F]*:(?:[0-9a-fA-F]*:)+[0-9a-fA-F]*")
+_LONG_ADDRESS = lazy_re(rb"0x[0-9a-fA-F]{4}|::")
+_MASKED = lazy_re(rb"0*[xX][xX0]*")
+_LETTERS, _ALNUM = lazy_re(rb"([a-z]+)|([A-Z]+)"), lazy_re(rb"[a-zA-Z0]+")
 _CLASSES = b"a-zA-Z0", b"a-z", b"A-Z"  # by the number of the group in one of these
-_BREAKS = f"{string.punctuation}\t ".encode()
+_BREAKS = bytes(one for one in range(ord(" "), 127) if not chr(one).isalnum()) + b"\t"
 _PARTS = bytes.maketrans(b"123456789" + _BREAKS, b"000000000" + b"\n" * len(_BREAKS))
-_PART = re.compile(rb"[!-/:-@[-`{-~\t ]+|[^!-/:-@[-`{-~\t ]+")  # of a word, or what is between parts
-_NO_LETTERS = bytes(set(range(256)) - set(f"{string.ascii_letters}\n".encode()))
-_LETTER = re.compile(r"[a-zA-Z]")
+_PART = lazy_re(rb"[!-/:-@[-`{-~\t ]+|[^!-/:-@[-`{-~\t ]+")  # of a word, or what is between parts
+_NO_LETTERS = bytes(set(range(256)) - set(_LOWER + _UPPER + b"\n"))
+_LETTER = lazy_re(r"[a-zA-Z]")
 _END = b"\n"
 _TELLS = 3  # letters; fewer tell only as a part of their own, and words that have no more are not masked
 _MOST = 1 << 14  # words that are remembered
 # In an expression: what is no literal character, and (groups 1 and 2) characters that are not optional.
-_LITERAL = re.compile(
+_LITERAL = lazy_re(
     r"\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<\w+>|\(\?(?:[a-zA-Z]+\)|[a-zA-Z]*:|<?[=!])|\\[a-zA-Z]|[()|^$.?*+]"
     r"|\{\d*,?\d*\}|(?:\\(\W)|([^\\]))(?![?*{])|\\?.",
     re.DOTALL,
@@ -43,9 +44,10 @@ def masked(lines: bytes) -> bytes:
 
 
 def words_of(raw: bytes) -> bytes:
-    """Return a line, or its mask, without its numbers and addresses; masked words have no length."""
+    """Return a line, or its mask, without its addresses; numbers are one zero, and masked words have no length."""
     raw = _ADDRESS.sub(b"", raw) if b"0x" in raw or b"::" in raw else raw
-    return _MASKED.sub(b"x", raw.translate(None, NUMBERS))
+    words = _MASKED.sub(b"x", masked(raw).translate(None, b".+-"))
+    return b"0".join(filter(None, (_END + words + _END).split(b"0")))[1:-1]
 
 
 def literals(expression: str) -> list[str]:
@@ -86,8 +88,8 @@ def _varied(characters: re.Pattern[bytes], text: bytes) -> bytes:
 class WordMasks:
     """Masks words that say nothing. Remembers them."""
 
-    def __init__(self, *telling: Search) -> None:
-        """telling: find the first of some `pieces`."""
+    def __init__(self, telling: Search) -> None:
+        """telling: finds the first of some `pieces`."""
         self._telling = telling
         self._known = {_END: _END}
 
@@ -108,13 +110,11 @@ class WordMasks:
 
     def _telling_parts(self, words: bytes) -> Iterator[tuple[int, int]]:
         """Yield where the parts of words begin and end that must not be masked."""
-        parts, end = words.translate(_PARTS), len(words)
-        for telling in self._telling:
-            at = 0
-            while found := telling(parts, at, end):
-                inside = found[0] + (parts[found[0]] == ord(_END))
-                start, at = parts.rfind(_END, 0, inside) + 1, parts.find(_END, inside)
-                yield start, at
+        parts, at, end = words.translate(_PARTS), 0, len(words)
+        while found := self._telling(parts, at, end):
+            inside = found[0] + (parts[found[0]] == ord(_END))
+            start, at = parts.rfind(_END, 0, inside) + 1, parts.find(_END, inside)
+            yield start, at
 
     def _learn(self, words: list[bytes]) -> None:
         together = _END.join((b"", *words, b""))

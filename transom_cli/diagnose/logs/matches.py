@@ -8,13 +8,13 @@ the exception of its worker.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, cast
 
+from transom_cli.core.lazy_re import lazy_re
 from transom_cli.core.log_lines import clean
 from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs import grammar
@@ -22,10 +22,10 @@ from transom_cli.diagnose.logs.grammar import Record
 from transom_cli.diagnose.logs.named import named
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Rule
 
-RAISED = re.compile(r"[\w.]*(?:Error|Exception)\b")  # the beginning of an exception's line
-_KERNEL = re.compile(r"(?:^|\s)([A-Za-z0-9][\w.-]{0,62}) kernel: ")  # a kernel's line that a monitor relays
-_PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.(\d))?[.:]?")
-_WARNS = re.compile(r"\.py:\d+: \w+Warning: ")  # Python's warnings module
+RAISED = lazy_re(r"[\w.]*(?:Error|Exception)\b")  # the beginning of an exception's line
+_KERNEL = lazy_re(r"(?:^|\s)([A-Za-z0-9][\w.-]{0,62}) kernel: ")  # a kernel's line that a monitor relays
+_PCI = lazy_re(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.(\d))?[.:]?")
+_WARNS = lazy_re(r"\.py:\d+: \w+Warning: ")  # Python's warnings module
 
 
 PEERS = Category.NETWORK_FABRIC, Category.NCCL_HANG, Category.RENDEZVOUS_PORT  # lines of these name peers
@@ -136,12 +136,13 @@ SPECIAL = 35  # from this weight on, a rule's line counts even inside a wrapper
 
 class Tally:
     """Lines that are only counted: those of one rule, rank and process, while it is open. first: a hit of such a line,
-    None for lines that say nothing. at: where the last one begins. read: returns its hit."""
+    None for lines that say nothing. at: where the last one begins. read: returns its hit. last: that hit, once the
+    block with the line has been read; `at` is then less than 0."""
 
-    __slots__ = ("at", "first", "lines", "open", "read")
+    __slots__ = ("at", "first", "last", "lines", "open", "read")
 
     def __init__(self, first: Hit | None, read: Callable[[Hit, int], Hit]) -> None:
-        self.first, self.read = first, read
+        self.first, self.last, self.read = first, first, read
         self.open, self.lines, self.at = first is None, 0, 0
 
 
@@ -200,12 +201,19 @@ class Collector:
         self._open.append(tally)
         return True
 
+    def read_last(self) -> None:
+        """Read the last lines of open tallies, before the block that contains them is replaced."""
+        for tally in sorted(self._open, key=attrgetter("at")):
+            if tally.at >= 0:
+                tally.last, tally.at = tally.read(cast(Hit, tally.first), tally.at), -1
+
     def close(self) -> None:
-        """Close all tallies: the next part of the log is read, or a line comes that may change what others mean."""
-        open_ones, self._open = sorted(self._open, key=attrgetter("at")), []
+        """Close all tallies: a line comes that may change what others mean."""
+        self.read_last()
+        open_ones, self._open = self._open, []
         for tally in open_ones:
             tally.open = False
-            hit = tally.read(cast(Hit, tally.first), tally.at)
+            hit = cast(Hit, tally.last)
             place = self._counts[hit.rule.name, self._rank_of(hit), self._launch][-1]
             last, more = self._last.get(place) or (self._kept[place], self._kept[place].more)
             if hit.lineno > last.lineno:

@@ -14,9 +14,9 @@ rank, and only those about the end of a process or about the rank that speaks: a
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 
+from transom_cli.core.lazy_re import lazy_re
 from transom_cli.diagnose.clue import Culprit
 
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,78}[A-Za-z0-9])?"
@@ -41,11 +41,11 @@ _SUBJECTS = (
     r"^Exception in device=(?:TPU|CUDA|GPU|XLA\w{0,8}):(\d{1,4})\b",
     rf"(?i:\b(?:error|exception|failure|failed|aborted|crashed|nan|oom) (?:on|at|in) (?:global )?rank){_NUMBER}",
 )  # who ended
-_SPEAKS = re.compile(rf"^(?:[\w.]{{1,80}}(?:Error|Exception): )?[Rr]ank (\d{{1,7}})(?:, (?:node|host) ({_HOST}))?[,:] ")
-_ENDS = re.compile("|".join(_SUBJECTS))
-_LOADER = re.compile(r"(?i)data ?loader|\bpid\W{0,2}\d{1,8}\) (?:exited|is killed)")  # numbers of its own processes
+_SPEAKS = lazy_re(rf"^(?:[\w.]{{1,80}}(?:Error|Exception): )?[Rr]ank (\d{{1,7}})(?:, (?:node|host) ({_HOST}))?[,:] ")
+_ENDS = lazy_re("|".join(_SUBJECTS))
+_LOADER = lazy_re(r"(?i)data ?loader|\bpid\W{0,2}\d{1,8}\) (?:exited|is killed)")  # numbers of its own processes
 _NUMBERED = r"(?=[A-Za-z][\w.-]*\d|\d{1,3}\.)"  # the name of a host, not a word or a number
-_PLACES = re.compile(
+_PLACES = lazy_re(
     rf"\bon node ({_HOST}) exit|\bon (?:node|host|machine) {_NUMBERED}({_HOST})|^{_NUMBERED}({_HOST}): rank \d"
     rf"|'ssh\b[^']{{0,200}}? (?:[\w.-]{{1,40}}@)?{_NUMBERED}({_HOST})\b[^']{{0,80}}' returned non-zero exit status 255"
     rf"|\bkilled \d{{1,4}} tasks? on ({_HOST})|\bray::[^()]{{1,200}}\(\) \(pid=\d{{1,10}}, ip=([0-9a-fA-F.:]{{3,45}})"

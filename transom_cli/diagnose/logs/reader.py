@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from transom_cli.diagnose.logs.aftermath import open_log
 from transom_cli.diagnose.logs.kinds import Form, Kinds, hit_of
+from transom_cli.diagnose.logs.masks import words_of
 from transom_cli.diagnose.logs.matches import Collector, Found, Hit
 from transom_cli.diagnose.logs.rulebook import SHORT, Rulebook
 
@@ -25,6 +26,7 @@ BLOCK = 4 << 20
 AROUND = 4096  # bytes kept of a very long line, before and after a match
 _PART = 1 << 16  # bytes that are split into lines at once, so that they stay in a processor's cache
 _FEW, _MANY = 32, 64  # lines with a text in a part: up to which, and from which, the other way to read is faster
+_LONG = 512  # kinds of long lines that are remembered
 _OVERLAP = 1 << 20  # bytes without a line end that are kept for the next block
 
 
@@ -35,6 +37,7 @@ class Scanner:
         self._book, self._collector = book, collector
         self._kinds = Kinds(book, self._like)
         self._dense = not book.searches
+        self._dull: set[bytes] = set()  # words of long lines that no rule matches
         self._block = b""
         self._start = 0  # bytes before the block
         self._at, self._lineno = 0, 1  # an offset in the block, and the number of the line there
@@ -50,7 +53,7 @@ class Scanner:
             if end == 0 and len(self._block) >= _OVERLAP:
                 end = len(self._block)
             self._scan(end)
-            self._collector.close()
+            self._collector.read_last()
             if not data:
                 return
             self._number(end)
@@ -73,10 +76,12 @@ class Scanner:
 
     def _look_up(self, at: int, end: int) -> int:
         """Read the lines between two offsets. Returns how many contain a text."""
-        part = self._block[at:end].replace(b"\r", b"\n")
+        part, lineno = self._block[at:end], self._number(at)
+        returns = part.count(b"\r") if b"\r" in part else 0
+        part = part.replace(b"\r", b"\n")
         lines, silent = part.split(b"\n"), self._kinds.silent
         before = silent.lines
-        for form, raw in zip(self._kinds.forms(part), lines, strict=True):
+        for form, raw in zip(self._kinds.forms(part, lines), lines, strict=True):
             line, at = at, at + len(raw) + 1
             if form is not None:
                 tally = form.tallies.get(form.pick(raw))
@@ -88,6 +93,7 @@ class Scanner:
                 self._search(line, line + len(raw))
             else:
                 self._look(raw, line, form)
+        self._at, self._lineno = end, lineno + len(lines) - 1 - returns
         return len(lines) - (silent.lines - before)
 
     def _search(self, at: int, end: int) -> int:
@@ -99,7 +105,7 @@ class Scanner:
                 break
             start, stop = self._bounds(*span, end)
             raw, at, found = self._block[start:stop], max(stop, span[1]), found + 1
-            if not self._book.dull(raw):
+            if not (self._dull and len(raw) > SHORT and words_of(raw) in self._dull):
                 self._look(raw, start, None)
         return found
 
@@ -120,6 +126,8 @@ class Scanner:
             self._kinds.add(form, raw, hit)
         if hit is not None:
             self._collector.take(hit)
+        elif len(raw) > SHORT and len(self._dull) < _LONG and self._book.is_blind(raw):
+            self._dull.add(words_of(raw))
 
     def _like(self, first: Hit, at: int) -> Hit:
         """Return the hit of the line at an offset, which is like another one."""

@@ -96,7 +96,9 @@ def _as_rule(table: dict[str, Any]) -> Rule:
     category, explains = table["category"], table["explains"]
     table |= {"category": Category(category) if category else None, "explains": tuple(map(Category, explains))}
     table["level"] = Level(table["level"])
-    return Rule(**table)
+    rule = object.__new__(Rule)  # its fields are complete, and were checked when they were kept
+    vars(rule).update(table)
+    return rule
 
 
 def files_of(place: Path) -> list[Path]:

@@ -16,12 +16,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
+from transom_cli.core.lazy_re import lazy_re
 from transom_cli.diagnose.clue import Action, Category
 from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.grammar import Record
-from transom_cli.diagnose.logs.masks import NUMBERS, Search, WordMasks, literals, masked, pieces, words_of
+from transom_cli.diagnose.logs.masks import Search, WordMasks, literals, masked, pieces, words_of
 
 
 class Level(enum.IntEnum):
@@ -116,12 +118,13 @@ class Texts:
     def __init__(self, of: Sequence[str]) -> None:
         self._asked = 0
         self._of = [(text == text.lower(), text.encode()) for text in of]
-        by_key: dict[int, list[int]] = {}
+        by_four: dict[bytes, list[int]] = {}
         for n, (_, text) in enumerate(self._of):
-            keys = _keys(text.lower()) or (0,)
-            by_key.setdefault(min(keys, key=lambda key: len(by_key.get(key, ()))), []).append(n)
-        self._short = by_key.pop(0, [])
-        self._by_key, self._keys = by_key, set(by_key)
+            fours = (text[at : at + 4].lower() for at in range(len(text) - 3))
+            by_four.setdefault(next((four for four in fours if four not in by_four), text[:4].lower()), []).append(n)
+        self._short = [n for four, of in by_four.items() if len(four) < 4 for n in of]
+        self._by_key = {key: of for four, of in by_four.items() for key in _keys(four)}
+        self._keys = set(self._by_key)
 
     def which(self, line: bytes) -> tuple[int, ...]:
         """Return the numbers of the texts that the line contains, in any order."""
@@ -177,7 +180,7 @@ class Mistake(ValueError):
 
 
 SHORT = 1000  # characters of a line; RE2 matches longer ones, since its time is linear in any case
-_OFTEN = 2000  # lines looked up, which takes as long as to prepare an automaton
+_OFTEN = 500  # lines looked up, which takes as long as to prepare an automaton
 _ENOUGH = 48 << 10  # bytes looked up line by line, which takes as long as to prepare a search for all texts at once
 _WINDOW = 4096  # bytes searched for all texts before the next window, so that a rare text is not searched to the end
 
@@ -194,11 +197,11 @@ class _Fast:
     """The automaton is built at its first use: that takes longer than to read a small log."""
 
     def __init__(self, of: Sequence[str]) -> None:
-        self._patterns = [_pattern(text).encode() for text in of] or [b"$."]
+        self._of = of
 
     @cached_property
     def _any(self) -> Expression:
-        return re2.compile(b"|".join(self._patterns), _options())
+        return re2.compile("|".join(map(_pattern, self._of)).encode() or b"$.", _options())
 
     def first(self, data: bytes, at: int, end: int) -> tuple[int, int] | None:
         found = self._any.search(data, at, end)
@@ -238,12 +241,12 @@ def _pattern(text: str) -> str:
     return f"(?i:{escaped})" if text == text.lower() else escaped
 
 
-_DIGIT = re.compile(r"(?<!\{)(?<!\{\d)(?<!,)(?:\d|\\d)(?![\d,]*\})")  # in an expression, except in quantifiers
-_LOOSE = re.compile(r"\\d[+*]|\\d\{1,\d+\}|0-9")  # in an expression: any number
-_GROUP = re.compile(r"\(\?P<\w+>")
-_NEGATED = re.compile(r"\[\^[^\]]*[0-9][^\]]*\]")
-_VALUE = re.compile(r"\{\d*,?\d*\}|\\.|\d")  # in an expression: a digit, or what contains one without meaning it
-_DULL = 4096  # kinds of lines
+_DIGIT = lazy_re(r"(?<!\{)(?<!\{\d)(?<!,)(?:\d|\\d)(?![\d,]*\})")  # in an expression, except in quantifiers
+_LOOSE = lazy_re(r"\\d[+*]|\\d\{1,\d+\}|0-9")  # in an expression: any number
+_GROUP = lazy_re(r"\(\?P<\w+>")
+_NEGATED = lazy_re(r"\[\^[^\]]*[0-9][^\]]*\]")
+_VALUE = lazy_re(r"\{\d*,?\d*\}|\\.|\d")  # in an expression: a digit, or what contains one without meaning it
+_SETS = 4096  # of texts, whose rules are remembered
 
 
 @lru_cache(maxsize=4096)
@@ -293,14 +296,18 @@ class Rulebook:
             for text in dict.fromkeys(rule.any):
                 by_text.setdefault(text, []).append(n)
         self._of = [tuple(by_text[text]) for text in texts]
-        self._numbered = [text for text in texts if any(map(str.isdigit, text))]
+        self._texts = texts
+        self._telling_words = lru_cache(maxsize=8)(self._search_words)  # shared by the logs of a job
         self._of_texts: dict[tuple[int, ...], list[int]] = {}
-        self._dull: set[bytes] = set()
         self._compiled: dict[tuple[int, bool], tuple[tuple[Expression, ...], tuple[Expression, ...]]] = {}
 
     @cached_property
+    def _numbered(self) -> list[str]:
+        return [text for text in self._texts if any(map(str.isdigit, text))]
+
+    @cached_property
     def _without_numbers(self) -> Texts:
-        return Texts([text.lower().encode().translate(None, NUMBERS).decode() for text in self._numbered])
+        return Texts([words_of(text.lower().encode()).decode() for text in self._numbered])
 
     @cached_property
     def _in_mask(self) -> Texts:
@@ -313,24 +320,16 @@ class Rulebook:
 
     def says_nothing(self, raw: bytes) -> bool:
         """Whether a line contains no text."""
-        return self.first(raw, 0, len(raw)) is None if self.searches else self._telling.isdisjoint(self.which(raw))
+        return self._telling.isdisjoint(self.which(raw))
 
     def is_numbered(self, mask: bytes) -> bool:
         """Whether it depends on their numbers if lines with this mask contain a text."""
         return bool(self._in_mask.which(mask))
 
-    def dull(self, raw: bytes) -> bool:
-        """Whether no rule matched a line that differs from this one only in its numbers.
-
-        A training may print one of the texts in every line, as a column name.
-        """
-        return raw.translate(None, NUMBERS) in self._dull
-
-    def remember_dull(self, raw: bytes, record: Record) -> None:
-        """Remember that no rule matched the line, unless a candidate rule looks at numbers (an Xid, an exit code)."""
-        hits = self.which(record.line.encode("utf-8", "replace"))
-        if len(self._dull) < _DULL and all(self._is_blind(n) for hit in hits for n in self._of[hit]):
-            self._dull.add(raw.translate(None, NUMBERS))
+    def is_blind(self, raw: bytes) -> bool:
+        """Whether no text and no rule that a line may concern looks at numbers."""
+        expressions = (one for n in self.candidates(raw) for one in self._expressions_of(n))
+        return not self.is_numbered(masked(raw)) and not any(map(_DIGIT.search, expressions))
 
     def candidates(self, raw: bytes) -> set[int]:
         """Return the numbers of the rules that have a text in a line."""
@@ -344,13 +343,12 @@ class Rulebook:
 
     def word_masks(self, rules: Iterable[int]) -> WordMasks:
         """Return what masks words, except those in which labels, texts, and expressions of some rules find anything."""
-        expressions = (one for n in rules for one in self._expressions_of(n))
-        return WordMasks(self._in_texts, _search(text for one in expressions for text in literals(one)))
+        return WordMasks(self._telling_words(frozenset(rules)))
 
-    @cached_property
-    def _in_texts(self) -> Search:
-        labels = [text for one in grammar.EXPRESSIONS for text in literals(one)]
-        return _search([*labels, *(text for rule in self.rules for text in rule.any)])
+    def _search_words(self, rules: frozenset[int]) -> Search:
+        expressions = (*grammar.EXPRESSIONS, *(one for n in rules for one in self._expressions_of(n)))
+        texts = (*chain.from_iterable(map(literals, expressions)), *self._texts)
+        return compile_search(sorted(set[str]().union(*map(pieces, texts))))
 
     def _expressions_of(self, n: int) -> tuple[str, ...]:
         return (*self.rules[n].match, *self.rules[n].unless)
@@ -390,7 +388,7 @@ class Rulebook:
         known = self._of_texts.get(texts)
         if known is None:
             of = sorted({n for text in texts for n in self._of[text]})
-            if len(self._of_texts) >= _DULL:
+            if len(self._of_texts) >= _SETS:
                 self._of_texts.clear()
             known = self._of_texts[texts] = sorted(of, key=lambda n: _precedence(self.rules[n]))
         return known
@@ -402,18 +400,9 @@ class Rulebook:
             self._compiled[n, short] = tuple(map(engine, rule.match)), tuple(map(engine, rule.unless))
         return self._compiled[n, short]
 
-    def _is_blind(self, n: int) -> bool:
-        """Whether the rule does not look at numbers."""
-        return not any(map(_DIGIT.search, self._expressions_of(n)))
-
     @cached_property
     def by_name(self) -> dict[str, Rule]:
         return {rule.name: rule for rule in self.rules}
-
-
-def _search(texts: Iterable[str]) -> Search:
-    """Return a search for pieces of these texts in parts of words."""
-    return compile_search(sorted(set[str]().union(*map(pieces, texts))))
 
 
 def _where(expressions: Sequence[Expression], text: str) -> dict[str, str] | None:
