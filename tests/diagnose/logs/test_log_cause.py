@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,25 @@ def test_a_victims_word_after_a_good_end_is_noise(tmp_path: Path) -> None:
     assert of(tmp_path, FEW + "Training complete!\n" + noise).incidents, "a script may say so whatever has happened"
     assert of(tmp_path, FEW + done + f"{TRACE}KeyError: 'x'\n").incidents, "a cause is one also then"
     assert of(tmp_path, FEW + done + "srun: error: n1: task 1: Killed\n").incidents, "so is the end of another rank"
+
+
+def test_a_connection_that_breaks_after_the_last_step_is_noise(tmp_path: Path) -> None:
+    broken = "[rank1]:[E] [Rank 1] Collective WorkNCCL(SeqNum=9) failed: NCCL error: unhandled system error"
+    assert of(tmp_path, f"step 1998/2000\nstep 2000/2000\n{broken}\n").incidents == ()
+    assert of(tmp_path, f"step 1998/2000\nstep 1999/2000\n{broken}\n").incidents, "not before it"
+    hang = WATCHDOG.format(1, 9)
+    assert of(tmp_path, f"step 1998/2000\nstep 2000/2000\n{hang}\n").incidents, "saving may hang"
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_a_wrong_argument_goes_before_sruns_end_of_the_step_in_any_order(
+    tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    usage = "0: usage: train.py [-h]\n0: train.py: error: unrecognized arguments: --lr-warmup\n"
+    exited = "".join(f"srun: error: n1: task {n}: Exited with exit code 2\n" for n in range(2))
+    parts = usage + usage.replace("0: ", "1: "), exited, CANCELLED.format("STEP 7.0", "")
+    (first,) = of(tmp_path, "".join(parts[n] for n in order), names=("job.out",)).incidents
+    assert (first.root.rule.name, first.culprits) == ("usage", ())
 
 
 def test_a_step_that_srun_ends_after_a_tasks_failure_is_not_cancelled(tmp_path: Path) -> None:

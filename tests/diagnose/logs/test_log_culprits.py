@@ -223,6 +223,14 @@ WHO = [
         Culprit("gpu1", 1),
     ),
     (box(entry(0, 1, -9), entry(1, 0, 1)), Category.HOST_OOM, Culprit("gpu1", 1)),
+    ("".join(f"stderr: {line}\n" for line in box(entry(0, 1, 1)).splitlines()), Category.UNKNOWN, Culprit("gpu1", 1)),
+    (SPAWN + "signal SIGTERM\n", Category.UNKNOWN, Culprit(rank=1)),
+    (
+        "ray.exceptions.ActorDiedError: The actor died because of an error raised in its creation task, "
+        "ray::policy-0-2:Worker.__init__() (pid=17, ip=10.0.0.7, actor_id=1a, repr=Worker[rank=2])\n",
+        Category.PROCESS_CRASH,
+        Culprit("10.0.0.7", 2),
+    ),
 ]
 
 
@@ -264,6 +272,8 @@ def test_a_line_without_a_rank_that_ended_names_nobody(text: str) -> None:
         "[RANK: 5] ",
         "[rank 5/8] ",
         "[Rank-5]: ",
+        "# [rank5]: ",
+        "stderr: [rank5]: ",
     ],
 )
 def test_frameworks_label_their_ranks(label: str) -> None:

@@ -42,6 +42,7 @@ _RESUMED = (  # a launch that continues an earlier one; a job that is ended save
     r"|optimizer) ){0,4}(?:checkpoint|state|snapshot)s?\b|\bresum(?:ed|ing) (?:training |run )?(?:from|at)\b"
 )
 _SAYS_DONE = r"(?i)\btraining (?:is )?(?:complete|finished)|\bsaving (?:the )?final model"  # counts after progress only
+_LAST_STEP = r"(?i)\b(?:step|iter|iteration)s?\b\W{0,4}(\d{2,9}) ?/ ?\1\b"  # of all steps
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _BETWEEN = (Category.NETWORK_FABRIC, Category.RENDEZVOUS_PORT, Category.NCCL_HANG, Category.EXTERNAL_SERVICE)
 _LINES, _LOSSES = "lines", "losses"  # kinds of progress
@@ -86,7 +87,7 @@ class Aftermath:
                 if len(lines) >= ENOUGH:
                     return True
             closing = hit.level is Level.SIGN and hit.rule.category in _BETWEEN
-            return closing and self._done(path, at)
+            return closing and (self._done(path, at) or self._has_run(hit, path))
         except (OSError, EOFError):
             return False
 
@@ -110,6 +111,11 @@ class Aftermath:
             return True
         said = next(self._in(path, _SAYS_DONE, start, at), None)
         return said is not None and len({line for _, line in self._in(path, _LINES, start, said[0])}) >= ENOUGH
+
+    def _has_run(self, hit: Hit, path: Path) -> bool:
+        """Whether all steps were done before a connection broke. A hang is one also after the last step."""
+        steps = self._in(path, _LAST_STEP, max(0, hit.offset - LOOKED_AT), hit.offset)
+        return hit.rule.category is Category.NETWORK_FABRIC and next(steps, None) is not None
 
     def _prints(self, path: Path, kind: str, hit: Hit, rank: int) -> bool:
         """Whether this rank printed progress of its own before the line."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from transom_cli.diagnose.clue import DEVICES, Action, Category, Culprit
-from transom_cli.diagnose.logs.culprits import ACTOR, BOX, CANCELLED, CRIES, ENDED, ENDS, KILLED, blamed
+from transom_cli.diagnose.logs.culprits import ACTOR, BOX, CANCELLED, CRIES, ENDED, ENDS, KILLED, USAGE, blamed
 from transom_cli.diagnose.logs.matches import RAISED, RAY, Hit
 from transom_cli.diagnose.logs.rulebook import Level, Scope
 from transom_cli.plural import several
@@ -236,12 +236,13 @@ def _cancelled_after(hits: Sequence[Hit]) -> dict[int, Hit]:
                 killed.setdefault(h.culprit.rank, set()).add(h.file)
             else:
                 failed.add(h.file)
+    misused = any(h.rule.name == USAGE for h in hits)  # no signal from outside makes a task end with this code
     alone = Counter(next(iter(files)) for files in killed.values() if len(files) == 1)
 
     def follows(ending: Hit) -> bool:
         own = ending.file
         earlier = begun.get(own, ending.offset) < ending.offset
-        return earlier or len(failed) > (own in failed) or len(killed) - alone[own] == 1
+        return earlier or misused or len(failed) > (own in failed) or len(killed) - alone[own] == 1
 
     return {id(h): h for h in cancelled if follows(h)}
 

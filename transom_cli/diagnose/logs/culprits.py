@@ -15,7 +15,8 @@ from transom_cli.diagnose.logs.matches import TRACEBACK, Hit
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Scope
 
 CRIES = (Category.NETWORK_FABRIC, Category.NCCL_HANG)  # printed by victims
-EVERYONES = "usage", "usage-exit-code", "mpi-abort", "nan-on-a-rank"  # rules: nobody's fault if most ranks report it
+USAGE = "usage-exit-code"  # the rule for a task that ends with exit code 2
+EVERYONES = "usage", USAGE, "mpi-abort", "nan-on-a-rank"  # rules: nobody's fault if most ranks report it
 MANY = 3  # waiting ranks whose numbers show that lower ones exist
 FEW = 0.25  # largest share of silent ranks that are still named as culprits
 _LOCAL_RANK = lazy_re(r"(?:failed \(exitcode: -?\d+\)|^) ?local_rank: (\d+) \(pid")
@@ -33,7 +34,8 @@ ACTOR = "actor-died"  # the rule for the end of a Ray worker's process
 KILLED = "bare-killed"  # the rule for a task killed by SIGKILL
 MPI = "mpi-abort", "mpi-error"  # rules for the rank that ends all others
 ENDED = ("step-ended", *MPI)  # rules for who kills all tasks
-ENDS = ("task-exited", "own-exit-code", KILLED, "worker-killed", "abort", "core-dumped", "segfault", "mpi-signal", *MPI)
+EXITS = "task-exited", "own-exit-code", USAGE
+ENDS = (*EXITS, KILLED, "worker-killed", "abort", "core-dumped", "segfault", "mpi-signal", *MPI)
 """Rules for the end of a rank's process."""
 
 Blamed = tuple[tuple[Culprit, ...], tuple[str, ...]]

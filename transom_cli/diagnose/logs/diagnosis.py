@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from transom_cli.diagnose.clue import Action, Root
+from transom_cli.diagnose.clue import Action, Culprit, Root
 from transom_cli.diagnose.combine import DiagnosedFailure
 from transom_cli.diagnose.logs import grammar, reader
 from transom_cli.diagnose.logs.aftermath import Aftermath
 from transom_cli.diagnose.logs.cause import Incident, consequences, incidents
+from transom_cli.diagnose.logs.context import speaker
+from transom_cli.diagnose.logs.culprits import CRIES
 from transom_cli.diagnose.logs.kinds import hit_of
 from transom_cli.diagnose.logs.matches import LAUNCH, LEFT, Found, Hit, collect
 from transom_cli.diagnose.logs.reader import hits_in_file
@@ -104,7 +106,17 @@ def diagnose_logs(paths: Iterable[Path], book: Rulebook) -> Diagnosed:
     ranks |= {hit.record.rank for hit in hits if hit.record.rank is not None}
     aftermath = Aftermath(text for name in (LAUNCH, LEFT) if name in book.by_name for text in book.by_name[name].any)
     found = incidents(hits, lambda hit: aftermath.continued(hit, read[hit.file]), frozenset(ranks))
-    return Diagnosed(found, tuple(read), tuple(unread))
+    return Diagnosed(tuple(_with_speaker(one, read) for one in found), tuple(read), tuple(unread))
+
+
+def _with_speaker(incident: Incident, read: dict[str, Path]) -> Incident:
+    """Look around a root line that names nobody for the process that printed it."""
+    root = incident.root
+    silent = root.record.rank is None and not root.record.node and root.rule.blames is Blames.PRINTER
+    if incident.culprits or incident.why or not silent or incident.category in CRIES:
+        return incident
+    who = speaker(read[root.file], root)
+    return incident if who == Culprit() else replace(incident, culprits=(who,))
 
 
 def _error_file(path: Path, book: Rulebook, name: str) -> tuple[Hit, ...]:

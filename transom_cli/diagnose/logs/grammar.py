@@ -15,6 +15,8 @@
     worker-1: ... | 10.0.0.7: ...                            pdsh, DeepSpeed over several nodes
     trainer-1  | ... | [pod/train-0/pytorch] ... | (head, rank=0, pid=17) ...     Compose, kubectl, SkyPilot
     pretrain/0 [default3]:[rank3]: ... | dc5b74e6 [rank=3] || ...           TorchX and NeMo-Run, Determined
+    [1,mpirank:3,algo-1]<stderr>: ... | [prterun-node7-17@1,3]<stderr>: ... SageMaker, PRRTE
+    stderr: ... | ...Z stderr F ... | ...Z 01E ... | [stderr]...            accelerate, Kubernetes (CRI), GitLab, Azure
 
 Each kind of label is removed once, in any order of the labels; anything else stays in the text. Those of ranks may
 repeat: torchrun's `--tee` and torch both print `[rank0]:`. So may the frames of boxes, as rich and typer draw them.
@@ -32,7 +34,7 @@ from transom_cli.core.lazy_re import lazy_re
 LOOKED_AT = 8448  # characters of a line: what `reader` keeps of a very long one, on both sides of a match
 _CONTROL = lazy_re(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?"
-_SOURCE = r"[\w./+-]{1,120}\.(?:cpp|cc|cu|h|hpp|py|c):\d{1,6}"
+_SOURCE = r"[\w./+-]{1,120}\.(?:cpp|cc|cu|h|hpp|py|c|ts):\d{1,6}"
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 # All are anchored and bounded, since they run on arbitrary output of jobs.
@@ -41,7 +43,8 @@ _LABELS = (
     r"\[(?:[Rr]ank|RANK)[ :=_-]{0,2}(?P<rank>\d{1,7})(?:/\d{1,7})?\]:?",
     r"[Rr]ank ?#?(?P<rank>\d{1,7}):(?=\s|\[)",
     r"\[PG (?:ID|GUID|\d)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
-    r"(?:\[(?:\d{1,5},)?|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[)(?P<rank>\d{1,7})\]<std(?:out|err)>: ?",
+    r"(?:\[(?:(?:[\w.-]{1,80}@)?\d{1,5},)?|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[)(?P<rank>\d{1,7})\]"
+    r"<std(?:out|err)>: ?",
     r"\[(?:default|trainer|worker)\w{0,20}?(?P<local>\d{1,5})\]:",
     r"\[(?P<label>[EWIF])(?:\d{3,4} \d\d:\d\d:\d\d(?:\.\d{1,9})?)?(?: \d{1,9})? ?" + _SOURCE + r"\]",
     r"(?P<label>[EWIF])\d{4} \d\d:\d\d:\d{1,10}\.\d{1,9} +\d{1,9} " + _SOURCE + r"\]",
@@ -77,6 +80,8 @@ _LABELS = (
     r"\[[\w.-]{1,60}\.py:\d{1,6}(?::\w{1,60})?\]",
     r"\[(?P<node>" + _HOST + r"):mpi_rank_(?P<rank>\d{1,7})\](?:\[\w{1,40}\])?",
     r"\[(?P<node>[A-Za-z][\w.-]{0,62}):\d{1,10}(?::\d{1,4}:\d{1,10})?\] ?(?=\*\*\* |Caught signal |Signal: )",
+    r"\[\d{1,5},mpirank:(?P<rank>\d{1,7}),(?P<node>" + _HOST + r")\]<std(?:out|err)>: ?",
+    r"\[std(?:out|err)\]:?|std(?:out|err) [FP](?= |$)|\d\d[OE](?: |\+|$)",
     r"\|",
     r"[\u2502\u2503]",
 )  # fmt: skip
@@ -93,6 +98,8 @@ _TORCHX = lazy_re(
 )  # role, replica
 # A progress bar after which another process prints without a line end.
 _BAR = lazy_re(r"[^\[]{0,60}\d%\|[^\[]{0,300}(?:\[\d\d:\d\d[^\]]{0,40}\])?(?=\[rank\d|slurmstepd)")
+# Comments, launchers that pass on two streams, Kaggle's time and line number.
+_QUOTED = lazy_re(r"(?:[#>] {1,20}(?=\[)|std(?:err|out): ?|\d{1,8}\.\d{1,3}s {1,4}\d{1,8} )")
 _WARNING = lazy_re(r"(?:[\w.-]{1,40}: ){0,2}warning\b ?[:!\]]", re.IGNORECASE)
 _SLURMD = lazy_re(r"slurmstepd-(?P<node>" + _HOST + r"): ")
 _SRUN = lazy_re(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?:(?P<rank>\d{1,7})|[\d,-]{1,400}): ")
@@ -105,7 +112,7 @@ _FOLDER_NODE = lazy_re(r"(?:^|/)(?:host|node)[-_=]([A-Za-z][\w-]{0,62})/")
 
 EXPRESSIONS = (
     *_LABELS,
-    *(one.pattern for one in (_TASK, _FANNED, _COMPOSE, _TORCHX, _BAR, _WARNING, _SLURMD, _SRUN)),
+    *(one.pattern for one in (_QUOTED, _TASK, _FANNED, _COMPOSE, _TORCHX, _BAR, _WARNING, _SLURMD, _SRUN)),
 )  # all that labels consist of
 _ZEROS = str.maketrans("123456789", "000000000")
 _NAMED = lazy_re(r"\(\?P<([a-z]+)>")
@@ -207,8 +214,11 @@ def _labels_in(line: str) -> tuple[Spans, int]:
     found: Spans = {}
     at, seen = 0, 0
     any_label, places = _labels()
-    task = _TASK.match(line) or _FANNED.match(line) or _COMPOSE.match(line) or ("%|" in line and _BAR.match(line))
-    task = task or ("]:" in line and _TORCHX.match(line))
+    if (quoted := _QUOTED.match(line)) is not None:
+        at = quoted.end()
+    task = _TASK.match(line, at) or _FANNED.match(line, at) or _COMPOSE.match(line, at)
+    task = task or (_BAR.match(line, at) if "%|" in line else None)
+    task = task or (_TORCHX.match(line, at) if "]:" in line else None)
     if task:
         found, at = {name: task.span(name) for name in task.groupdict()}, task.end()
     while True:

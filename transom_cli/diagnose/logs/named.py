@@ -5,6 +5,7 @@
     Exit status of rank 5: killed by signal 9 | ... MPI_Abort(MPI_COMM_WORLD, 1) - process 5      MPICH
     One or more process (first noticed rank 5) terminated with signal 9 | MPI process (rank: 5, pid: 4711) exited ...
     Process 5 exit with status code 1. | Worker 5 has failed. | Worker proc VllmWorker-5 died     Horovod, Ray, vLLM
+    error raised in its creation task, ray::Worker.__init__() (pid=17, ip=10.0.0.7, ..., repr=Worker[rank=5])       Ray
     AssertionError: Rank 5: found NaN ... | RuntimeError: Rank 5, node gpu3, device 1: ...        Megatron
 
 Rules know what happened; this module knows the subject of the sentence. It serves lines whose labels and rule name no
@@ -30,12 +31,13 @@ _SUBJECTS = (
     rf"(?:^|[\s(:\[]){_TENSOR}(?:[Pp]rocess )?(?:[Rr]ank|RANK|[Tt]ask){_NUMBER}{_BETWEEN}\b{_ENDED}",
     rf"(?i:\bexit status of rank){_NUMBER}:",
     rf"(?<![\w.-])\w{{0,20}}[Ww]orker{_NUMBER}\]?(?! *:){_BETWEEN}\b{_ENDED}",
-    rf"^(?:Exception: )?[Pp]rocess (\d{{1,3}}) {_ENDED}",
+    rf"^(?:[\w.]{{0,80}}(?:Error|Exception): )?[Pp]rocess (\d{{1,3}}) {_ENDED}",
     r"\baborted\.? ?\(rank=(\d{1,7})\)",
     r"\(rank: (\d{1,7}), pid: \d{1,10}\) (?:exited|terminated)",
     r"\(first noticed rank (\d{1,7})\)",
     r"(?:MPI_Abort\([^)]{0,60}\)|\bABORT) - process (\d{1,7})\b",
     r"\[Rank (\d{1,7}) Error\b",
+    r"\brepr=[\w.]{1,80}\[rank=(\d{1,7})\]",
     r"^Exception in device=(?:TPU|CUDA|GPU|XLA\w{0,8}):(\d{1,4})\b",
     rf"(?i:\b(?:error|exception|failure|failed|aborted|crashed|nan|oom) (?:on|at|in) (?:global )?rank){_NUMBER}",
 )  # who ended
@@ -46,7 +48,7 @@ _NUMBERED = r"(?=[A-Za-z][\w.-]*\d|\d{1,3}\.)"  # the name of a host, not a word
 _PLACES = lazy_re(
     rf"\bon node ({_HOST}) exit|\bon (?:node|host|machine) {_NUMBERED}({_HOST})|^{_NUMBERED}({_HOST}): rank \d"
     rf"|'ssh\b[^']{{0,200}}? (?:[\w.-]{{1,40}}@)?{_NUMBERED}({_HOST})\b[^']{{0,80}}' returned non-zero exit status 255"
-    rf"|\bkilled \d{{1,4}} tasks? on ({_HOST})"
+    rf"|\bkilled \d{{1,4}} tasks? on ({_HOST})|\bray::[^()]{{1,200}}\(\) \(pid=\d{{1,10}}, ip=([0-9a-fA-F.:]{{3,45}})"
 )
 
 

@@ -1,0 +1,131 @@
+"""Who prints a line that names nobody, as the lines around it show. For files, which can be read again.
+
+[rank3]:[E ... setup.cpp:44] setup failed!      torch's C++ labels only the first line of a message
+Exception raised from prepare at ...
+ray::Worker.step() (pid=17, ip=10.0.0.7, ...)   Ray prints where a task ran above its traceback
+  File "train.py", line 7, in step
+ValueError: bad shard
+<w-3> ValueError: bad shard                     a launcher that no label knows: other lines have other numbers
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from transom_cli.diagnose.clue import Culprit
+from transom_cli.diagnose.logs.aftermath import open_log
+from transom_cli.diagnose.logs.grammar import clean, record
+from transom_cli.diagnose.logs.matches import RAISED, Hit
+from transom_cli.diagnose.logs.named import named
+
+_REACH = 128 << 10  # bytes read before the line, and after it
+_MESSAGE = 3  # lines of a message in C++ below its label
+_TRACEBACK = 400  # lines
+_CHAIN = "During handling of the above", "The above exception was"
+_EXCEPTION = re.compile(r"[\w.]*(?:Error|Exception)(?::|$)")
+_LOGGED = re.compile(r"(?:^|\]:?)\[?[EF][^\]]{0,80}\.(?:cpp|cc|cu|ts|h):\d{1,6}\]")
+_NUMBERED = re.compile(r"[\[(<{]((?:[A-Za-z][\w ./-]{0,40}?)?)[ :=_#/-]{0,2}(\d{1,5})[\])>}]:? |()(\d{1,5}) ?[|>)] ")
+_HOST = re.compile(r"([A-Za-z](?=[\w.-]{0,60}\d)[\w.-]{1,80})(?:: | {0,30}[|>] )")
+_COUNTS = re.compile(
+    r"(?i)step|iter|epoch|batch|round|stage|trial|fold|layer|level|line|page|test|case|chunk|shard|part|file|seed"
+    r"|update|episode|sample|loss"
+)  # what a number counts that is no process
+_PLACES = re.compile(r"(?i)node|host|machine|pod")
+_PROCESSES = re.compile(r"(?i)(?:rank|proc|process|task|gpu|trainer|actor|replica|local)[-_]?\d+")
+_ERRORS = "E", "F", "C"  # levels
+_FEWEST = 6  # lines with such a label
+_COUNTERS = 16  # more numbers, of which nearly each is the one before plus one, count something
+
+
+def speaker(path: Path, hit: Hit) -> Culprit:
+    """Return the process that printed a line without labels; nobody if the lines around it do not show it."""
+    if not path.is_file():
+        return Culprit()  # a pipe cannot be read again
+    start = max(0, hit.offset - _REACH)
+    try:
+        with open_log(path) as file:
+            file.seek(start)
+            before, after = file.read(hit.offset - start), file.read(_REACH)
+    except (OSError, EOFError, zlib.error):
+        return Culprit()
+    above = [clean(line) for line in re.split(rb"[\r\n]", before)[-_TRACEBACK - 1 : -1]]
+    said = _heads_traceback(above) if _EXCEPTION.match(hit.record.text) else _begins_message(above)
+    if said != Culprit():
+        return said
+    return _labelled(hit.record.line, (line for line in re.split(rb"[\r\n]", before + after) if line.strip()))
+
+
+def _begins_message(above: Sequence[str]) -> Culprit:
+    """Return the rank whose message of C++ begins shortly above the line."""
+    for line in reversed(above[-_MESSAGE:]):
+        of = record(line)
+        if of.rank is not None:
+            return Culprit(of.node, of.rank) if _LOGGED.search(line[:200]) else Culprit()
+        if of.text.startswith(("Traceback", 'File "')) or RAISED.match(of.text):
+            break
+    return Culprit()
+
+
+def _heads_traceback(above: Sequence[str]) -> Culprit:
+    """Return where the line above a traceback says that it ran. A line of a logger at the level of errors has the label
+    of the rank that logged the exception."""
+    chained, frames = False, 0
+    for line in reversed(above):
+        if not line.strip() or line[:1].isspace() or line.startswith("Traceback"):
+            frames += 1
+        elif line.startswith(_CHAIN):
+            chained = True
+        elif chained and RAISED.match(line):
+            chained = False
+        else:
+            of = record(line)
+            if not frames or _LOGGED.search(line[:200]):
+                break  # no traceback, or a message of another thread
+            if of.text.startswith("ray::"):
+                return named(of.text)
+            return Culprit(of.node, of.rank) if of.rank is not None and of.level[:1] in _ERRORS else Culprit()
+    return Culprit()
+
+
+def _labelled(own: str, lines: Iterable[bytes]) -> Culprit:
+    """Return the process that the beginning of the line names, if most lines begin alike, with other numbers, and the
+    numbers neither grow nor count something."""
+    label = _label(own)
+    if label is None or _COUNTS.search(label[0]):
+        return Culprit()
+    numbers: list[int] = []
+    total = 0
+    for line in lines:
+        total += 1
+        other = _label(clean(line[:200]))
+        if other is not None and other[0] == label[0]:
+            numbers.append(other[1])
+    distinct = set(numbers)
+    pairs = list(pairwise(numbers))
+    falls = sum(after < before for before, after in pairs)
+    grows = sum(after == before + 1 for before, after in pairs)
+    if len(numbers) < max(_FEWEST, total / 2) or len(distinct) < 2 or falls < 2:
+        return Culprit()
+    if len(distinct) > _COUNTERS and grows > 0.8 * len(pairs):
+        return Culprit()
+    if label[2] and not _PROCESSES.fullmatch(label[2]):
+        return Culprit(label[2])
+    return Culprit(rank=label[1]) if max(distinct) < 4 * (len(distinct) + 1) else Culprit()
+
+
+def _label(line: str) -> tuple[str, int, str] | None:
+    """Return the shape of a line's beginning, its number, and the name of a place; None without such a beginning."""
+    found = _NUMBERED.match(line)
+    if found is not None:
+        number = int(found[2] or found[4])
+        shape = re.sub(r"\d+", "0", found[0])
+        return shape, number, found[0].strip(" :[](){}<>") if _PLACES.search(found[0]) else ""
+    host = _HOST.match(line)
+    if host is None:
+        return None
+    last = re.findall(r"\d+", host[1])[-1]
+    return re.sub(r"\d+", "0", host[0]), int(last[:9]), host[1]
