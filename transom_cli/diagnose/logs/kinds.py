@@ -23,7 +23,7 @@ ALIKE = 8
 MOST = 8192  # kinds, and outcomes, that are remembered
 _FORMS = 1 << 16
 _OWN = 16  # forms of one length in which own words are looked for first
-_NEW = 128  # new kinds in a part of a log after which words are masked; to prepare that takes as long as they do
+_NEW = 128  # new kinds in a part of a log after which words are masked
 _NUMBER = lazy_re(rb"[0-9.+-]+")
 _VARIES = lazy_re(rb"[0xX]")  # in a mask
 
@@ -129,7 +129,7 @@ class Kinds:
         self._forms: dict[bytes, Form] = {}
         self._tallies: dict[object, Tally] = {}
         self._variants = 0  # of all forms
-        self._new = 0  # new kinds since the last call of `forms`; words are masked if they are many
+        self._new, self._wait = 0, _NEW  # new kinds since the last call of `forms`, and after how many words are masked
         self._candidates: set[int] = set()  # rules that have a text in a line of a kind
         self._word_masks: WordMasks | None = None
         self._whole: dict[bytes, bytes] = {}  # masks of the lines of a part, with words masked
@@ -143,7 +143,7 @@ class Kinds:
         """Return the form of each line of a part of the log, as far as it is known."""
         masks = masked(part).split(b"\n")
         found = list(map(self._forms.get, masks))
-        self._new = self._new if self._new >= _NEW else 0
+        self._new = self._new if self._new >= self._wait else 0
         if self._new and None in found:
             missing = [n for n, form in enumerate(found) if form is None]
             self._with_own_words(masks, lines, found, missing)
@@ -196,7 +196,7 @@ class Kinds:
         """Return the form of a short line; None if its kind is new."""
         mask = masked(raw)
         form = self._forms.get(mask)
-        if form is None and self._new >= _NEW:
+        if form is None and self._new >= self._wait:
             mask = self._whole.get(mask) or self._mask_words([mask])[0]
             form = self._forms.get(mask)
         return form or self._new_form(raw, mask)
@@ -249,8 +249,8 @@ class Kinds:
     def _grow(self, raw: bytes) -> None:
         if not self._candidates.issuperset(of := self._book.candidates(raw)):
             self._candidates |= of
-            if self._word_masks is not None:
-                self._word_masks, self._whole, self._own, self._new = None, {}, {}, 0
+            if self._word_masks is not None:  # to prepare them again takes as long as to match some hundred lines
+                self._word_masks, self._whole, self._own, self._new, self._wait = None, {}, {}, 0, 2 * _NEW
         self._size += 1
         if self._size > MOST:  # a flood of lines that are all different
             self._kinds, self._silent_words, self._size = {}, set(), 0
