@@ -67,6 +67,7 @@ READERS = (
     "diagnose.files",
     "diagnose.*.reader",
     "diagnose.logs.aftermath",
+    "diagnose.logs.context",
     "diagnose.logs.diagnosis",
     "diagnose.logs.frames",
     "diagnose.logs.rule_files",
