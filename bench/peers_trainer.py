@@ -32,6 +32,7 @@ parser.add_argument("way", choices=("plain", "transom", "elastic", "inprocess", 
 parser.add_argument("folder", type=Path)
 parser.add_argument("--best", action="store_true", help="the tool's settings for a fast recovery")
 parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
+parser.add_argument("--steps", type=int, default=1_000_000, help="of the whole training, which is ended before")
 parser.add_argument("--building", type=float, default=0.0, help="seconds that building the model takes")
 parser.add_argument("--delay", type=float, default=0.1)
 parser.add_argument("--active", type=int, default=3, help="ranks that train; the others are a reserve")
@@ -140,7 +141,7 @@ def transom() -> None:
         rank, world, life = dist.get_rank(), dist.get_world_size(), time.time()
         sampler, trace = sampler_of(rank, world), Trace(rank)
         state = {"model": model, "optimizer": optimizer, "data": sampler}  # transom
-        checkpointer = Checkpointer(state, every=args.every)  # transom
+        checkpointer = Checkpointer(state, every=args.every, steps=args.steps)  # transom
         for step in steps(model, optimizer, sampler, checkpointer.restore() or 0):  # transom
             trace.note(step, world, life)
             beat(step)  # transom
@@ -168,7 +169,7 @@ def elastic() -> None:
         trace = Trace(rank)
         batches = GlobalBatches(windows, global_batch=BATCH * args.active, micro_batch=BATCH)  # elastic
         state = {"model": model, "optimizer": optimizer, "data": batches}  # elastic
-        checkpointer = Checkpointer(state, every=args.every)  # elastic
+        checkpointer = Checkpointer(state, every=args.every, steps=args.steps)  # elastic
         done, net = checkpointer.restore() or 0, DistributedDataParallel(model)  # elastic
         while True:
             optimizer.zero_grad()

@@ -132,6 +132,16 @@ def test_step_that_srun_cancels_after_a_ranks_death_is_not_named_as_its_cause() 
         assert bool(found) == named, found
 
 
+def test_the_same_number_of_steps_is_no_loop_if_each_start_has_a_newer_checkpoint() -> None:
+    """An unchanged script that keeps its own checkpoints, and whose processes leak."""
+    state = launcher.State(7, 0, launcher.Nodes(NODES, 3), 1, launcher.Policy(relaunches=20, rules=RULES))
+    state, _ = feed(state, launcher.AttemptStarted(0.0))
+    for n in range(4):
+        state = replace(state, progress=replace(state.progress, durable=100 * n))
+        state, actions = fails(state, 10.0 + 20 * n, 4, since_start=True)
+        assert any(isinstance(a, launcher.StartLaunch) for a in actions)
+
+
 def exits_at_once(
     state: launcher.State, at: float, codes: tuple[int | None, ...], seconds: float = 5.0
 ) -> tuple[launcher.State, list[launcher.Action]]:

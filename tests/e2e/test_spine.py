@@ -230,5 +230,7 @@ def test_a_second_operator_is_refused_and_attach_watches(person: Person) -> None
 
 def test_unknown_partition_quotes_slurm(person: Person) -> None:
     done = person.run("-N", "1", "-p", "nowhere", "--", *COMMAND)
+    assert done.returncode == 2 and "the partitions are: debug" in done.stderr
+    done = person.run("-N", "1", "-p", "nowhere", "--force", "--", *COMMAND)
     assert done.returncode == 1
     assert "invalid partition specified: nowhere" in done.stderr

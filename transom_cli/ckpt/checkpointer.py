@@ -121,7 +121,7 @@ class Checkpointer:
         live = self._checked(state, per_rank, from_rank_0, allow_code)
         if reentry.elastic_replicas():
             _refuse_own_values(live, fresh, per_rank)
-        self.every = options.every
+        self.every, self._steps = options.every, options.steps
         self._check_every()
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         here = Here(options.attempt, socket.gethostname(), _alive)
@@ -237,8 +237,9 @@ class Checkpointer:
             self._requests.at(done)
         self._saver.prepare(done)
         self._live_at(done, restored=True)
-        # The save of that step may have been interrupted. With every=1 the next one follows at once.
-        if self.every > 1 and done and done % self.every == 0:
+        # The save of that step may have been interrupted. With every=1 the next one follows at once, if one is to come.
+        more = self.every == 1 and done < self._steps
+        if done and done % self.every == 0 and not more:
             self._saver.start(done, requested=False)
         return done
 

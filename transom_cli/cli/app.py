@@ -94,7 +94,10 @@ class Grouped(typer.core.TyperGroup):
                     _shown(param)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if args[:1] and args[0] in _OWN_WORDS else without_colours(args))
+        start = next((n for n, word in enumerate(args) if not word.startswith("-")), len(args))
+        ours, rest = args[:start], args[start:]
+        own = (rest[:1] and rest[0] in _OWN_WORDS) or rest[:2] == ["sandbox", "exec"]
+        return super().parse_args(ctx, [*without_colours(ours), *rest] if own else without_colours(args))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         rest = set(self.commands)

@@ -181,7 +181,7 @@ def _require_nodes(prepared: Prepared) -> None:
     if prepared.script_text:
         return
     named, known = settings.job.partition, partitions(settings.job.cluster or "") if settings.job.partition else ()
-    if named and known and not set(named.split(",")) <= set(known):
+    if named and known and not {one for one in map(str.strip, named.split(",")) if one} <= set(known):
         hint = "name one with `--partition`, or `--force`"
         raise UsageError(f"There is no partition `{named}`", f"the partitions are: {', '.join(known)}", hint)
     if wanted <= 1 and not gpus:

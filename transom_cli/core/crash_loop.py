@@ -42,12 +42,15 @@ def reached(incident: Incident) -> tuple[int, bool]:
     return reduce(newest_step, steps, (incident.step, incident.since_start))
 
 
-def no_further(at: tuple[int, bool], incident: Incident, near: int = 0) -> bool:
+def no_further(at: tuple[int, bool], durable: int, incident: Incident, near: int = 0) -> bool:
     """Whether a start that reached `at` came no further than the failed one.
 
-    Steps that count from a start are no place in the training. They show a loop if both starts made as many.
+    Steps that count from a start are no place in the training. They show a loop if both starts made as many, and the
+    newest checkpoint, step `durable`, is the same.
     """
     (step, counted), (there, so) = at, reached(incident)
+    if counted and durable > incident.durable:
+        return False
     return counted == so and 0 <= step <= there + max(near, counted) and (not counted or there - step <= max(near, 1))
 
 
@@ -67,7 +70,7 @@ def repeats(fingerprint: str, incident: Incident, earlier: Sequence[Incident]) -
             return known and _exits_at_once(one) == codes
 
         return 1 + len(list(takewhile(same, reversed(earlier))))
-    return 1 + len(_tail(fingerprint, at, earlier, 0))
+    return 1 + len(_tail(fingerprint, at, incident.durable, earlier, 0))
 
 
 def _exits_at_once(incident: Incident) -> set[int]:
@@ -78,7 +81,9 @@ def _exits_at_once(incident: Incident) -> set[int]:
     return codes if at_once else set()
 
 
-def _tail(fingerprint: str, at: tuple[int, bool], incidents: Sequence[Incident], near: int) -> tuple[Incident, ...]:
+def _tail(
+    fingerprint: str, at: tuple[int, bool], durable: int, incidents: Sequence[Incident], near: int
+) -> tuple[Incident, ...]:
     """Return the last incidents, oldest first, with this fingerprint, whose starts reached `at`.
 
     Ends of the program that nothing explains are left out: their logs could not be read in time, or survivors failed
@@ -92,7 +97,7 @@ def _tail(fingerprint: str, at: tuple[int, bool], incidents: Sequence[Incident],
             if one.diagnosis.decided.category == "unknown" and one.diagnosis.cause == "rank_failed":
                 continue
             break
-        if not no_further(at, one, near):
+        if not no_further(at, durable, one, near):
             break
         found.append(one)
     return tuple(reversed(found))
@@ -110,7 +115,8 @@ def crash_loop(incidents: Iterable[Incident | None], step: int, rules: Iterable[
     if not decided.fingerprint or diagnosis.nodes:
         return None
     before, counted = reached(newest)
-    found = _tail(decided.fingerprint, (max(before, step), counted), [one for one, _ in known], NEAR)
+    at, past = (max(before, step), counted), [one for one, _ in known]
+    found = _tail(decided.fingerprint, at, newest.durable, past, NEAR)
     if len(found) < (2 if decided.category == OWN else 3):
         return None
     stops = (r.repeats for r in rules if r.repeats and r.action == STOP and decided.category in r.category)

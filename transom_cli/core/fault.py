@@ -109,4 +109,4 @@ def _same(one: Incident, later: Incident) -> bool:
         return False
     fingerprint = one.diagnosis.decided.fingerprint
     same = bool(fingerprint) and fingerprint == later.diagnosis.decided.fingerprint
-    return same and no_further(reached(later), one)
+    return same and no_further(reached(later), later.durable, one)

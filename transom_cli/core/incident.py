@@ -176,6 +176,7 @@ class Incident:
     ended_at: float | None = None
     ran: float = 0.0  # seconds that the attempt, or the launcher's launch, was seen to run before it began
     since_start: bool = False  # `step` counts from the start of the processes
+    durable: int = -1  # the newest checkpoint before it
 
     @property
     def dead(self) -> tuple[str, ...]:

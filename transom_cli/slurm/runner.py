@@ -37,7 +37,7 @@ _NO_JOB = re.compile(r"invalid job id specified", re.IGNORECASE)
 # These variables would filter or reformat Slurm's output, or, inside another job, give that job's shape to ours.
 # SBATCH_* is kept: sites and users set defaults for sbatch there. With SBATCH_WAIT, sbatch would answer only when the
 # job ends.
-_STRIPPED = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SLURM_", "SLURMD_", "SRUN_", "SBATCH_WAIT")
+_STRIPPED = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_", "SLURMD_", "SRUN_", "SBATCH_WAIT")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
 
 

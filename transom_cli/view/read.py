@@ -258,7 +258,7 @@ class Reader:
         self._settings, self._views = read_run_settings(run), NodeViews()
         self._memory_at, self._memory_of, self._memory = float("-inf"), "", Memory()
         self._own_at = float("-inf")
-        self._root_of, self._root_line = "-", ""
+        self._root_of, self._root_line = ("-", 0), ""
         self._own: OwnCheckpoint | None = None
 
     def look(self, journal: Folded | None = None) -> RunView:
@@ -306,7 +306,7 @@ class Reader:
 
     def _root(self, view: RunView) -> str:
         """Read the logs once for each incident."""
-        newest = view.incidents[0].id if view.incidents else ""
+        newest = (view.incidents[0].id, len(view.incidents[0].marks)) if view.incidents else ("", 0)
         if self._root_of != newest:
             self._root_of, self._root_line = newest, _root_line(self._run, view)
         return self._root_line

@@ -48,6 +48,7 @@ class Sign:
             marks=(Mark(at, "seen", self.words),),
             ran=at - state.since if state.phase is Phase.TRAINING else 0.0,
             since_start=state.progress.since_start,
+            durable=state.progress.durable,
         )
 
 

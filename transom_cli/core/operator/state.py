@@ -351,7 +351,8 @@ class State:
         ran = at - self.job.running_since if self.job.running_since is not None else 0.0
         progress = self.progress
         incident = Incident(f"i{len(self.incidents) + 1}", self.job.id, self.job.restarts, at, progress.step, stage)
-        return replace(incident, launcher_number=number, ran=ran, since_start=progress.since_start)
+        incident = replace(incident, launcher_number=number, ran=ran, since_start=progress.since_start)
+        return replace(incident, durable=progress.durable)
 
 
 Step = tuple[State, tuple[Action, ...]]
