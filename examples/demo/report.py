@@ -15,7 +15,7 @@ _WORDS = {
     "requeued": "requeued",
     "launched": "ranks started",
     "running": "job runs",
-    "first_step": "training goes on",
+    "first_step": "training again",
 }
 
 
@@ -24,7 +24,7 @@ def incident_table(incident: Mapping[str, Any], victim: str, killed_at: float, w
 
     `killed_at` and the marks are Unix times.
     """
-    row = "   {:>8}  {:>8}  {:<16}  {}".format
+    row = "   {:>8}  {:>8}  {:<15}  {}".format
     lines = [row("when", "took", "what", ""), row(_clock(killed_at), "", "node dies", f"{victim} (that was us)")]
     last = killed_at
     for at, what, words in incident["marks"]:

@@ -12,10 +12,11 @@ pytest.importorskip("torch")
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from transom_cli.ckpt import live
+from transom_cli.ckpt import Checkpointer, live
 from transom_cli.ckpt.live import Choice, Left, LiveState, Offer, OwnValues
 from transom_cli.ckpt.ranks import Ranks
 from transom_cli.ckpt.rng import read_rng
+from transom_cli.ckpt.save.saver import Saver
 from transom_cli.ckpt.state import State
 from transom_cli.elastic import GlobalBatches
 from transom_cli.heartbeat import paths, reentry
@@ -160,3 +161,21 @@ def test_state_that_is_sharded_is_never_offered() -> None:
     training.model[0].weight = torch.nn.Parameter(torch.randn(4, 4).as_subclass(Sharded))
     training.live.mark(1)
     assert training.live.leave().step == -1
+
+
+@pytest.mark.parametrize(("steps", "saved"), [(None, [1]), (1, [1]), (2, [])])
+def test_resumed_step_is_saved_again_unless_another_one_follows_at_once(
+    steps: int | None, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1.0)}
+    started: list[int] = []
+    monkeypatch.setattr(Saver, "start", lambda self, step, *_, **__: started.append(step))
+    for resumed in (None, 1):
+        checkpointer = Checkpointer(state, tmp_path / "checkpoints", every=1, steps=steps)
+        assert checkpointer.restore() == resumed
+        if resumed is None:
+            checkpointer.save(1)
+            started.clear()
+        reentry.close_all()
+    assert started == saved

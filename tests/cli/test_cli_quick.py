@@ -12,6 +12,7 @@ import typer
 from cli_support import transom
 
 from transom_cli.cli import diagnose, show, status
+from transom_cli.cli.app import app
 from transom_cli.cli.common import without_colours
 from transom_cli.cli.quick import SHAPES, arguments
 from transom_cli.layout import RunDir
@@ -75,6 +76,18 @@ def test_no_color_is_no_color_of_the_environment_and_words_of_the_training_stay(
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert without_colours(["run", "--", "a", "--no-color"])[-1] == "--no-color" and "NO_COLOR" not in os.environ
     assert without_colours(["top", "--no-color", "r"]) == ["top", "r"] and os.environ["NO_COLOR"] == "1"
+
+
+def test_no_color_of_a_program_in_the_sandbox_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    command = typer.main.get_command(app)
+    for words, ours in (
+        (["sandbox", "exec", "prog", "--no-color"], False),
+        (["sandbox", "status", "--no-color"], True),
+    ):
+        context = command.make_context("transom", list(words), resilient_parsing=True)
+        left = [*context._protected_args, *context.args]
+        assert ("--no-color" in left) is not ours and ("NO_COLOR" in os.environ) is ours
 
 
 def test_mistakes_and_help_are_typers(run: RunDir) -> None:

@@ -48,7 +48,7 @@ def test_table_shows_durations_and_fits_the_width() -> None:
     assert "node dies" in lines[1] and "node2" in lines[1]
     assert "1.25 s  first sign" in lines[2]
     assert "1.00 s  diagnosed" in lines[3] and lines[3].endswith("...")
-    assert "11.25 s  training goes on  step 41 done" in lines[4]
+    assert "11.25 s  training again   step 41 done" in lines[4]
     assert lines[-1].endswith("next step: 13.5 s.")
 
 

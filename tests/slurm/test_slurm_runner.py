@@ -60,12 +60,15 @@ def test_the_callers_slurm_settings_do_not_reshape_answers(
     program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SQUEUE_PARTITION", "debug")
+    monkeypatch.setenv("SINFO_PARTITION", "debug")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_CONF", "/etc/other.conf")
     monkeypatch.setenv("SBATCH_ACCOUNT", "physics")
     monkeypatch.setenv("SBATCH_WAIT", "1")
     result = Runner().submit([program("env")], {"EXTRA": "b ar"}, None)
-    assert not any(name in result for name in ("SQUEUE_PARTITION", "SLURM_JOB_ID", "LC_ALL=C", "SBATCH_WAIT"))
+    assert not any(
+        name in result for name in ("SQUEUE_PARTITION", "SINFO_PARTITION", "SLURM_JOB_ID", "LC_ALL=C", "SBATCH_WAIT")
+    )
     assert {"SLURM_CONF=/etc/other.conf", "SBATCH_ACCOUNT=physics", "EXTRA=b ar"} <= set(result.splitlines())
 
 

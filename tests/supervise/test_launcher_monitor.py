@@ -104,7 +104,7 @@ def test_a_disk_that_takes_nothing_is_told_once(attempt: AttemptDir, capsys: pyt
 
 
 class Ended:
-    """A training step of which one rank has ended, before its srun."""
+    """A training step in which one rank has ended, but srun has not."""
 
     waits = ""
 

@@ -48,10 +48,12 @@ def no_further(at: tuple[int, bool], durable: int, incident: Incident, near: int
     Steps that count from a start are no place in the training. They show a loop if both starts made as many, and the
     newest checkpoint, step `durable`, is the same.
     """
-    (step, counted), (there, so) = at, reached(incident)
-    if counted and durable > incident.durable:
+    (step, counted), (there, also_counted) = at, reached(incident)
+    if step < 0 or counted != also_counted:
         return False
-    return counted == so and 0 <= step <= there + max(near, counted) and (not counted or there - step <= max(near, 1))
+    if counted:
+        return durable <= incident.durable and abs(step - there) <= max(near, 1)
+    return step <= there + near
 
 
 def repeats(fingerprint: str, incident: Incident, earlier: Sequence[Incident]) -> int:

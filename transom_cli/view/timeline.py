@@ -217,8 +217,7 @@ def ending(timeline: Timeline) -> Iterator[tuple[str, str]]:
         hours = f"; {gpu_time(timeline.gpu_hours)}" if timeline.gpu_hours is not None else ""
         yield "cost", f"{span(timeline.cost.wall / NS)}: {kinds}{hours}"
     if timeline.since_start and timeline.step >= 0:
-        known = f"last step before it: {count(timeline.step)} since its start"
-        yield "steps", f"{known}; where it goes on is up to the script: transom has no checkpoint of it"
+        yield "steps", f"last step before it: {count(timeline.step)} since its start"
     elif timeline.lost >= 0 and timeline.step >= 0:
         again = f"{several(timeline.lost, 'step')} repeated" if timeline.lost else "no step lost"
         yield "steps", f"last step before it: {count(timeline.step)}; {again}"

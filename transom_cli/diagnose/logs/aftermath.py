@@ -12,9 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from transom_cli.core.lazy_re import lazy_re
 from transom_cli.diagnose.clue import DEVICES, Category
 from transom_cli.diagnose.logs import grammar
+from transom_cli.diagnose.logs.lazy_re import lazy_re
 from transom_cli.diagnose.logs.matches import ENDINGS, Hit
 from transom_cli.diagnose.logs.rulebook import Level
 

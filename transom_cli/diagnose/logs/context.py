@@ -38,7 +38,7 @@ _PLACES = re.compile(r"(?i)node|host|machine|pod")
 _PROCESSES = re.compile(r"(?i)(?:rank|proc|process|task|gpu|trainer|actor|replica|local)[-_]?\d+")
 _ERRORS = "E", "F", "C"  # levels
 _FEWEST = 6  # lines with such a label
-_COUNTERS = 16  # more numbers, of which nearly each is the one before plus one, count something
+_COUNTERS = 16  # more different numbers than this, nearly all one above the number before, are a counter
 
 
 def speaker(path: Path, hit: Hit) -> Culprit:

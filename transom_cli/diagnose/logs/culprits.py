@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from transom_cli.core.lazy_re import lazy_re
 from transom_cli.diagnose.clue import Category, Culprit
+from transom_cli.diagnose.logs.lazy_re import lazy_re
 from transom_cli.diagnose.logs.matches import TRACEBACK, Hit
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Scope
 

@@ -7,8 +7,8 @@ from collections import deque
 from itertools import islice
 from pathlib import Path
 
-from transom_cli.core.lazy_re import lazy_re
 from transom_cli.diagnose.logs.aftermath import open_log
+from transom_cli.diagnose.logs.lazy_re import lazy_re
 
 _LABEL = lazy_re(rb"(?:\[rank\d+\]: ?|\d+: )?")  # of torch's distributed excepthook, of `srun --label`
 _FRAME = lazy_re(rb'\s+File "([^"\n]+)", line (\d+)')

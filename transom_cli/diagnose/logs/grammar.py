@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
 
-from transom_cli.core.lazy_re import lazy_re
+from transom_cli.diagnose.logs.lazy_re import lazy_re
 
 LOOKED_AT = 8448  # characters of a line: what `reader` keeps of a very long one, on both sides of a match
 _CONTROL = lazy_re(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f\u2028\u2029]")

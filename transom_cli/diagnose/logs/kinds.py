@@ -13,8 +13,8 @@ from functools import partial
 from operator import itemgetter
 from typing import cast
 
-from transom_cli.core.lazy_re import lazy_re
 from transom_cli.diagnose.logs import grammar
+from transom_cli.diagnose.logs.lazy_re import lazy_re
 from transom_cli.diagnose.logs.masks import WordMasks, masked, words_like, words_of
 from transom_cli.diagnose.logs.matches import Found, Hit, Tally
 from transom_cli.diagnose.logs.rulebook import Expression, Rule, Rulebook

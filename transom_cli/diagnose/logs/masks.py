@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from transom_cli.core.lazy_re import lazy_re
+from transom_cli.diagnose.logs.lazy_re import lazy_re
 
 Search = Callable[[bytes, int, int], "tuple[int, int] | None"]
 _ZEROS = bytes.maketrans(b"123456789\t", b"000000000 ")

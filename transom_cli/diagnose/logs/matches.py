@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, cast
 
-from transom_cli.core.lazy_re import lazy_re
 from transom_cli.core.log_lines import clean
 from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.grammar import Record
+from transom_cli.diagnose.logs.lazy_re import lazy_re
 from transom_cli.diagnose.logs.named import named
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Rule
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from transom_cli.core.lazy_re import lazy_re
 from transom_cli.diagnose.clue import Culprit
+from transom_cli.diagnose.logs.lazy_re import lazy_re
 
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,78}[A-Za-z0-9])?"
 _NUMBER = r"[ #:=_-]{0,2}\[?(\d{1,7})\b"

@@ -19,10 +19,10 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any
 
-from transom_cli.core.lazy_re import lazy_re
 from transom_cli.diagnose.clue import Action, Category
 from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.grammar import Record
+from transom_cli.diagnose.logs.lazy_re import lazy_re
 from transom_cli.diagnose.logs.masks import Search, WordMasks, literals, masked, pieces, words_of
 
 
