@@ -152,6 +152,22 @@ def test_a_stopped_process_is_found_at_the_tight_limit_and_named() -> None:
     assert found[0].limit == LIMITS.floor and found[0].culprits == (2,)
 
 
+def test_a_silence_soon_after_the_first_step_says_that_its_limit_was_wider() -> None:
+    job = Job()
+    assert alarms(job.steps([10.0] + [0.2] * 40)) == []
+    (found,) = alarms(job.pass_time(60.0))
+    assert isinstance(found, Stall) and found.early
+    assert found.limit == pytest.approx(36.0, abs=4.0), "four times the startup, less the 8 s of steps"
+    assert "wider soon after the first step" in found.words and found.seconds >= found.limit
+
+
+def test_a_late_silence_has_the_learned_limit() -> None:
+    job = Job()
+    job.settle(0.5)
+    (found,) = alarms(job.pass_time(60.0))
+    assert isinstance(found, Stall) and not found.early and "soon after" not in found.words
+
+
 def test_a_stop_inside_a_checkpoint_does_not_wait_for_its_long_limit() -> None:
     job = Job()
     job.settle()

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from transom_cli.core.operator.state import Phase, State
-from transom_cli.view.model import build_view
+from transom_cli.view.model import NodeView, Operation, build_view
+from transom_cli.view.status import status_lines
 
 
 def test_words_of_several_lines_are_told_in_one() -> None:
     said = "Cannot submit the job:\nsbatch: error: Invalid partition\n  name specified"
     view = build_view("r1", State(phase=Phase.FAILED, verdict=said), {}, 0.0, operator=False)
     assert view.verdict == "Cannot submit the job: sbatch: error: Invalid partition name specified"
+
+
+def test_a_training_without_a_step_for_long_says_so_in_its_first_line() -> None:
+    view = build_view("r1", State(phase=Phase.TRAINING), {}, 100.0, operator=True)
+    ranks = (NodeView("n1", "ranks", "ok", 40, 73.0), NodeView("n2", "ranks", "ok", 40, 74.0))
+    hung = replace(view, job_id=4, step_time=0.2, node_views=ranks)
+    assert "no step for 1m 13s" in status_lines(hung)[0]
+    assert hung.no_step_for == 73.0 and hung.health == "healthy", "an evaluation looks the same"
+    moving = replace(hung, node_views=(*ranks, NodeView("n3", "ranks", "ok", 41, 0.3)))
+    slow = replace(hung, step_time=20.0)
+    saving = replace(hung, operations=(Operation("saving", 40, "saves", 90.0, 1, 2, "ranks"),))
+    assert [one.no_step_for for one in (moving, slow, saving)] == [None, None, None]
+    assert "no step" not in status_lines(moving)[0]

@@ -113,7 +113,7 @@ class Stall:
     that stand out, see `core.stall`. nodes: where these are. overdue: nodes whose own table is late: nobody sees
     what is on them. unseen: all ranks that do not step are on such nodes. stopped: the process of a rank is stopped,
     which is more than a silence, also for a trainer that reports no steps. paused: a silence that this run came back
-    from, if the limit follows from it.
+    from, if the limit follows from it. early: the limit is wider, since the first step may be followed by compilations.
     """
 
     step: int
@@ -125,12 +125,14 @@ class Stall:
     unseen: bool = False
     stopped: bool = False
     paused: float = 0.0
+    early: bool = False
 
     @property
     def words(self) -> str:
         names = ", ".join(map(str, self.culprits))
         who = f", rank {names} stands out" if len(self.culprits) == 1 else f", ranks {names} stand out" if names else ""
         why = f": it once paused for {self.paused:.1f} s" if self.paused else ""
+        why = ", wider soon after the first step" if self.early else why
         return f"no step for {self.seconds:.1f} s (limit {self.limit:.1f} s{why}) after step {self.step}{who}"
 
 

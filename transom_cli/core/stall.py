@@ -80,7 +80,7 @@ def watch(
     state, first = _listen(state, readings, fresh, limits, heard)
     state, nodes = _judge_nodes(state, limits)
     state = replace(state, limit=_limit(state, limits))
-    state, ranks = _judge_ranks(state, limits.node_silent)
+    state, ranks = _judge_ranks(state, limits)
     return state, (*first, *nodes, *ranks)
 
 
@@ -316,10 +316,10 @@ def _settle(state: StallState, limits: StallLimits) -> float:
     return min(limits.settle, START_UPS * (state.stepping_since - state.began))
 
 
-def _judge_ranks(state: StallState, node_silent: float) -> tuple[StallState, list[StallFinding]]:
+def _judge_ranks(state: StallState, limits: StallLimits) -> tuple[StallState, list[StallFinding]]:
     stepping = state.stepping_since is not None
     judged = {r: p for r, p in state.pulses.items() if _is_judged(state, p) and (p.beat.count > 0 or not stepping)}
-    late = set(_overdue(state, node_silent))
+    late = set(_overdue(state, limits.node_silent))
     seen = {r: p for r, p in judged.items() if r not in late} or judged  # the state of late ranks is unknown
     if state.stalled:
         known = [state.pulses[r] for r in state.stalled if r in state.pulses]
@@ -334,15 +334,22 @@ def _judge_ranks(state: StallState, node_silent: float) -> tuple[StallState, lis
     # the other ranks of a synchronous job stopped a moment later: by a step's skew, and by the time of their table
     stalled = {r: p for r, p in judged.items() if state.clock - p.moved >= state.limit / 2}
     ranks = tuple(sorted(stalled))
-    culprits = _culprits(state, stalled, node_silent)
+    culprits = _culprits(state, stalled, limits.node_silent)
+    seconds = max(state.clock - p.moved for p in stalled.values())
+    # it would have been found before, but for the time that compilations get
+    waited = 0.0
+    if state.stepping_since is not None and not late and all(p.dead_since is None for p in judged.values()):
+        waited = seconds - (state.clock - state.stepping_since - _settle(state, limits))
+    early = waited > state.limit
     found = Stall(
         step=state.step,
-        seconds=max(state.clock - p.moved for p in stalled.values()),
-        limit=state.limit,
+        seconds=seconds,
+        limit=waited if early else state.limit,
         culprits=culprits,
         nodes=tuple(dict.fromkeys(state.pulses[rank].node for rank in culprits)),
         stopped=any(p.dead_since is not None and p.beat.proc == "T" for p in state.pulses.values()),
         paused=_paused(state),
+        early=early,
     )
     return replace(state, stalled=ranks, stalled_at=state.clock), [found]
 

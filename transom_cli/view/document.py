@@ -42,8 +42,7 @@ def view_document(view: RunView) -> dict[str, Any]:
     if data["saves_fail"]:
         data["saves_fail"]["since_utc"] = _utc(data["saves_fail"]["since"])
     derived = {"pending_reason": pending_reason(view), "status": view.status, "health": view.health}
-    derived["condition"] = view.condition
-    return {"schema": SCHEMA, **data, **derived}
+    return {"schema": SCHEMA, **data, **derived, "condition": view.condition, "no_step_for": view.no_step_for}
 
 
 def _node(one: NodeView) -> dict[str, Any]:

@@ -27,6 +27,7 @@ _LEAVING = {
 }  # by `core.launcher.state.Reason`
 _LIVE = ("pending", "starting", "training", "recovering")
 FRESH = 15.0  # seconds: a file newer than this describes the present
+PAUSED = (5.0, 10.0)  # seconds, and times a step: a run that trains, and makes no step for longer, is shown as paused
 UNHEARD = 30.0  # seconds without a heartbeat of any node, beside a live operator: then no run is healthy
 MAX_REQUESTS = 4  # of people, on the screen and in JSON
 STALE = 60.0  # seconds: node states from older files are not shown as current
@@ -297,6 +298,14 @@ class RunView:
         if self.confirmed != "training" or self.leaving is not None or at is None or seen is None:
             return None
         return seen - at if self.operator and seen - at > UNHEARD else None
+
+    @property
+    def no_step_for(self) -> float | None:
+        """Seconds since any node finished a step, if far more than a step takes: it evaluates, or hangs."""
+        ages = [one.beat_age for one in self.node_views if one.role == "ranks" and one.beat_age is not None]
+        if self.confirmed != "training" or self.leaving or self.operations or not (ages and self.step_time):
+            return None
+        return min(ages) if min(ages) > max(PAUSED[0], PAUSED[1] * self.step_time) else None
 
     @property
     def operator_pending(self) -> bool:

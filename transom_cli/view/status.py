@@ -106,6 +106,8 @@ def _headline(view: RunView) -> Line:
         began = view.leaving.since
         until = view.leaving.until
         start = f"{span(until - view.now)} left, {start}" if until is not None and until > view.now else start
+    if view.no_step_for is not None:
+        start = f"no step for {span(view.no_step_for)}, {start}"
     since = f" {span(view.now - began)}" if began else ""
     return line(*head, since, f"  {start.replace(', ', '  ')}" if view.job_id else "")
 
