@@ -106,7 +106,7 @@ def _headline(view: RunView) -> Line:
         began = view.leaving.since
         until = view.leaving.until
         start = f"{span(until - view.now)} left, {start}" if until is not None and until > view.now else start
-    if view.no_step_for is not None:
+    if view.no_step_for is not None and not concern:
         start = f"no step for {span(view.no_step_for)}, {start}"
     since = f" {span(view.now - began)}" if began else ""
     return line(*head, since, f"  {start.replace(', ', '  ')}" if view.job_id else "")
@@ -134,6 +134,7 @@ def _progress(view: RunView, width: int | None) -> list[Line]:
         return []
     stepping = view.step_time and view.confirmed in ("training", "finishing")
     pace = f"  {_per_step(view.step_time)}" if view.step_time and stepping else ""
+    pace = f"  no step for {span(view.no_step_for)}" if view.no_step_for is not None else pace
     loss = f"  loss {view.loss:.4f}" if view.loss is not None else ""
     tone = "bad" if view.loss is not None and view.loss != view.loss else ""
     if not view.steps or view.steps_since_start:
@@ -142,7 +143,8 @@ def _progress(view: RunView, width: int | None) -> list[Line]:
         return [row("step", f"{count(view.step)}{counted}", (loss, tone), (pace, ""))]
     done = min(1.0, view.step / view.steps)
     to_go = (view.steps - view.step) * view.step_time if view.step_time else 0.0
-    left = f", {span(to_go)} to go" if to_go > 0 and view.phase == "training" and pace else ""
+    shown = pace and view.phase == "training" and view.no_step_for is None
+    left = f", {span(to_go)} to go" if to_go > 0 and shown else ""
     numbers = f"{count(view.step)} of {count(view.steps)}  "
     tail = f" {done:4.0%}{pace}{left}"
     room = (width or PIPED) - LABEL - len(numbers) - len(tail) - 2
