@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from transom_cli.core import codec
 from transom_cli.health.check import About, NoLimits
-from transom_cli.health.checks.facts import FactsReading, by_node, judge_alike, judge_facts, read_facts
+from transom_cli.health.checks.facts import FactsReading, judge_alike, judge_facts, read_facts
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.judge import demote_shared_trouble
 
@@ -129,5 +129,4 @@ def test_facts_of_this_machine_are_read() -> None:
     assert facts["file system of /dev/shm/x"] == "tmpfs"
     (found,) = judge_facts("n1", reading, about, NoLimits())
     assert found.verdict is P and facts["kernel"] in found.evidence
-    assert by_node({"n1": [reading, FactsReading((("driver", "1"),))]})["n1"] == {**facts, "driver": "1"}
-    assert {f.verdict for f in judge_alike(by_node({"n1": [reading], "n2": [reading]}))} == {P}
+    assert {f.verdict for f in judge_alike({"n1": facts, "n2": facts})} == {P}

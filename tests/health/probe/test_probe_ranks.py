@@ -52,7 +52,6 @@ def test_healthy_ranks_are_well_and_meet_two_others_each(ranks: LocalRanks) -> N
     assert {f.verdict for f in result.findings} <= {Verdict.PASS, Verdict.MONITOR}
     assert {(cell.src, cell.dst) for cell in result.matrix} == {(a, b) for a in NODES[:3] for b in NODES[:3] if a != b}
     assert all(cell.rate and cell.delay for cell in result.matrix)
-    assert {norm.name for norm in result.norms} >= {"gemm float32", "copy", "link rate", "link delay"}
     assert [phase for phase, _ in result.timings][:1] == ["hello"]
 
 

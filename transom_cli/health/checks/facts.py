@@ -10,7 +10,7 @@ import os
 import platform
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from transom_cli.core.log_lines import clean
@@ -61,11 +61,6 @@ def read_facts(about: About) -> FactsReading:
 def judge_facts(node: str, reading: FactsReading, about: About, limits: NoLimits) -> tuple[Finding, ...]:
     text = ", ".join(f"{name} {value}" for name, value in reading.facts)
     return (Finding(FACTS, Verdict.PASS, node, text or "no fact could be read"),)
-
-
-def by_node(readings: Mapping[str, Iterable[FactsReading]]) -> dict[str, dict[str, str]]:
-    """Merge each node's readings into one mapping for `judge_alike`."""
-    return {node: {k: v for reading in several for k, v in reading.facts} for node, several in readings.items()}
 
 
 def judge_alike(facts: Mapping[str, Mapping[str, str]]) -> tuple[Finding, ...]:

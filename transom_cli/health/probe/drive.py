@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transom_cli.core.codec import BadRecord
@@ -15,7 +15,7 @@ from transom_cli.health.check import About
 from transom_cli.health.finding import Finding
 from transom_cli.health.probe import messages, plan
 from transom_cli.health.probe.judge import judge_probe
-from transom_cli.health.probe.matrix import Cell, blame, learned, matrix, meetings
+from transom_cli.health.probe.matrix import Cell, blame, matrix, meetings
 from transom_cli.health.probe.messages import (
     Answer,
     Compute,
@@ -26,14 +26,13 @@ from transom_cli.health.probe.messages import (
     Hello,
     Link,
     Linked,
-    Norm,
     ProbeReading,
     Request,
     Silent,
 )
 from transom_cli.health.probe.plan import Pace, ProbeLimits, pace_of
-from transom_cli.health.probe.speed import again, kinds_of, norms
-from transom_cli.health.protocol import Message, Transport
+from transom_cli.health.probe.speed import again
+from transom_cli.health.protocol import Transport
 
 SLACK = 1.0  # seconds after a request's deadline for its answer to arrive
 LEAST = 1.5  # seconds that must be left to start another phase
@@ -47,21 +46,15 @@ class Processes:
 
     A node with a silent process gets no more requests.
 
-    end: by `clock`, when everything must be over. other: gets messages that are not about the probe.
+    end: by `clock`, when everything must be over.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        clock: Callable[[], float],
-        end: float,
-        other: Callable[[Message], None] = lambda message: None,
-    ) -> None:
+    def __init__(self, transport: Transport, clock: Callable[[], float], end: float) -> None:
         self.hellos: dict[Device, Hello] = {}
         self.silent: dict[Device, Silent] = {}
         self.timings: list[tuple[str, float]] = []
         self.untried = ""
-        self._transport, self._clock, self._end, self._other = transport, clock, end, other
+        self._transport, self._clock, self._end = transport, clock, end
         self._gone: dict[Device, str] = {}
 
     def wait_for_hello(self, timeout: float) -> None:
@@ -138,7 +131,6 @@ class Processes:
             if message is None:
                 return None
             if message.get("re") != "probe":
-                self._other(message)
                 continue
             try:
                 answer = messages.answer_from_json(message["answer"])
@@ -150,16 +142,11 @@ class Processes:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """findings: one per node and check. norms: what was usual, a baseline for later runs. reading: for recording."""
+    """findings: one per node and check. reading: for recording."""
 
     findings: tuple[Finding, ...]
     matrix: tuple[Cell, ...]
-    norms: tuple[Norm, ...]
     reading: ProbeReading
-
-    @property
-    def hellos(self) -> tuple[Hello, ...]:
-        return self.reading.hellos
 
     @property
     def timings(self) -> tuple[tuple[str, float], ...]:
@@ -172,34 +159,19 @@ def drive(
     limits: ProbeLimits,
     *,
     addresses: Mapping[str, str] | None = None,
-    baseline: Iterable[Norm] = (),
-    other: Callable[[Message], None] = lambda message: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ProbeResult:
     """Probe all nodes of the transport within the tier's time, even if they hang.
 
     Args:
         addresses: at which the nodes reach each other (Slurm's NodeAddr); a node without one reports its own.
-        other: gets messages that are not about the probe.
     """
-    driver = _Driver(transport, about, limits, dict(addresses or {}), tuple(baseline), other, clock)
+    driver = _Driver(transport, about, limits, dict(addresses or {}), clock)
     driver.compute()
     driver.all_together()
     driver.pairs()
     reading = driver.reading()
-    cells = matrix(reading.pairs, limits, driver.baseline)
-    return ProbeResult(
-        findings=judge_probe(reading, about, limits, driver.baseline),
-        matrix=cells,
-        norms=_norms(reading, cells),
-        reading=reading,
-    )
-
-
-def _norms(reading: ProbeReading, cells: tuple[Cell, ...]) -> tuple[Norm, ...]:
-    first = reading.looks[0] if reading.looks else ()
-    usual = learned(cells)
-    return (*norms(first, kinds_of(reading)).values(), *(norm for norm in (usual.rate, usual.delay) if norm))
+    return ProbeResult(judge_probe(reading, about, limits), matrix(reading.pairs, limits), reading)
 
 
 class _Driver:
@@ -211,17 +183,14 @@ class _Driver:
         about: About,
         limits: ProbeLimits,
         addresses: dict[str, str],
-        baseline: tuple[Norm, ...],
-        other: Callable[[Message], None],
         clock: Callable[[], float],
     ) -> None:
-        self.baseline = baseline
         self._names, self._limits, self._addresses = tuple(transport.nodes), limits, addresses
         self._looks: list[tuple[Computed, ...]] = []
         self._alls: list[Linked] = []
         self._pairs: list[Linked] = []
         budget = pace_of(about.tier, limits, gpu=False).budget
-        self._processes = Processes(transport, clock, clock() + budget, other)
+        self._processes = Processes(transport, clock, clock() + budget)
         self._processes.wait_for_hello(limits.probe_hello)
         gpu = any(hello.device != "cpu" for hello in self._processes.hellos.values())
         self._pace: Pace = pace_of(about.tier, limits, gpu)
@@ -250,7 +219,7 @@ class _Driver:
                 return
             self._looks.append(tuple(answer for answer in answers if isinstance(answer, Computed)))
             ready = set(self._processes.nodes())
-            nodes = tuple(node for node in again(self.reading(), self._limits, self.baseline) if node in ready)
+            nodes = tuple(node for node in again(self.reading(), self._limits) if node in ready)
 
     def all_together(self) -> None:
         for number, groups in enumerate(plan.together(self._processes.nodes(), self._pace.together), 1):
@@ -269,7 +238,7 @@ class _Driver:
             self._meet(f"again {number}", pairs)
 
     def _cells(self) -> tuple[Cell, ...]:
-        return matrix(self._pairs, self._limits, self.baseline)
+        return matrix(self._pairs, self._limits)
 
     def _doubtful(self) -> list[plan.Pair]:
         """Return pairs to measure again, because the better of two measurements counts: slow ones, and, in a deep run

@@ -13,7 +13,7 @@ from dataclasses import replace
 from transom_cli.health.check import About, Tier
 from transom_cli.health.finding import Finding, Remedy, Verdict, not_applicable, worst
 from transom_cli.health.probe import bits, matrix, speed
-from transom_cli.health.probe.messages import Computed, Norm, ProbeReading, Silent
+from transom_cli.health.probe.messages import Computed, ProbeReading, Silent
 from transom_cli.health.probe.plan import ProbeLimits
 from transom_cli.plural import times
 
@@ -26,17 +26,14 @@ _NEED_TWO_DEVICES = {LINK, matrix.ALL}
 _NEED_ONE_NODE = {HELLO, COMPUTE, LINK, VERSIONS, *_COMPUTING, matrix.ALL}
 
 
-def judge_probe(
-    reading: ProbeReading, about: About, limits: ProbeLimits, baseline: Iterable[Norm] = ()
-) -> tuple[Finding, ...]:
+def judge_probe(reading: ProbeReading, about: About, limits: ProbeLimits) -> tuple[Finding, ...]:
     """Return one finding per node and check; UNKNOWN for checks that were not reached."""
-    earlier = tuple(baseline)
     found = one_per_check(
         (
             *judge_answers(reading),
             *bits.judge_bits(reading),
-            *speed.judge_speed(reading, limits, earlier),
-            *matrix.judge_links(reading, limits, about.tier is Tier.DEEP, earlier),
+            *speed.judge_speed(reading, limits),
+            *matrix.judge_links(reading, limits, about.tier is Tier.DEEP),
         )
     )
     judged = {(one.node, one.check) for one in found}

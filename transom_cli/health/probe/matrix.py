@@ -12,17 +12,16 @@ named.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.probe.messages import DONE, Linked, Norm, ProbeReading
 from transom_cli.health.probe.plan import ENOUGH, Meeting, Outcome, Pair, ProbeLimits
-from transom_cli.health.probe.speed import FEWEST, amount, below, middle
+from transom_cli.health.probe.speed import amount, below, learn
 from transom_cli.plural import several, some
 
 ALL, NODE, SPEED, LINK = "link_all", "link_node", "link_speed", "link"
-RATE, DELAY = "link rate", "link delay"
 TWICE = 2  # failed meetings of two nodes before one of them is excluded
 _WORSE = (Outcome.WELL, Outcome.SLOW, Outcome.FAILED)
 
@@ -58,10 +57,10 @@ class Usual:
     delay: Norm | None
 
 
-def matrix(pairs: Iterable[Linked], limits: ProbeLimits, baseline: Iterable[Norm] = ()) -> tuple[Cell, ...]:
+def matrix(pairs: Iterable[Linked], limits: ProbeLimits) -> tuple[Cell, ...]:
     """Return the cells of all pairs in which both have answered. Slow is judged by what is usual among them."""
     cells = _merged(_cells(pairs))
-    usual = learned(cells, baseline)
+    usual = learned(cells)
     return tuple(replace(cell, outcome=Outcome.SLOW) if _slow(cell, usual, limits) else cell for cell in cells)
 
 
@@ -74,7 +73,7 @@ def meetings(cells: Iterable[Cell]) -> tuple[Meeting, ...]:
     return tuple(Meeting(pair, outcome) for pair, outcome in found.items())
 
 
-def learned(cells: Sequence[Cell], baseline: Iterable[Norm] = ()) -> Usual:
+def learned(cells: Sequence[Cell]) -> Usual:
     """Learn from each node's best partner: otherwise one bad node among few would be in half of all cells."""
     best_rate: dict[str, float] = {}
     best_delay: dict[str, float] = {}
@@ -84,15 +83,7 @@ def learned(cells: Sequence[Cell], baseline: Iterable[Norm] = ()) -> Usual:
         for node in (cell.src, cell.dst):
             best_rate[node] = max(best_rate.get(node, 0.0), cell.rate)
             best_delay[node] = min(best_delay.get(node, cell.delay), cell.delay)
-    earlier = {norm.name: norm for norm in baseline}
-    return Usual(_norm(RATE, best_rate) or earlier.get(RATE), _norm(DELAY, best_delay) or earlier.get(DELAY))
-
-
-def _norm(name: str, values: Mapping[str, float]) -> Norm | None:
-    if len(values) < FEWEST:
-        return None
-    median, spread = middle(tuple(values.values()))
-    return Norm("", name, median, spread, len(values))
+    return Usual(learn(tuple(best_rate.values())), learn(tuple(best_delay.values())))
 
 
 def _slow(cell: Cell, usual: Usual, limits: ProbeLimits) -> bool:
@@ -223,13 +214,10 @@ def _bad_cells(
     return tuple(cell for other in bad for cell in bad[other])
 
 
-def judge_links(
-    reading: ProbeReading, limits: ProbeLimits, deep: bool, baseline: Iterable[Norm] = ()
-) -> tuple[Finding, ...]:
+def judge_links(reading: ProbeReading, limits: ProbeLimits, deep: bool) -> tuple[Finding, ...]:
     """Return one finding per check for each node that has met another."""
-    earlier = tuple(baseline)
-    cells = matrix(reading.pairs, limits, earlier)
-    usual = learned(cells, earlier)
+    cells = matrix(reading.pairs, limits)
+    usual = learned(cells)
     blamed = blame(reading.nodes, cells, limits.probe_hot)
     bad = {node.node: node for node in blamed.nodes}
     bad_links: dict[str, list[Cell]] = {node: [] for node in reading.nodes}
@@ -330,6 +318,6 @@ def _speed(cell: Cell) -> str:
 def _median(usual: Usual) -> str:
     if usual.rate is None or usual.delay is None:
         return " (too few nodes to learn from)"
-    of = f"median of {several(usual.rate.count, 'node')}" if usual.rate.count else "in earlier runs"
+    of = f"median of {several(usual.rate.count, 'node')}"
     rate = amount(usual.rate.median).replace("/s", "B/s")
     return f"; {of}: {rate}, {usual.delay.median * 1e3:.3g} ms"

@@ -199,13 +199,8 @@ class Silent:
 
 @dataclass(frozen=True)
 class Norm:
-    """The usual rate of one kind of device, by kernel, or "link rate" and "link delay"; learned from `count` values.
+    """What is usual, learned from `count` values. spread: standard deviation of their logarithms: 0.1 is about 10%."""
 
-    spread: standard deviation of the values' logarithms, so 0.1 is about 10%.
-    """
-
-    kind: str
-    name: str
     median: float
     spread: float
     count: int

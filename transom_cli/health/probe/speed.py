@@ -3,7 +3,7 @@
 The usual rate is learned from the job itself. A median and the median absolute deviation (MAD) are stable while fewer
 than half of the values are wrong, so slow devices do not shift their own reference. Rates differ by factors, so the
 spread is that of their logarithms: a device that is a hundred times too slow is an outlier at any noise. With two
-values, it is unknown whether one is slow or the other fast; then only a baseline from earlier runs helps.
+values, it is unknown whether one is slow or the other fast.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Speed(enum.Enum):
     SLOW = "slow"  # so far below that it is worth a second look
 
 
-def learn(kind: str, name: str, values: Sequence[float]) -> Norm | None:
+def learn(values: Sequence[float]) -> Norm | None:
     """Return None for fewer than `FEWEST` values."""
     if len(values) < FEWEST:
         return None
     median, spread = middle(values)
-    return Norm(kind, name, median, spread, len(values))
+    return Norm(median, spread, len(values))
 
 
 def middle(values: Sequence[float]) -> tuple[float, float]:
@@ -65,16 +65,10 @@ def rates_by_kernel(
     return found
 
 
-def norms(
-    look: Iterable[Computed], kinds: Mapping[Device, str], baseline: Iterable[Norm] = ()
-) -> dict[tuple[str, str], Norm]:
-    """Return what is usual, by kind and kernel: in this job if it has enough devices, otherwise in earlier runs."""
-    found = {(norm.kind, norm.name): norm for norm in baseline}
-    for (kind, name), rates in rates_by_kernel(look, kinds).items():
-        learned = learn(kind, name, tuple(rates.values()))
-        if learned is not None:
-            found[kind, name] = learned
-    return found
+def norms(look: Iterable[Computed], kinds: Mapping[Device, str]) -> dict[tuple[str, str], Norm]:
+    """Return what is usual in this job, by kind and kernel, if it has enough devices."""
+    learned = ((key, learn(tuple(rates.values()))) for key, rates in rates_by_kernel(look, kinds).items())
+    return {key: norm for key, norm in learned if norm is not None}
 
 
 def slow_devices(
@@ -99,13 +93,13 @@ def kinds_of(reading: ProbeReading) -> dict[Device, str]:
     return {device: hello.kind for device, hello in reading.by_device().items()}
 
 
-def again(reading: ProbeReading, limits: ProbeLimits, baseline: Iterable[Norm] = ()) -> tuple[str, ...]:
+def again(reading: ProbeReading, limits: ProbeLimits) -> tuple[str, ...]:
     """Return the nodes to measure once more: those slow in every measurement so far, and as many others (at least two)
     to compare them with. () if no node is slow, or after all measurements."""
     if not reading.looks or len(reading.looks) >= LOOKS:
         return ()
     kinds = kinds_of(reading)
-    slow = _always_slow(reading, kinds, limits, tuple(baseline))
+    slow = _always_slow(reading, kinds, limits)
     suspects = tuple(dict.fromkeys(node for node, _ in slow))
     if not suspects:
         return ()
@@ -113,14 +107,14 @@ def again(reading: ProbeReading, limits: ProbeLimits, baseline: Iterable[Norm] =
     return (*suspects, *well[: max(len(suspects), 2)])
 
 
-def judge_speed(reading: ProbeReading, limits: ProbeLimits, baseline: Iterable[Norm] = ()) -> tuple[Finding, ...]:
+def judge_speed(reading: ProbeReading, limits: ProbeLimits) -> tuple[Finding, ...]:
     """Return one finding per measured device. Slow is SUSPECT after all measurements, MONITOR after fewer."""
     if not reading.looks:
         return ()
-    kinds, hellos, earlier = kinds_of(reading), reading.by_device(), tuple(baseline)
+    kinds, hellos = kinds_of(reading), reading.by_device()
     first = [one for one in reading.looks[0] if (one.node, one.index) in kinds and one.rates]
-    usual = norms(first, kinds, earlier)
-    slow = _always_slow(reading, kinds, limits, earlier)
+    usual = norms(first, kinds)
+    slow = _always_slow(reading, kinds, limits)
     starved = statistics.median(one.starved for one in first) if first else 0.0
     job = _Job(kinds, usual, rates_by_kernel(first, kinds), starved, limits)
     found = []
@@ -139,7 +133,7 @@ def judge_speed(reading: ProbeReading, limits: ProbeLimits, baseline: Iterable[N
 
 
 def _always_slow(
-    reading: ProbeReading, kinds: Mapping[Device, str], limits: ProbeLimits, baseline: Sequence[Norm]
+    reading: ProbeReading, kinds: Mapping[Device, str], limits: ProbeLimits
 ) -> dict[Device, tuple[str, ...]]:
     """Return the kernels in which a device was slow first, and below `probe_slow` of its neighbours in each repetition.
 
@@ -148,7 +142,7 @@ def _always_slow(
     if not reading.looks:
         return {}
     first = [one for one in reading.looks[0] if (one.node, one.index) in kinds]
-    usual = norms(first, kinds, baseline)
+    usual = norms(first, kinds)
     slow = slow_devices(first, kinds, usual, limits)
     for device in _starved(first, frozenset(), limits):
         slow[device] = (*slow.get(device, ()), PROCESSOR)
