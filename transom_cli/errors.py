@@ -14,17 +14,21 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+REINSTALL = "in the clone of transom: pip install --force-reinstall ."
+
+
 class TransomError(Exception):
     """A failure in three parts: `what` (one line), `why` (quotes the tool), `hint` (what to do)."""
 
     exit_code = 1
     kind = "failed"
+    advice = ""  # the hint of an error that has none of its own
 
     def __init__(self, what: str, why: str = "", hint: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.why = why
-        self.hint = hint
+        self.hint = hint or self.advice
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -86,6 +90,7 @@ class NoCheckpoint(TransomError):
 
     exit_code = 15
     kind = "no_checkpoint_restores"
+    advice = "`transom ckpt ls` lists the checkpoints, `transom ckpt verify` checks them"
 
 
 class StateDiffers(TransomError):

@@ -19,7 +19,7 @@ from transom_cli.cli.app import app
 from transom_cli.cli.show import code_of
 from transom_cli.core import events as ev
 from transom_cli.core.operator.state import State
-from transom_cli.errors import EXIT_CODES, NoSuchRun, Unknown, UsageError
+from transom_cli.errors import EXIT_CODES, NoSuchRun, TransomError, Unknown, UsageError
 from transom_cli.layout import RunDir
 from transom_cli.supervise.journal import Journal
 from transom_cli.supervise.lease import read_holder
@@ -145,3 +145,14 @@ def test_resume_without_a_name_takes_the_newest_run_that_has_ended_and_needs_a_y
     error = resume().exception
     assert isinstance(error, UsageError) and error.hint.startswith(f"transom resume {run.run_id}\n")
     assert f"resuming run {run.run_id}, failed " in resume("--yes").stderr
+
+
+@pytest.mark.parametrize("gone", ["settings", "submission", "script"])
+def test_run_whose_files_are_gone_is_not_resumed_and_says_what_can_be_done(run: RunDir, gone: str) -> None:
+    given_up(run, 93)
+    run.summary.touch()
+    path: Path = getattr(run, gone)
+    path.unlink()
+    error = CliRunner().invoke(app, ["resume", str(run.path)]).exception
+    assert isinstance(error, TransomError) and error.what == f"cannot read {path}", error
+    assert "restore it from a copy" in error.hint and f"--set checkpoint.directory={run.checkpoints}" in error.hint

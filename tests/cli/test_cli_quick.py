@@ -16,6 +16,7 @@ from transom_cli.cli.app import app
 from transom_cli.cli.common import without_colours
 from transom_cli.cli.quick import SHAPES, arguments
 from transom_cli.layout import RunDir
+from transom_cli.view import terminal
 
 BY_TYPER = {"status": status.status, "list": status.list_}
 BODIES = {"status": show.show_status, "list": show.show_list}
@@ -70,24 +71,26 @@ def test_what_leaves_a_doubt_is_left_to_typer(words: str, asked: dict[str, objec
     assert arguments(SHAPES["status"], words.split()) == asked
 
 
-def test_no_color_is_no_color_of_the_environment_and_words_of_the_training_stay(
+def test_no_color_is_not_in_the_environment_of_the_job_and_words_of_the_training_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(terminal, "no_colours", False)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert without_colours(["run", "--", "a", "--no-color"])[-1] == "--no-color" and "NO_COLOR" not in os.environ
-    assert without_colours(["top", "--no-color", "r"]) == ["top", "r"] and os.environ["NO_COLOR"] == "1"
+    assert without_colours(["run", "--", "a", "--no-color"])[-1] == "--no-color" and not terminal.no_colours
+    assert without_colours(["top", "--no-color", "r"]) == ["top", "r"] and terminal.no_colours
+    assert "NO_COLOR" not in os.environ and terminal.error_console().no_color
 
 
 def test_no_color_of_a_program_in_the_sandbox_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
     command = typer.main.get_command(app)
     for words, ours in (
         (["sandbox", "exec", "prog", "--no-color"], False),
         (["sandbox", "status", "--no-color"], True),
     ):
+        monkeypatch.setattr(terminal, "no_colours", False)
         context = command.make_context("transom", list(words), resilient_parsing=True)
         left = [*context._protected_args, *context.args]
-        assert ("--no-color" in left) is not ours and ("NO_COLOR" in os.environ) is ours
+        assert ("--no-color" in left) is not ours and terminal.no_colours is ours
 
 
 def test_mistakes_and_help_are_typers(run: RunDir) -> None:

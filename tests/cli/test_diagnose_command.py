@@ -115,7 +115,8 @@ def test_what_no_rule_knows_is_shown_and_can_be_learnt(tmp_path: Path) -> None:
     end = "flux capacitor 12 lost its phase\nsrun: error: n1: task 3: Exited with exit code 1\n"
     (tmp_path / "job.out").write_text(steps + end)
     result = transom("diagnose", "job.out", cwd=tmp_path).stdout
-    assert "unrecognised, first seen at job.out:901: flux capacitor 12 lost its phase" in result
+    new, _, culprit = result.partition("culprit")
+    assert "unrecognised, first seen at job.out:901: flux capacitor 12 lost its phase" in new and culprit
     draft = transom("diagnose", "--learn", "job.out", cwd=tmp_path).stdout
     (tmp_path / "site.toml").write_text(draft.replace('category = "unknown"', 'category = "gpu_hardware"', 1))
     result = transom("diagnose", "job.out", "--rules", "site.toml", cwd=tmp_path)
@@ -125,9 +126,7 @@ def test_what_no_rule_knows_is_shown_and_can_be_learnt(tmp_path: Path) -> None:
     drafts = transom("diagnose", "--learn", "raised.out", cwd=tmp_path).stdout
     assert drafts.count("[[rule]]") == 1 and "FluxError: no phase" in drafts, drafts
     (tmp_path / "well.out").write_text(steps + "flux capacitor 9 lost its phase\n")
-    assert (
-        "flux" not in transom("diagnose", "job.out", "--healthy", "well.out", cwd=tmp_path).stdout.split("culprit")[1]
-    )
+    assert "flux" not in transom("diagnose", "job.out", "--healthy", "well.out", cwd=tmp_path).stdout
 
 
 def test_stacks_tell_who_the_others_wait_for(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from transom_cli.core import slurm_messages as srunwords
 from transom_cli.core import stacks
-from transom_cli.core.log_lines import clean
+from transom_cli.core.log_lines import clean, without_advice
 from transom_cli.diagnose.logs import grammar, rulebook
 from transom_cli.diagnose.logs.reader import hits_in
 from transom_cli.diagnose.logs.rule_files import load, parse
@@ -58,6 +58,21 @@ def test_no_line_keeps_the_reader_busy(piece: str, book: Rulebook) -> None:
 def test_nor_do_many_lines(piece: str, book: Rulebook) -> None:
     text = (piece + "\n") * (TAIL // len(piece) // (1 if rulebook.FAST else 32))
     assert all(hit.lineno <= text.count("\n") + 1 for hit in hits_in(io.BytesIO(f"{HEAD}\n{text}".encode()), book))
+
+
+@pytest.mark.parametrize(
+    "advice",
+    [
+        ". This is typically caused by a remote worker crashing. Check the logs of the remote worker before reporting "
+        "an error. GLHF! \U0001f3d6\ufe0f",
+        ". This is typically caused by a remote worker hanging or bugs in the application.",
+        "",
+    ],
+)
+def test_error_of_gloo_is_shortened_to_what_happened(advice: str) -> None:
+    line = f"RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error [::1]:9{advice}"
+    assert without_advice(f"{line}; stopped by crash-loop") == "RuntimeError: Read error [::1]:9; stopped by crash-loop"
+    assert without_advice("[a] typically fine") == "[a] typically fine"
 
 
 def test_a_line_is_looked_at_from_its_beginning_only() -> None:

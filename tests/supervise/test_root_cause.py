@@ -104,8 +104,10 @@ def test_the_rank_that_died_first_is_read_first(place: tuple[RunDir, AttemptDir]
         "i1/examine",
         "user_code",
         "ValueError: of rank 3",
-        "rank-3.log",
+        "rank-3.log (11 more report the same)",
     )
+    write(attempt, 11, TRACE + "ValueError: another\n")
+    assert examine("k", run, attempt, 11, 5.0).where == "rank-11.log"
 
 
 def test_a_victim_is_passed_over_for_the_culprit(place: tuple[RunDir, AttemptDir]) -> None:

@@ -12,7 +12,7 @@ from view_scenes import SCENES
 from transom_cli.cli.app import app
 from transom_cli.errors import TransomError, UsageError
 from transom_cli.layout import RunDir
-from transom_cli.view.logs import Follower, drawn, find_root, log_files
+from transom_cli.view.logs import Follower, drawn, find_root, log_files, root_of
 from transom_cli.view.read import read_view
 from transom_cli.view.status import screen
 from transom_cli.view.text import plain
@@ -92,6 +92,7 @@ def test_failed_run_names_file_line_and_command(tmp_path: Path) -> None:
     assert root is not None and (root.place, root.rank) == (f"{path}:3", 3)
     text = "\n".join(plain(one) for one in screen(view, None))
     assert f"{path}:3" in text and f"transom logs {run.run_id}" in text and f"transom resume {run.run_id}" in text
+    assert root_of(run, [("examined", f"rank-3.log (rank 2 reports the same) (1 log not read): {line}")]) == root
     marked = [one for one in Follower(run, view).more() if plain(drawn(one, root, 1)).startswith(">>")]
     assert [(one.rank, one.text) for one in marked] == [(3, line)]
 
@@ -105,6 +106,7 @@ def test_root_line_names_the_trainers_own_file(tmp_path: Path) -> None:
     root = find_root(run, read_view(run))
     assert root is not None and (root.place, root.number) == ("train.py:5", 7)
     assert "  root line train.py:5\n" in CliRunner().invoke(app, ["explain", str(run.path)]).stdout
+    assert CliRunner().invoke(app, ["logs", str(run.path), "-n", "1"]).stdout.count("\n") == 1
     write(run, 0, 3, f"later\n{end}")
     root = find_root(run, read_view(run))
     assert root is not None and root.place.endswith("rank-3.log:9"), "no traceback ends there"

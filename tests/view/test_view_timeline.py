@@ -185,6 +185,15 @@ def test_json_has_what_the_text_has() -> None:
     assert len(document["entries"]) == len(document["marks"]) and document["entries"][0]["at"].endswith("Z")
 
 
+def test_general_advice_of_gloo_is_only_in_the_whole_timeline() -> None:
+    said = "rank-0.log: RuntimeError: [/p/gloo/pair.cc:9] Read error [::1]:9"
+    said += ". This is typically caused by a remote worker hanging."
+    timeline = build_timeline(Incident("i1", 7, 0, 100.0, -1, marks=(Mark(100.0, "examined", said),)), EMPTY)
+    brief, whole = ("\n".join(timeline_lines(timeline, whole=yes)) for yes in (False, True))
+    assert "rank-0.log: RuntimeError: Read error [::1]:9\n" in f"{brief}\n" and "gloo" not in brief
+    assert said in whole
+
+
 texts = st.text(st.characters(codec="utf-8"), max_size=300)
 
 

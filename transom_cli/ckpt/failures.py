@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from transom_cli.core.log_lines import without_advice
 from transom_cli.errors import NoCheckpoint, StateDiffers, TransomError, UsageError
 
 DO_NOT_RESTART = 93  # exit code of a trainer that must not be restarted
@@ -13,6 +12,7 @@ class BadManifest(TransomError):
     """The manifest is missing, damaged, or of a schema that this version does not know."""
 
     kind = "bad_manifest"
+    advice = "`transom ckpt verify` shows which checkpoints are good"
 
 
 class SaveFailed(TransomError):
@@ -31,6 +31,7 @@ class StateMismatch(TransomError):
     """The checkpoint is intact, but does not match the state of this trainer."""
 
     kind = "state_mismatch"
+    advice = "resume with the model and optimizer that were saved, or start from the beginning in another directory"
 
 
 class NeedsCode(StateMismatch):
@@ -89,6 +90,7 @@ class BadFile(TransomError):
     """A file to import is damaged or holds something that is not supported; or an export failed its check."""
 
     kind = "bad_file"
+    advice = "use another copy of the file, or save it again"
 
 
 class BadRollbacks(TransomError):
@@ -104,8 +106,8 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
     text = str(error).strip().splitlines()
-    if text and (gloo := re.match(r"\[\S+/gloo/\S+\] (.*?)\.? This is typically", text[0])):
-        return f"the connection to another rank broke: {gloo[1]}"  # not the source path and general advice of torch
+    if text and (gloo := without_advice(text[0])) != text[0]:
+        return f"the connection to another rank broke: {gloo.rstrip('.')}"
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 

@@ -62,7 +62,9 @@ def flatten(tree: dict[str, Any]) -> tuple[Flat, Paths]:
         else:
             key = ".".join(map(str, path))
             if key in flat:
-                raise UsageError(f"Two values of the checkpointed state are both called `{key}`")
+                raise UsageError(
+                    f"Two values of the checkpointed state are both called `{key}`", hint="rename one of them"
+                )
             flat[key], paths[key] = value, path
 
     for key, value in tree.items():
@@ -234,7 +236,7 @@ class Spread:
 def _add(flat: Flat, paths: Paths, path: Path, value: Any) -> None:
     key = ".".join(map(str, path))
     if key in flat:
-        raise UsageError(f"Two values of the checkpointed state are both called `{key}`")
+        raise UsageError(f"Two values of the checkpointed state are both called `{key}`", hint="rename one of them")
     flat[key], paths[key] = value, path
 
 

@@ -66,7 +66,6 @@ def advise(
     Give your own failures with --failures.
     """
 
-    from rich.console import Console
     from rich.progress import Progress
 
     from transom_cli.errors import UsageError
@@ -74,6 +73,7 @@ def advise(
     from transom_cli.simulate.model import Costs
     from transom_cli.simulate.setup import scenario_of
     from transom_cli.view.advice import advice, faults_of, pace
+    from transom_cli.view.terminal import error_console
     from transom_cli.view.text import plain, table
 
     said: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ def advise(
         persist_every=persist, queue=queue * 60.0,
     )  # fmt: skip
     scenario = replace(scenario_of(settings, nodes, days, known, costs), spares=spares)
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+    with Progress(console=error_console(), disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task("simulating", total=runs * advisor.count(scenario))
         found = advisor.advise(scenario, runs, seed, jobs, lambda: bar.advance(task))
     if json_:

@@ -237,6 +237,8 @@ def run_app() -> None:
     try:
         code = app(prog_name="transom", standalone_mode=False)  # also as `python -m transom_cli`
     except TransomError as error:
+        if isinstance(error, UsageError):
+            error.hint = error.hint or f"{_command(sys.argv[1:])} --help"
         end(error)
     except typer.Abort as error:  # a question; after Ctrl-C or Ctrl-D the cursor is still in its line
         unanswered = isinstance(error.__context__, (KeyboardInterrupt, EOFError))

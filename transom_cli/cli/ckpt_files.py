@@ -243,7 +243,8 @@ def _told(place: Path) -> Iterator[None]:
 
         raise path_error(error, place.absolute(), doing="write", instead="give another place") from error
     except (MemoryError, RuntimeError) as error:  # torch's own, for address space too
-        raise TransomError(f"cannot write {place.absolute()}", str(error).strip().partition("\n")[0]) from error
+        why = str(error).strip().partition("\n")[0]
+        raise TransomError(f"cannot write {place.absolute()}", why, f"df -h {place.absolute().parent}") from error
 
 
 def _exported(candidate: Candidate, out: Path, form: Format, done: Exported) -> dict[str, Any]:

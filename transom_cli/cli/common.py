@@ -79,11 +79,13 @@ def json_requested(words: list[str]) -> bool:
 
 
 def without_colours(words: Sequence[str]) -> list[str]:
-    """Take `--no-color` out of a command's words: it is NO_COLOR=1. Words after `--` belong to the training."""
+    """Take `--no-color` out of a command's words. Words after `--` belong to the training."""
     ours = words.index("--") if "--" in words else len(words)
     if "--no-color" not in words[:ours]:
         return list(words)
-    os.environ["NO_COLOR"] = "1"
+    from transom_cli.view import terminal
+
+    terminal.no_colours = True
     return [*(word for word in words[:ours] if word != "--no-color"), *words[ours:]]
 
 
@@ -113,7 +115,7 @@ def os_error(error: OSError) -> TransomError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of stdout: other files have a name
         hint = "free some space where the output is written (`df -h`; `quota`), or write it to another place"
         return TransomError("cannot write the output", error.strerror or "", hint)
-    return TransomError("A system call failed", error.strerror or str(error))
+    return TransomError("A system call failed", error.strerror or str(error), "`transom doctor` checks this host")
 
 
 def bounded(root: Path, run: str | None = None) -> Path:

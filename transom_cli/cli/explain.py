@@ -172,7 +172,8 @@ def _incidents(
         if timeline.id in again and not full:
             alike.append(timeline.id)
             continue
-        lines = (timeline_lines if verbose or full or what else brief_lines)(timeline, width)
+        detailed = verbose or full
+        lines = timeline_lines(timeline, width, whole=detailed) if detailed or what else brief_lines(timeline, width)
         if alike:
             which = alike[0] if len(alike) == 1 else f"{alike[0]} to {alike[-1]}"
             lines.insert(1, f"  {which}: the same failure, not shown (--full shows it)")

@@ -24,6 +24,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until the run has ended.")] = False,
     launch: Annotated[str, typer.Option("--launch", help="Only this launch, such as 7.0.1.")] = "",
     since: Annotated[str | None, typer.Option("--since", help="Only lines of the last 10m, 2h, ...")] = None,
+    tail: Annotated[int, typer.Option("--tail", "-n", min=0, help="Only the last N lines.", show_default=False)] = 0,
 ) -> None:
     """Print the merged output of a run's ranks.
 
@@ -60,13 +61,13 @@ def logs(
         output.files = sorted(kept, key=lambda one: one.rank or 0)
     width = len(str(max((one.rank or 0 for one in output.files), default=0)))
 
-    def print_new(begin: float = 0.0) -> bool:
-        lines = output.more(begin)
+    def print_new(begin: float = 0.0, most: int = 0) -> bool:
+        lines = output.more(begin)[-most:]  # 0: all
         if lines:
             show([drawn(one, root_line, width) for one in lines])
         return bool(lines)
 
-    if not print_new(after) and not after:
+    if not print_new(after, tail) and not after:
         _explain_nothing(view, follow=follow)
     if root_line is not None:
         typer.echo(f"root cause: {root_line.place}", err=True)

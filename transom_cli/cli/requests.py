@@ -149,6 +149,7 @@ def _continue(run: RunDir, state: State, changes: dict[str, str], *, force: bool
 
 
 def _require_resumable(run: RunDir, state: State, *, force: bool) -> None:
+    from transom_cli.config.run_settings import read_run_file
     from transom_cli.core.operator.state import Phase
     from transom_cli.errors import NoCheckpoint, StateDiffers
 
@@ -160,6 +161,8 @@ def _require_resumable(run: RunDir, state: State, *, force: bool) -> None:
     if state.exit_code in (NoCheckpoint.exit_code, StateDiffers.exit_code) and not force:
         hint = f"see `transom ckpt verify {run.run_id}`; once that is solved, add `--force`"
         raise TransomError(what, state.verdict, hint)
+    for path in (run.settings, run.submission, run.script):
+        read_run_file(run, path)
 
 
 def _change_options(run: RunDir, state: State, changes: dict[str, str], *, force: bool) -> tuple[int, int]:

@@ -211,12 +211,12 @@ def load_settings(path: Path | None, flags: dict[str, str] | None = None) -> Set
 
 def run_all(scenarios: Sequence[Scenario], runs: int, seed: int, jobs: int) -> list[list[Outcome]]:
     """Simulate all scenarios, with a progress bar on a terminal."""
-    from rich.console import Console
     from rich.progress import Progress
 
     from transom_cli.simulate.campaign import simulate
+    from transom_cli.view.terminal import error_console
 
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+    with Progress(console=error_console(), disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task("simulating", total=runs * len(scenarios))
         return simulate(scenarios, runs, seed, jobs, lambda: bar.advance(task))
 

@@ -11,7 +11,7 @@ from transom_cli.core.policy import Rule
 from transom_cli.core.stall_state import StallLimits
 from transom_cli.errors import UsageError
 from transom_cli.health.check import HealthOptions
-from transom_cli.layout import RunDir
+from transom_cli.layout import RunDir, resuming
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
@@ -39,9 +39,8 @@ def read_run_file(run: RunDir, path: Path) -> str:
     except OSError as error:
         from transom_cli.submit.rundir import path_error
 
-        raise path_error(
-            error, path, doing="read", instead=f"restore it from a copy; if its job still runs, {cancel_by_hand(run)}"
-        ) from error
+        instead = f"restore it from a copy; or start a new run: {resuming(run)}\nif its job runs: {cancel_by_hand(run)}"
+        raise path_error(error, path, doing="read", instead=instead) from error
 
 
 def cancel_by_hand(run: RunDir) -> str:

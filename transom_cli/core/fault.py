@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from transom_cli.core.crash_loop import no_further, reached
 from transom_cli.core.incident import Incident
+from transom_cli.core.log_lines import without_advice
 from transom_cli.core.operator.state import Exclusion
 from transom_cli.plural import some
 
@@ -60,12 +61,13 @@ def fault_of(incident: Incident, exclusions: Iterable[Exclusion] = ()) -> Fault:
     diagnosis = incident.diagnosis
     words = diagnosis.words if diagnosis else incident.marks[0].words if incident.marks else "not known yet"
     nodes = diagnosis.nodes if diagnosis else incident.suspect_nodes
-    title, evidence = _parted(words, nodes)
-    if not evidence and incident.log_line not in title:
-        evidence = incident.log_line
+    title, evidence = _parted(without_advice(words), nodes)
+    line = without_advice(incident.log_line)
+    if not evidence and line not in title:
+        evidence = line
     if not evidence:
         marks = [m for kind in _EVIDENCE for m in incident.marks if m.what == kind and m.words not in words]
-        evidence = marks[0].words if marks else ""
+        evidence = without_advice(marks[0].words) if marks else ""
     isolated = dict.fromkeys(x.how for x in exclusions if x.incident == incident.id)
     kinds = {mark.what for mark in incident.marks}
     repair = next((text for kind, text in _REPAIRS.items() if kind in kinds and incident.result == "recovered"), "")

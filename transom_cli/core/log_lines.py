@@ -79,6 +79,17 @@ _CLEAN_LIMIT = 300
 _LOOKED_AT = 4096  # characters of a line, control sequences and all
 
 
+_GLOO = re.compile(
+    r"\[[^\[\]\s]*/gloo/[^\]\s]+\] ?|\.? ?This is typically caused by a remote worker [^.;]*"
+    r"(?:\.\s*Check the logs of the remote worker[^.;]*)?(?:\.?\s*GLHF!? ?[^\w\s;]*)?\.?"
+)
+
+
+def without_advice(text: str) -> str:
+    """Shorten gloo's error for people: its source file and its general advice are left out."""
+    return _GLOO.sub("", text) if "/gloo/" in text or "typically" in text else text
+
+
 def clean(line: str) -> str:
     """A log line that may meet a terminal: no control characters, one line, not endless."""
     seen = line.rpartition("\r")[2][:_LOOKED_AT]

@@ -34,6 +34,7 @@ _EVERY = "*/10 * * * *"  # a second operator process ends at once
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "LD_LIBRARY_PATH", "XDG_CONFIG_HOME", "TRANSOM_STATE_DIR")
 _DAEMONS = {"cron", "crond", "fcron"}
 _PID_FILES = ("/run/crond.pid", "/run/cron.pid", "/var/run/crond.pid")
+_OTHERWISE = "choose another with --systemd, --cron or --scrontab, or: transom run --operator job"
 PATIENCE = 15.0  # seconds for each program
 
 
@@ -278,10 +279,10 @@ def _run(argv: Sequence[str], text: str | None = None) -> str:
             check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise NotPermitted(f"`{argv[0]}` did not end", f"no answer within {PATIENCE:g} s") from None
+        raise NotPermitted(f"`{argv[0]}` did not end", f"no answer within {PATIENCE:g} s", _OTHERWISE) from None
     except OSError as error:
-        raise NotPermitted(f"Cannot run `{argv[0]}`", error.strerror or str(error)) from None
+        raise NotPermitted(f"Cannot run `{argv[0]}`", error.strerror or str(error), _OTHERWISE) from None
     if done.returncode != 0:
         said = " ".join((done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").split())
-        raise NotPermitted(f"`{shlex.join(argv)}` failed", said)
+        raise NotPermitted(f"`{shlex.join(argv)}` failed", said, _OTHERWISE)
     return done.stdout

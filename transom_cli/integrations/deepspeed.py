@@ -109,7 +109,11 @@ def _universal(tag: Path, model_ranks: int) -> Path:
     while not done.is_dir() and not failed.exists():
         time.sleep(LOOK)
     if failed.exists():
-        raise NoCheckpointRestores(f"{tag} cannot be converted to another number of ranks", failed.read_text())
+        raise NoCheckpointRestores(
+            f"{tag} cannot be converted to another number of ranks",
+            failed.read_text(),
+            "resume with the ranks that saved it",
+        )
     return done
 
 

@@ -29,6 +29,7 @@ ACCOUNTING_PACKAGES = {
     "mariadbd": "mariadb-server",
     "mariadb-install-db": "mariadb-server",
 }
+_STATUS = "transom sandbox status"
 _MARIADB = {"mariadbd", "mariadb-install-db"}  # suitable for any release of Slurm
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # sbin is not in a user's PATH
 
@@ -81,10 +82,10 @@ def run_tool(argv: Sequence[str], env: Mapping[str, str], *, cwd: Path, timeout_
             text=True, errors="replace", timeout=timeout_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise SlurmUnreachable(f"`{name}` did not answer within {timeout_s:.0f} s") from error
+        raise SlurmUnreachable(f"`{name}` did not answer within {timeout_s:.0f} s", hint=_STATUS) from error
     if done.returncode != 0:
         words = (done.stderr or done.stdout).strip()
-        raise TransomError(f"`{' '.join([name, *argv[1:]])}` failed (exit {done.returncode})", words)
+        raise TransomError(f"`{' '.join([name, *argv[1:]])}` failed (exit {done.returncode})", words, _STATUS)
     return done.stdout
 
 
@@ -93,5 +94,7 @@ def slurm_release(slurmctld: Path) -> tuple[int, int]:
     words = run_tool([str(slurmctld), "-V"], os.environ, cwd=Path("/"))
     found = re.search(r"(\d+)\.(\d+)", words)
     if found is None:
-        raise SlurmUnreachable("Slurm's version cannot be determined", f"`slurmctld -V` printed: {words.strip()!r}")
+        raise SlurmUnreachable(
+            "Slurm's version cannot be determined", f"`slurmctld -V` printed: {words.strip()!r}", "transom doctor"
+        )
     return int(found[1]), int(found[2])

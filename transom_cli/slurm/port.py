@@ -58,6 +58,7 @@ class JobCancelled(SlurmRefused):
     """A person has cancelled the job, so nothing succeeds it."""
 
     kind = "job_cancelled"
+    advice = "`transom resume` continues the run"
 
 
 class JobState(enum.Enum):

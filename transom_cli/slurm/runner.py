@@ -120,7 +120,9 @@ class Runner:
                 "without a cluster: `transom sandbox up` starts a small one on this machine",
             ) from error
         except OSError as error:
-            raise SlurmUnknown(f"Slurm's command `{argv[0]}` could not be started", str(error)) from error
+            raise SlurmUnknown(
+                f"Slurm's command `{argv[0]}` could not be started", str(error), "transom doctor"
+            ) from error
         try:
             out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired as expired:

@@ -59,8 +59,8 @@ def submit_recorded(submit: Callable[[], int], on_submitted: Callable[[int], Non
     if unanswered >= MAX_UNANSWERED:
         raise SlurmRefused(
             "No job of this run can be identified in Slurm",
-            "two submissions had no answer, and squeue shows no job with this run's comment or batch script;"
-            " a job that appears later is held: find it with `squeue --me` and cancel it with `scancel`",
+            "two submissions had no answer, and squeue shows no job with this run's comment or batch script",
+            "a job that appears later is held: find it with `squeue --me` and cancel it with `scancel`",
         )
     try:
         job_id = submit()

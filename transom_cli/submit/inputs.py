@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import transom_cli
-from transom_cli.errors import NotPermitted, TransomError, UsageError
+from transom_cli.errors import REINSTALL, NotPermitted, TransomError, UsageError
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
@@ -190,5 +190,5 @@ def template_folder(package: Path | None = None) -> Path:
     raise TransomError(
         "transom's sbatch templates are missing from this installation",
         why="looked in " + " and ".join(map(str, places)),
-        hint="in the clone of transom: pip install --force-reinstall .",
+        hint=REINSTALL,
     )

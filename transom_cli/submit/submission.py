@@ -18,6 +18,7 @@ from transom_cli.inherited import TUNABLES, with_streaming_copies
 from transom_cli.layout import RunDir
 from transom_cli.slurm.port import Submission
 
+NEW_RUN = "start a new run (`transom run`); the checkpoints of this one are kept"
 _SBATCH = "SBATCH_"
 _VARIABLE_NAMES = {"time": "TIMELIMIT", "switches": "REQ_SWITCH"}  # options whose variables have other names
 _INSTALLED = ("site-packages", "dist-packages")
@@ -135,7 +136,7 @@ class SubmissionRecord:
             sbatch = tuple(kept.items()) if kept is not None else None
             return cls(*words, *clusters, sbatch, int(data.get("observed", 0)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TransomError(f"`{run.submission}` is damaged", f"{type(error).__name__}: {error}") from error
+            raise TransomError(f"`{run.submission}` is damaged", f"{type(error).__name__}: {error}", NEW_RUN) from error
 
     def submission(self, run: RunDir) -> Submission:
         chdir = Path(self.chdir) if self.chdir else None

@@ -48,6 +48,7 @@ class JournalError(TransomError):
     """The journal cannot be read or written."""
 
     kind = "journal"
+    advice = "check the file system of the run directory: `df -h`, `quota`, `ls -l`"
 
 
 @dataclass(frozen=True)

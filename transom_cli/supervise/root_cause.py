@@ -12,8 +12,8 @@ from transom_cli.core.events import Examined
 from transom_cli.core.log_lines import clean, log_order
 from transom_cli.diagnose.clue import Category
 from transom_cli.diagnose.logs import matches
-from transom_cli.diagnose.logs.cause import incidents
-from transom_cli.diagnose.logs.culprits import CRIES
+from transom_cli.diagnose.logs.cause import Incident, incidents
+from transom_cli.diagnose.logs.culprits import CRIES, alike
 from transom_cli.diagnose.logs.matches import Hit
 from transom_cli.diagnose.logs.rulebook import Level
 from transom_cli.diagnose.unknown.store import new_errors
@@ -128,9 +128,17 @@ def _examined(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str]
         root, category = found[0].root, found[0].category.value
         if root.level < Level.ENDING and category in OWN_ERRORS:
             category = UNKNOWN  # how a process ended is no word of its own: a stop needs evidence
-        return Examined(now, key, category, clean(root.record.text), root.file)
+        return Examined(now, key, category, clean(root.record.text), root.file + _others(found[0]))
     name = min(said, key=lambda name: log_order(name, rank))
     return Examined(now, key, UNKNOWN, said[name], name)
+
+
+def _others(cause: Incident) -> str:
+    """Return which other ranks report the same error of the program, in words: which was first may be chance."""
+    others = alike(cause.root, cause.others) - {cause.root.record.rank} if cause.category.value in OWN_ERRORS else set()
+    if not others:
+        return ""
+    return f" (rank {others.pop()} reports the same)" if len(others) == 1 else f" ({len(others)} more report the same)"
 
 
 def _ended_without_a_cry(hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> bool:

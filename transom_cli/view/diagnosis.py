@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from transom_cli.plural import several
@@ -24,16 +24,14 @@ def diagnosis_lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"No known failure in {several(document['files'], 'file')}."
         return
     first, *others = incidents
-    yield from _incident(first)
-    for number, line in enumerate(document["unrecognised"]):
-        yield from _labelled("" if number else "new", line)
+    yield from _incident(first, document["unrecognised"])
     for other in others:
         yield ""
         yield f"Also: {other['category']} ({other['root_file']}:{other['root_lineno']})"
         yield from _log_line(other["root_line"])
 
 
-def _incident(incident: Mapping[str, Any]) -> Iterator[str]:
+def _incident(incident: Mapping[str, Any], new: Sequence[str]) -> Iterator[str]:
     yield f"{incident['category']}: {_ACTIONS[incident['action']]}  (confidence {incident['confidence']:.0%})"
     yield ""
     if incident["root_line"] is not None:
@@ -42,6 +40,8 @@ def _incident(incident: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     if source := incident.get("source"):
         yield from _labelled("your code", source)
+    for number, line in enumerate(new):
+        yield from _labelled("" if number else "new", line)
     culprits = [_culprit(one) for one in incident["culprits"]]
     nobody = "the program" if incident["scope"] == "user" else "unknown"
     yield f"  culprit       {', '.join(culprits) if culprits else nobody}"

@@ -11,6 +11,7 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from transom_cli.core.log_lines import without_advice
 from transom_cli.errors import printable
 from transom_cli.health.gpu.status import gpu_objects
 from transom_cli.view.model import NodeView, Operation, RunView
@@ -84,7 +85,8 @@ class Change:
         about = f"{self.incident} " if self.incident else ""
         if self.brief:
             return printable(f"{clock_time(self.at)} {about}{self.what}")
-        return printable(f"{clock_time(self.at)} {about}{_LINE.get(self.what, self.what)}: {self.message}")
+        what = _LINE.get(self.what, self.what)
+        return printable(f"{clock_time(self.at)} {about}{what}: {without_advice(self.message)}")
 
     def to_json(self, run_id: str) -> str:
         change = {"schema": SCHEMA, "run": run_id, "at": self.at, "at_utc": utc(self.at), "what": self.what}

@@ -49,8 +49,11 @@ def status_lines(view: RunView, width: int = 80, *, everything: bool = False) ->
 
 def screen(view: RunView, width: int | None, *, everything: bool = False, map_lines: int = 0) -> list[Line]:
     """Return the screen; with `everything`, list every node and every incident. map_lines: as in `map_rows`."""
+    commands = [one for label, command in next_commands(view) for one in command_rows(label, command, width)]
+    warnings, unknown = _warnings(view, width), view.status == "unknown"
     lines = [
         _headline(view),
+        *((*warnings, *commands) if unknown else ()),  # why, and what to do, before what was known once
         *(rows("why", view.condition, width, tone=_TONES.get(view.status, "")) if _CONDITIONS & {view.status} else []),
         *(rows("observed", _observed(view), width) if view.observed else []),
         *(rows("owner", f"{view.owner} (read only for you)", width) if view.owner else []),
@@ -70,8 +73,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False, map_li
         *_requests(view, width),
         *_sources(view, width),
         *_next_steps(view, width),
-        *(one for label, command in next_commands(view) for one in command_rows(label, command, width)),
-        *_warnings(view, width),
+        *(() if unknown else (*commands, *warnings)),
     ]
     for part in (node_table(view, everything=everything), incident_rows(view, width, everything=everything)):
         lines += [(), *part] if part else []
@@ -301,7 +303,7 @@ def _warnings(view: RunView, width: int | None) -> list[Line]:
         found.append(f"no heartbeats, so a hang is not detected, from {view.blind}")
     written = _last_written(view)
     if written is not None and view.now - written > STALE and (not view.fresh or view.phase == "training"):
-        found.append(f"no update for {span(view.now - written)}; everything above is at least that old")
+        found.append(f"no update for {span(view.now - written)}; the state shown is at least that old")
     elif view.phase == "training" and view.nodes_at is not None and not view.nodes_fresh:
         found.append(f"no update from the nodes for {span(view.now - view.nodes_at)}; their states are that old")
     return [line for message in found for line in _warning(message, width)]

@@ -14,6 +14,7 @@ from transom_cli.errors import printable
 from transom_cli.view.text import Line, plain
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, TaskID
     from rich.text import Text
 
@@ -32,10 +33,12 @@ _ANCESTORS = 4  # processes to search for watch: itself, a shell, and a few betw
 
 # --- colours ---
 
+no_colours = False  # `--no-color`: not in the environment, which a job of this command would inherit
+
 
 def coloured(environ: Mapping[str, str]) -> bool:
     """Whether to write colours to stdout."""
-    plain_terminal = environ.get("TERM", "") in ("", "dumb") or bool(environ.get("NO_COLOR"))
+    plain_terminal = no_colours or environ.get("TERM", "") in ("", "dumb") or bool(environ.get("NO_COLOR"))
     return not plain_terminal and sys.stdout.isatty()
 
 
@@ -60,6 +63,12 @@ def show(lines: Iterable[Line]) -> None:
     """Print lines to stdout, in colour if it is a terminal that supports it."""
     as_text = painted if coloured(os.environ) else plain
     print("\n".join(as_text(one) for one in lines))
+
+
+def error_console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, no_color=no_colours or None)
 
 
 # --- width ---
@@ -129,7 +138,6 @@ class Waiting:
         self.add(0)
 
     def show(self) -> None:
-        from rich.console import Console
         from rich.progress import (
             BarColumn,
             DownloadColumn,
@@ -143,7 +151,7 @@ class Waiting:
         count = DownloadColumn(binary_units=True) if self._of_bytes else MofNCompleteColumn()
         counted = (BarColumn(), count) if self._total or self._of_bytes else ()
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), *counted, TimeElapsedColumn())
-        bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        bar = Progress(*columns, console=error_console(), transient=True)
         with self._lock:
             if self._over:
                 return

@@ -14,6 +14,7 @@ from transom_cli.core.events import UNDECIDED, Decided
 from transom_cli.core.fault import Fault, fault_of, outcome
 from transom_cli.core.goodput import NS, Cause, Kind, Sums, cost
 from transom_cli.core.incident import Incident
+from transom_cli.core.log_lines import without_advice
 from transom_cli.core.operator.state import SavesFail
 from transom_cli.plural import several
 from transom_cli.supervise.run_record import RunRecord
@@ -165,14 +166,14 @@ def brief_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
     return [fit(line, width) for line in found]
 
 
-def timeline_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
-    """Return the incident in brief, then each entry."""
-    return [*brief_lines(timeline, width), *entry_lines(timeline, width)]
+def timeline_lines(timeline: Timeline, width: int = NEVER_CUT, *, whole: bool = False) -> list[str]:
+    """Return the incident in brief, then each entry. whole: with the advice of libraries."""
+    return [*brief_lines(timeline, width), *entry_lines(timeline, width, whole=whole)]
 
 
-def entry_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
+def entry_lines(timeline: Timeline, width: int = NEVER_CUT, *, whole: bool = False) -> list[str]:
     found: list[str] = []
-    last, shown = timeline.began, list(distinct_entries(timeline))
+    last, shown = timeline.began, list(distinct_entries(timeline, whole=whole))
     for time, (entry, message) in zip(clock([entry.at for entry, _ in shown]), shown, strict=True):
         took = f"+{span(entry.at - last)}" if entry.at - last >= SHORT else ""
         found += wrapped(f"  {time} {took:>9}  {entry.part:<9}", message, width)
@@ -180,7 +181,7 @@ def entry_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
     return [fit(line, width) for line in found]
 
 
-def distinct_entries(timeline: Timeline) -> Iterator[tuple[Entry, str]]:
+def distinct_entries(timeline: Timeline, *, whole: bool = False) -> Iterator[tuple[Entry, str]]:
     """Yield each entry with its message. Launcher and operator record the same facts: no message appears twice."""
     shown: set[str] = set()
     last = ""
@@ -190,7 +191,7 @@ def distinct_entries(timeline: Timeline) -> Iterator[tuple[Entry, str]]:
         shown.add(entry.message)
         if message and message != last:
             last = message
-            yield entry, message
+            yield entry, message if whole else without_advice(message)
 
 
 def mark_message(what: str, message: str) -> str:

@@ -55,6 +55,15 @@ def test_the_quiet_cause_goes_before_loud_victims(tmp_path: Path) -> None:
     assert any(line.startswith("connection-lost: 6 lines of 3 ranks") for line in of_logs(first).consequences)
 
 
+@pytest.mark.parametrize("time", ["", "2026-01-05 03:17:5{} "])
+def test_error_of_all_ranks_is_the_programs_unless_times_show_who_was_first(tmp_path: Path, time: str) -> None:
+    logs = [f"step 4\n{TRACE}{time.format(9 - rank)}KeyError: 'lr'\n" for rank in range(2)]
+    (found,) = of(tmp_path, *logs).incidents
+    first = (Culprit(rank=1),) if time else ()
+    assert (found.category, found.culprits) == (Category.USER_CODE, first)
+    assert any(("this one was first" if time else "it is not one rank's") in one for one in of_logs(found).evidence)
+
+
 def test_slurm_node_failure_wins_over_earlier_lines(tmp_path: Path) -> None:
     ended = CANCELLED.format("STEP 7.0", " DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS")
     text = f"CUDA error: unspecified launch failure\nsrun: error: Node failure on gpu7\n{ended}"

@@ -41,6 +41,7 @@ class StorageError(TransomError):
     """Object storage cannot be used, or what it holds is damaged."""
 
     kind = "storage_error"
+    advice = "check the address, the credentials and the network; checkpoints on disk are not affected"
 
 
 @dataclass(frozen=True)

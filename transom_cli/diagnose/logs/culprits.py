@@ -64,9 +64,10 @@ def blamed(root: Hit, others: Sequence[Hit], ranks: frozenset[int]) -> Blamed:
         culprits, why = _behind(root)
     if root.rule.name == TASK_FAILURE:
         culprits = _left_alone(others)
-    alike = _alike(root, others) if root.rule.name in EVERYONES else set()
-    if len(alike) > 1 and 2 * len(alike) >= len(ranks):
-        return (), (f"{len(alike)} ranks report the same: it is not one rank's",)
+    unordered = root.rule.scope is Scope.USER and without_order(root, others)
+    same = alike(root, others) if unordered or root.rule.name in EVERYONES else set()
+    if len(same) > 1 and 2 * len(same) >= len(ranks):
+        return (), (f"{len(same)} ranks report the same: it is not one rank's",)
     if root.rule.blames is Blames.NAMED and len({h.culprit.node for h in hits if h.rule is root.rule}) > 1:
         culprits = ()  # several peers: the fault is on the path
     culprits = _with_nodes(culprits, hits, root)
@@ -75,7 +76,12 @@ def blamed(root: Hit, others: Sequence[Hit], ranks: frozenset[int]) -> Blamed:
     return tuple(dict.fromkeys(c for c in culprits if c != Culprit())), why
 
 
-def _alike(root: Hit, others: Sequence[Hit]) -> set[int]:
+def without_order(root: Hit, others: Sequence[Hit]) -> bool:
+    """Return whether nothing shows who was first: the lines are in several files, and have no times."""
+    return root.record.at is None and any(h.rule is root.rule and h.file != root.file for h in others)
+
+
+def alike(root: Hit, others: Sequence[Hit]) -> set[int]:
     """Return the ranks that report the root's failure in the same words, apart from numbers."""
     said = _DIGITS.sub("0", root.record.text)
     same = [h for h in others if h.rule is root.rule and h.launch == root.launch]

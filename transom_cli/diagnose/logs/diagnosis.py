@@ -13,7 +13,7 @@ from transom_cli.diagnose.logs import grammar, reader
 from transom_cli.diagnose.logs.aftermath import Aftermath
 from transom_cli.diagnose.logs.cause import Incident, consequences, incidents
 from transom_cli.diagnose.logs.context import speaker
-from transom_cli.diagnose.logs.culprits import CRIES
+from transom_cli.diagnose.logs.culprits import CRIES, without_order
 from transom_cli.diagnose.logs.kinds import hit_of
 from transom_cli.diagnose.logs.matches import LAUNCH, LEFT, Found, Hit, collect
 from transom_cli.diagnose.logs.reader import hits_in_file
@@ -50,8 +50,9 @@ def evidence(incident: Incident) -> tuple[str, ...]:
     if root.more:
         said.append(f"the same line was printed {times(root.more)} more")
     same = {h.record.rank for h in incident.others if h.rule.name == root.rule.name and h.record.rank is not None}
-    if same - {root.record.rank}:
-        said.append(f"{len(same | {root.record.rank})} ranks print the same; this one was first")
+    if same - {root.record.rank} and (incident.culprits or not incident.why):
+        order = "which was first is not known" if without_order(root, incident.others) else "this one was first"
+        said.append(f"{len(same | {root.record.rank})} ranks print the same; {order}")
     if root.launch:
         said.append(f"the log contains {root.launch + 1} launches; this one is the last that failed")
     if action_of(incident) is Action.ISOLATE and not any(one.node for one in incident.culprits):

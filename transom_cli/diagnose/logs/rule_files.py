@@ -27,7 +27,7 @@ from typing import Any
 from transom_cli.diagnose.clue import Action, Category
 from transom_cli.diagnose.logs import grammar, rulebook
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Rule, Rulebook, Scope
-from transom_cli.errors import UsageError
+from transom_cli.errors import REINSTALL, UsageError
 
 OURS = Path(__file__).resolve().parent.parent / "rules"
 SHORTEST = 3  # characters of a text; shorter ones match almost every line
@@ -70,7 +70,7 @@ def _built_in() -> list[Rule]:
             return [_as_rule(table) for table in tables]
     parsed = [parse(path.read_text(encoding="utf-8"), path.name, built_in=True) for path in files]
     if wrong := [mistake for _, mistakes in parsed for mistake in mistakes]:
-        raise UsageError("A built-in rule file cannot be used", "\n".join(wrong))
+        raise UsageError("A built-in rule file cannot be used", "\n".join(wrong), REINSTALL)
     rules = [rule for found, _ in parsed for rule in found]
     if not sys.dont_write_bytecode:
         from transom_cli.files import publish_bytes

@@ -16,6 +16,10 @@ _COMMON = (*PROGRAM_PACKAGES, "slurm-wlm-basic-plugins", "slurm-wlm-mysql-plugin
 _TO_BUILD_PYSLURM = ("libslurm-dev", "python3-dev", "python3-venv", "gcc", "libc6-dev")
 
 
+class ReleaseFailed(TransomError):
+    advice = "use the Slurm of this machine: transom sandbox up --release native"
+
+
 @dataclass(frozen=True)
 class Release:
     """A Debian release. pyslurm: the version on PyPI that builds with its Slurm, "" if there is none."""

@@ -25,6 +25,7 @@ from transom_cli.files import publish_text
 from transom_cli.sandbox.release import packages
 from transom_cli.sandbox.release.known import (
     Release,
+    ReleaseFailed,
     ReleaseHome,
     check_folder,
     check_mirror,
@@ -48,7 +49,7 @@ def build(building: Building, home: ReleaseHome, plugins: Path, version: str) ->
     venv = home.python.parent.parent
     pip_wheel = next((usr / "share" / "python-wheels").glob("pip-*.whl"), None)
     if pip_wheel is None:
-        raise TransomError("The packages contain no pip", f"no pip-*.whl in {usr}/share/python-wheels")
+        raise ReleaseFailed("The packages contain no pip", f"no pip-*.whl in {usr}/share/python-wheels")
     building.run([str(usr / "bin" / "python3"), "-m", "venv", "--without-pip", str(venv)])
     pip = [str(home.python), "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-input"]
     building.run([*pip, "--no-index", "--no-deps", str(pip_wheel)], {"PYTHONPATH": str(pip_wheel)})
@@ -120,7 +121,7 @@ def obtain(name: str, folder: Path, say: Callable[[str], None], url: str = "") -
         with _one_builder(home.path, say) as lock, _scratch(home, say, lock) as building:
             return _obtain_locked(building, release, home, url)
     except OSError as error:
-        raise TransomError(f"Cannot build Debian {name} in {home.path}", str(error)) from error
+        raise ReleaseFailed(f"Cannot build Debian {name} in {home.path}", str(error)) from error
 
 
 def find_built(name: str, folder: Path) -> ReleaseHome | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.errors import TransomError, UsageError, printable
-from transom_cli.sandbox.release.known import PROGRAM_PACKAGES, Release
+from transom_cli.sandbox.release.known import PROGRAM_PACKAGES, Release, ReleaseFailed
 
 _PATIENCE_S = 1800.0  # for one program: a mirror may be slow
 
@@ -63,7 +63,7 @@ class Building:
         try:
             return subprocess.Popen(argv, env={**os.environ, **(env or {})}, stdin=stdin, pass_fds=held, **out)
         except FileNotFoundError as error:
-            raise TransomError(f"`{argv[0]}` is not installed on this machine", str(error)) from error
+            raise ReleaseFailed(f"`{argv[0]}` is not installed on this machine", str(error)) from error
 
     def _ended(self, argv: Sequence[str], process: subprocess.Popen[bytes]) -> None:
         try:
@@ -127,7 +127,7 @@ def _words(argv: Sequence[str]) -> str:
             "Another release of Slurm needs apt, which this machine does not have", str(error), "--release native"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise TransomError(f"`{argv[0]}` did not end within 60 s") from error
+        raise ReleaseFailed(f"`{argv[0]}` did not end within 60 s") from error
     return done.stdout
 
 
@@ -212,7 +212,7 @@ def link_programs(archives: Sequence[Path], root: Path, into: Path) -> None:
 def find_plugins(root: Path) -> Path:
     found = next((root / "usr" / "lib").glob("*/slurm-wlm/libslurmfull.so"), None)
     if found is None:
-        raise TransomError(
+        raise ReleaseFailed(
             "The packages contain no Slurm in the expected place", f"no libslurmfull.so under {root}/usr/lib"
         )
     return found.parent
@@ -237,7 +237,7 @@ def relocate(building: Building, root: Path, plugins: Path) -> None:
     libraries = plugins.parent
     loader = next(libraries.glob("ld-linux*.so.*"), None)
     if loader is None:
-        raise TransomError("The packages contain no loader in the expected place", f"no ld-linux*.so.* in {libraries}")
+        raise ReleaseFailed("The packages contain no loader in the expected place", f"no ld-linux*.so.* in {libraries}")
     tool = root / "usr" / "bin" / "patchelf"
     patchelf = [str(loader), "--library-path", str(libraries), str(tool)]
     for program in _programs(root):

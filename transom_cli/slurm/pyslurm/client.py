@@ -47,6 +47,7 @@ log = logging.getLogger("transom.pyslurm")
 
 _WORKER = Path(__file__).with_name("worker.py")
 _START = 10.0  # seconds to start and import pyslurm, which needs a fraction of one and no controller
+_WITHOUT = 'use the commands: slurm.backend = "cli"'
 _MAX_LOST = 3  # consecutive losses of the worker; then only the commands are used
 
 SUBMIT = (
@@ -91,7 +92,7 @@ class PySlurm:
         try:
             cluster = _value(self._ask("cluster", {}), "cluster")
         except WorkerLost as error:
-            raise SlurmUnknown("pyslurm does not work here", str(error)) from error
+            raise SlurmUnknown("pyslurm does not work here", str(error), _WITHOUT) from error
         return pyslurm, python, str(cluster["release"])
 
     def versions(self) -> tuple[str, str]:
@@ -99,7 +100,7 @@ class PySlurm:
         try:
             hello = _value(self._hello(), "hello")
         except WorkerLost as error:
-            raise SlurmUnknown("pyslurm does not work here", str(error)) from error
+            raise SlurmUnknown("pyslurm does not work here", str(error), _WITHOUT) from error
         return str(hello["pyslurm"]), str(hello["python"])
 
     def submit(self, submission: Submission) -> int:
@@ -260,7 +261,7 @@ def _value(answer: Mapping[str, Any], call: str) -> Any:
     if "error" in answer:
         raise classify([f"pyslurm {call}"], 1, "", str(answer["error"]))
     if "lacks" in answer:
-        raise SlurmUnknown(f"pyslurm cannot answer `{call}`", parse.clean(str(answer["lacks"])))
+        raise SlurmUnknown(f"pyslurm cannot answer `{call}`", parse.clean(str(answer["lacks"])), _WITHOUT)
     return answer["value"]
 
 

@@ -16,7 +16,10 @@ from transom_cli.slurm.guards import backoff
 from transom_cli.slurm.port import JobState, Slurm, SlurmRefused, SlurmUnknown, Submission, cluster_command
 from transom_cli.slurm.successor import resubmit_own_job
 from transom_cli.slurm.tags import has_hold_reason, held_comment, run_tag, successor_tag, tag_of
-from transom_cli.submit.submission import SubmissionRecord  # needed when a node is lost: imported before an upgrade
+from transom_cli.submit.submission import (
+    NEW_RUN,
+    SubmissionRecord,
+)  # needed when a node is lost: imported before an upgrade
 from transom_cli.supervise.handoff_record import RECORD, Handoff, newest_handoff
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.launcher.journal import say
@@ -169,7 +172,7 @@ def _submission(run: RunDir) -> Submission:
     try:
         return SubmissionRecord.load(run).submission(run)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TransomError("The job cannot be submitted again", f"{run.submission}: {error}") from error
+        raise TransomError("The job cannot be submitted again", f"{run.submission}: {error}", NEW_RUN) from error
 
 
 def _cluster(run: RunDir) -> str:

@@ -227,7 +227,12 @@ class Launcher:
             with contextlib.suppress(OSError):  # the save reports why it cannot be created
                 make_private(self._options.checkpoints)
         except OSError as error:
-            raise BadNodes(f"Cannot write in the run directory `{self._options.run.path}`", str(error)) from error
+            path = self._options.run.path
+            raise BadNodes(
+                f"Cannot write in the run directory `{path}`",
+                str(error),
+                f"on this node: `df -h {path}`, `ls -ld {path}`",
+            ) from error
 
     def _start_agents(self) -> bool:
         """Start the agents. Without them the training runs, but the launcher cannot relaunch it."""

@@ -68,7 +68,12 @@ class WatchApp(App[RunView | None]):
         ends: Callable[[RunView], bool] = lambda view: view.over,
     ) -> None:
         """ends: Whether the screen closes by itself after a view."""
+        known = os.environ.get("NO_COLOR")
+        if not colours:
+            os.environ["NO_COLOR"] = "1"  # textual looks here, once
         super().__init__(ansi_color=True)
+        if known is None:
+            os.environ.pop("NO_COLOR", None)
         self._follow, self._colours, self._every, self._ends = follow, colours, every, ends
         self.left = False  # by a key
         self._view: RunView | None = None
