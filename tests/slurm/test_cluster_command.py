@@ -32,7 +32,10 @@ def test_cluster_option_follows_the_command() -> None:
 
 def test_a_job_that_only_lacks_nodes_is_not_just_released() -> None:
     assert release_commands(7, "JobHeldUser", ("n1",)) == {"continue": "scontrol release 7"}
-    assert release_commands(7, "BadConstraints", ()) == {"continue": "scontrol release 7"}
+    assert release_commands(7, "BadConstraints", ()) == {
+        "what it asks for": "scontrol show job 7   # no node has all of it",
+        "with other nodes": "scontrol release 7",
+    }
     assert release_commands(7, "BadConstraints", ("n1", "n2"), "alps") == {
         "continue": "transom nodes --lift n1,n2",
         "new nodes": "scontrol -M alps release 7",

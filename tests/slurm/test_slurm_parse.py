@@ -137,6 +137,15 @@ def test_squeue_reports_exit_codes_and_signals() -> None:
     assert jobs[3].comment == ""
 
 
+def test_a_script_that_slurm_could_not_start_has_no_exit_code() -> None:
+    """22.05 prints 4021 where scontrol says 0:53: its upper half is no exit code, least of all one of transom's."""
+    killed, failed = "\x1f1\x1f9\x1f", "\x1f1\x1f4021\x1f"
+    text = sample("squeue_ended.txt")
+    assert text.count(killed) == 1
+    (job,) = [one for one in parse.parse_squeue(text.replace(killed, failed)) if one.job_id == 4]
+    assert (job.exit_code, job.exit_signal) == (0, 53)
+
+
 def test_squeue_of_a_user_without_jobs() -> None:
     assert parse.parse_squeue("") == []
 

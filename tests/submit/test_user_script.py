@@ -11,6 +11,7 @@ import pytest
 from transom_cli.errors import NotPermitted, TransomError, UsageError
 from transom_cli.submit.directives import Option, full_name, read_options
 from transom_cli.submit.inputs import read_script
+from transom_cli.submit.prepare import prepare
 from transom_cli.submit.script import (
     added_options,
     export_options,
@@ -220,3 +221,23 @@ def test_a_script_with_which_sbatch_submits_nothing_is_refused(options: str, fou
         refuse_no_job(facts)
     assert found in raised.value.why
     refuse_no_job(inspect_script("#!/bin/sh\n#SBATCH -N1 -Q --parsable -d singleton --begin=now+1 --exclusive\ntrue\n"))
+
+
+def test_a_script_whose_output_has_no_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.sbatch"
+    script.write_text("#!/bin/bash\n#SBATCH --output=logs/%x-%j.out\nsrun hostname\n")
+    with pytest.raises(UsageError, match=r"There is no folder .*logs") as refused:
+        prepare((str(script),), None, {}, lambda _: ())
+    assert "line 2" in (refused.value.why or "") and "mkdir -p" in (refused.value.hint or "")
+    prepare((str(script),), None, {}, lambda _: (), force=True)
+    (tmp_path / "logs").mkdir()
+    prepare((str(script),), None, {}, lambda _: ())
+    script.write_text("#!/bin/bash\n#SBATCH --output=%j/out.log\nsrun hostname\n")
+    prepare((str(script),), None, {}, lambda _: ())
+
+
+def test_a_command_in_one_pair_of_quotes_is_refused_with_the_words() -> None:
+    with pytest.raises(UsageError, match="is one word") as refused:
+        prepare(("python train.py --lr 1",), None, {}, lambda _: ())
+    assert refused.value.hint == "transom run -- python train.py --lr 1"

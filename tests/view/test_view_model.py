@@ -26,3 +26,10 @@ def test_a_training_without_a_step_for_long_says_so_in_its_first_line() -> None:
     saving = replace(hung, operations=(Operation("saving", 40, "saves", 90.0, 1, 2, "ranks"),))
     assert [one.no_step_for for one in (moving, slow, saving)] == [None, None, None]
     assert "no step" not in status_lines(moving)[0]
+
+
+def test_a_pending_job_that_slurm_says_has_failed_is_not_all_right() -> None:
+    view = build_view("r1", State(phase=Phase.PENDING), {}, 100.0, operator=True)
+    asked = replace(view, job_id=4, slurm_state="FAILED", slurm_queried_at=99.0)
+    assert status_lines(asked)[0].startswith("r1  PENDING, SLURM SAYS FAILED") and asked.health == "degraded"
+    assert replace(asked, slurm_queried_at=None).health == "healthy", "what the operator saw is its to judge"

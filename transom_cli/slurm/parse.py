@@ -153,7 +153,8 @@ def _squeue_exit(text: str) -> tuple[int, int]:
     """22.05 prints the wait status; 24.11 and later print code:signal, like scontrol."""
     if ":" in text:
         return exit_pair(text)
-    return int(text) >> 8, int(text) & 0x7F
+    signal = int(text) & 0x7F
+    return (0, signal) if signal else (int(text) >> 8, 0)  # with a signal, the rest is no exit code
 
 
 def make_job(raw: Mapping[str, str], exit_pair: tuple[int, int], excluded: tuple[str, ...], reading: str) -> Job:

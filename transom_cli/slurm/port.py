@@ -281,7 +281,10 @@ def release_commands(job_id: int, reason: str, excluded: tuple[str, ...], cluste
     """
     release = cluster_command(f"scontrol release {job_id}", cluster)
     release += "   # by an administrator" if reason == "JobHeldAdmin" else ""  # Slurm refuses everyone else
-    if reason.startswith("BadConstraints") and excluded:
+    if reason.startswith("BadConstraints") and not excluded:
+        show = cluster_command(f"scontrol show job {job_id}", cluster)
+        return {"what it asks for": f"{show}   # no node has all of it", "with other nodes": release}
+    if reason.startswith("BadConstraints"):
         return {"continue": f"transom nodes --lift {','.join(excluded)}", "new nodes": release}
     return {"continue": release}
 

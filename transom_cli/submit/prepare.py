@@ -18,6 +18,7 @@ from transom_cli.layout import RunDir
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
+    from transom_cli.submit.script import ScriptFacts
     from transom_cli.submit.submission import SubmissionRecord
 
 _SCRIPT_SUFFIXES = (".sbatch", ".slurm")
@@ -202,6 +203,8 @@ def _prepare_script(
         )
     facts = inspect_script(text, words[0])
     refuse_no_job(facts)
+    if not force:
+        _require_output_folders(facts, words[0])
     array: tuple[int, ...] = ()
     if facts.array is not None:
         refuse_whole(text)
@@ -223,6 +226,17 @@ def _prepare_script(
     return Prepared(settings, words, text, facts.nodes or 0, 0, _job_directory(settings), avoided, array)
 
 
+def _require_output_folders(facts: ScriptFacts, script: str) -> None:
+    """Refuse a script whose output has no folder: Slurm could not start it, and would say only JobLaunchFailure."""
+    for name, pattern in (("output", facts.output), ("error", facts.error)):
+        folder = Path(facts.chdir or ".", pattern or "").parent.absolute()
+        if pattern and "%" not in str(folder) and not folder.exists():
+            why = f"line {facts.lines[name]} of `{script}`: --{name}={pattern}; Slurm could not start the job"
+            raise UsageError(
+                f"There is no folder `{folder}`", why, f"mkdir -p {shlex.quote(str(folder))}, or `--force`"
+            )
+
+
 def _prepare_command(
     words: tuple[str, ...],
     run_file: Path | None,
@@ -239,6 +253,10 @@ def _prepare_command(
         raise UsageError(
             f"`{words[0]}` is a folder, neither a script nor a command",
             hint="transom run train.sbatch, or transom run [options] -- COMMAND",
+        )
+    if len(words) == 1 and len(words[0].split()) > 1 and not shutil.which(words[0]):
+        raise UsageError(
+            f"`{words[0]}` is one word", "its quotes make it the name of a program", f"transom run -- {words[0]}"
         )
     if len(words) >= 1 and words[0].endswith(".py") and not flags.get("launch.kind") and not shutil.which(words[0]):
         command = shlex.join(("python", *words))

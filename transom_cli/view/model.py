@@ -25,6 +25,7 @@ _LEAVING = {
     "grow": "nodes have come back",
     "reported": "a rule restarts a training with an anomaly",
 }  # by `core.launcher.state.Reason`
+_ENDED = ("FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")
 _LIVE = ("pending", "starting", "training", "recovering")
 FRESH = 15.0  # seconds: a file newer than this describes the present
 PAUSED = (5.0, 10.0)  # seconds, and times a step: a run that trains, and makes no step for longer, is shown as paused
@@ -366,6 +367,8 @@ class RunView:
         """What keeps a run that trains, waits or is done from being healthy, for the first line; "" if nothing does."""
         if self.never_starts:
             return "will not start"
+        if self.ended_in_slurm:
+            return f"Slurm says {self.slurm_state}"
         if self.health != "degraded" or self.status not in ("training", "done"):
             return ""
         if self.unheard is not None:
@@ -377,6 +380,12 @@ class RunView:
             return "fault suspected"
         states = {one.state for one in self.node_views if one.role == "ranks"} - {"ok", "waiting"}
         return "slow" if states == {"slow"} else "degraded"
+
+    @property
+    def ended_in_slurm(self) -> bool:
+        """Whether Slurm, asked just now, says that a job which waits or trains has ended. The operator sees it soon."""
+        asked = self.slurm_queried_at is not None and not self.slurm_error and self.leaving is None
+        return asked and self.confirmed in ("pending", "starting", "training") and self.slurm_state in _ENDED
 
     @property
     def never_starts(self) -> bool:
@@ -405,7 +414,8 @@ class RunView:
         ranks = (one for one in self.node_views if one.role == "ranks")
         odd = not ends and (self.blind or any(one.state not in ("ok", "waiting") for one in ranks))
         recovers = self.phase == "recovering" and self.leaving is None and not self._continues
-        return "degraded" if recovers or odd or self.reports or self.saves_fail else "healthy"
+        troubled = recovers or odd or self.reports or self.saves_fail or self.ended_in_slurm
+        return "degraded" if troubled else "healthy"
 
 
 def incident_view(incident: Incident, exclusions: tuple[Exclusion, ...] = ()) -> IncidentView:
