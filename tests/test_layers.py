@@ -70,6 +70,7 @@ READERS = (
     "diagnose.logs.context",
     "diagnose.logs.diagnosis",
     "diagnose.logs.frames",
+    "diagnose.logs.processes",
     "diagnose.logs.rule_files",
     "diagnose.unknown.store",
     "health.gpu.dcgm",

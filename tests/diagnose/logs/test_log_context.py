@@ -33,6 +33,16 @@ WHO = [
     (f"ray::Worker.step() (pid=17, ip=10.0.0.7, actor_id=1a)\n{FRAME}{OOM}\n", Culprit("10.0.0.7")),
     (f"ray::W.step() (pid=17, ip=10.0.0.7, repr=W[rank=2])\n{FRAME}{OOM}\n", Culprit("10.0.0.7", 2)),
     (f"2026-01-05 03:17:51,376 [ERROR] [rank3] the training failed\n{TRACE}{OOM}\n", Culprit(rank=3)),
+    (
+        "  what():  NCCL error in: NCCLUtils.hpp:181, unhandled cuda error\nProcess Group destroyed on rank 3\n",
+        Culprit(rank=3),
+    ),
+    # the only rank that has errors in C++, too
+    (f"{TRACE}{OOM}\n{CPP}the thread ends\n", Culprit(rank=3)),
+    (f"{TRACE}{OOM}\n{CPP}the thread ends\n{CPP.replace('3', '2')}the thread ends\n", None),
+    (f"{TRACE}{OOM}\n{CPP}the operation has timed out\n", None),
+    (f"rank 3 - the training failed, since rank 3 raised an exception\n{TRACE}{OOM}\n", Culprit(rank=3)),
+    (f"rank 3 - step 7\n{TRACE}{OOM}\n", None),
     # a message of another rank is not the head of a traceback
     (f"{CPP}attention setup failed!\n{TRACE}{OOM}\n", None),
     (f"2026-01-05 03:17:51,376 [INFO] [rank3] saved\n{TRACE}{OOM}\n", None),

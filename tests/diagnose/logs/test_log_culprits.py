@@ -23,6 +23,21 @@ SPAWN = "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminate
 NOTICED = "{0} noticed that process rank 5 with PID 4711 on node gpu3 exited on signal {1} ({2}).\n"
 RAYLET = "(raylet) [2026-01-05 03:17:51,241 E 17 17] (raylet) node_manager.cc:3064: 2 Workers (tasks / actors) killed "
 PADDLE = "Container rank 2 status failed cmd ['python', 'train.py'] code {0} log log/workerlog.2\n"
+PMIX = (
+    "slurmstepd: error:  mpi/pmix_v4: _errhandler: gpu{0} [0]: pmixp_client_v2.c:211: Error handler invoked: "
+    "status = -61, source = [slurm.pmix.7.0:{0}]\n"
+)
+LOST = (
+    "[rank{0}]: RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.{1}]:39271\n"
+)
+WAITS = (
+    "[rank{0}]:[E] [PG ID 0 PG GUID {1} Rank {0}] Timeout at NCCL work: {2}, last enqueued NCCL work: {3}, last "
+    "completed NCCL work: {4}.\n"
+)
+BARRIER = (
+    "[rank{0}]: RuntimeError: Timed out initializing process group in store based barrier on rank: {0}, for key: "
+    "store_based_barrier_key:1 (world_size=4, worker_count=3, timeout=0:30:00)\n"
+)
 LATE = "XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: b0. Timed out task names:\n"
 
 
@@ -231,6 +246,133 @@ WHO = [
         Category.PROCESS_CRASH,
         Culprit("10.0.0.7", 2),
     ),
+    # the task that srun did not have to end
+    (
+        RAISED + task("gpu1", "0-2", "Terminated") + task("gpu2", "4-7", "Terminated"),
+        Category.USER_CODE,
+        Culprit(rank=3),
+    ),
+    # Slurm's PMIx plugin: the task that it lost, if it is one, and if none has ended by itself
+    (PMIX.format(3) + task("gpu1", "0-1", "Killed"), Category.PROCESS_CRASH, Culprit("gpu3", 3)),
+    (PMIX.format(3) + PMIX.format(2), Category.PROCESS_CRASH, None),
+    (
+        "srun: Job step aborted: Waiting up to 62 seconds for job step to finish.\n"
+        + PMIX.format(3)
+        + task("gpu1", "0", "Exited with exit code 1"),
+        Category.PROCESS_CRASH,
+        Culprit("gpu1", 0),
+    ),
+    ("[cli_5]: aborting job:\nFatal error in MPI_Allreduce:\n", Category.PROCESS_CRASH, Culprit(rank=5)),
+    (
+        'prterun has exited due to process rank 5 with PID 0 on node gpu3 calling "abort". This may have caused\n',
+        Category.PROCESS_CRASH,
+        Culprit("gpu3", 5),
+    ),
+    (
+        "_pmiu_daemon(SIGCHLD): [NID 00293] [c1-0c0s9n1] [Mon Jan  5 03:17:51 2026] PE RANK 37 exit signal "
+        "Segmentation fault\n",
+        Category.PROCESS_CRASH,
+        Culprit("nid00293", 37),
+    ),
+    # who does not come, by PyTorch's own words
+    (
+        "\t - To our best knowledge, ranks [3] are the lagging ranks that caused this timeout. They never joined any\n",
+        Category.NCCL_HANG,
+        Culprit(rank=3),
+    ),
+    ("missing ranks: {3}\n", Category.NCCL_HANG, Culprit(rank=3)),
+    ("Missing ranks:\n3: [DistributedAdam_Allreduce/cond/HorovodAllreduce_0]\n", Category.NCCL_HANG, Culprit(rank=3)),
+    ("[1,0]<stderr>:3: [allreduce.grad.0, allreduce.grad.1]\n", Category.NCCL_HANG, Culprit(rank=3)),
+    ("".join(map(BARRIER.format, (0, 1, 3))), Category.RENDEZVOUS_PORT, Culprit(rank=2)),
+    ("".join(map(BARRIER.format, (0, 1))), Category.RENDEZVOUS_PORT, None),
+    (
+        "RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+        "from rank 0. Please check rank 0 logs.\n[Rank 0]: Rank 3 failed to pass monitoredBarrier in 30 ms\n",
+        Category.NCCL_HANG,
+        Culprit(rank=3),
+    ),
+    # counts of one group say who has not launched what another rank waits for; those of two groups do not
+    (WAITS.format(1, "0", 7, 9, 6) + WAITS.format(2, "0", 6, 6, 5), Category.NCCL_HANG, Culprit(rank=2)),
+    (WAITS.format(1, "0", 7, 9, 6) + WAITS.format(2, "0", 7, 8, 6), Category.NCCL_HANG, None),
+    (WAITS.format(1, "3", 7, 9, 6) + WAITS.format(2, "5", 6, 6, 5), Category.NCCL_HANG, None),
+    # the node with which all have lost their connections
+    (LOST.format(0, 5) + LOST.format(1, 5), Category.NETWORK_FABRIC, Culprit("10.0.0.5")),
+    (LOST.format(0, 5) + LOST.format(1, 6), Category.NETWORK_FABRIC, None),
+    (LOST.format(0, 5), Category.NETWORK_FABRIC, Culprit("10.0.0.5")),
+    (LOST.format(0, 5).replace("10.0.0.5", "127.0.0.1"), Category.NETWORK_FABRIC, None),
+    (
+        "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:799] connect [10.0.0.3]:35017: No route to host\n",
+        Category.NETWORK_FABRIC,
+        Culprit("10.0.0.3"),
+    ),
+    (
+        "ORTE has lost communication with its daemon located on node:\n\n  hostname:  gpu3.cluster\n\nThis\n",
+        Category.NETWORK_FABRIC,
+        Culprit("gpu3.cluster"),
+    ),
+    (
+        HYDRA + "=   EXIT CODE: 139\n[proxy:0:0@gpu3] main (pmip.c:210): demux engine error waiting for event\n",
+        Category.PROCESS_CRASH,
+        Culprit("gpu3"),
+    ),
+    (
+        HYDRA + "=   EXIT CODE: 139\n[proxy:0:0@gpu3] main (pmip.c:210): x\n[proxy:0:1@gpu4] main (pmip.c:210): x\n",
+        Category.PROCESS_CRASH,
+        None,
+    ),
+    # in an exception's own words
+    (RAISED.replace("bad shard", "[rank 5] bad shard"), Category.USER_CODE, Culprit(rank=5)),
+    (RAISED.replace("bad shard", "bad shard on rank 5"), Category.USER_CODE, Culprit(rank=5)),
+    (RAISED.replace("bad shard", "no answer from rank 5 on rank 3"), Category.USER_CODE, None),
+    (
+        RAISED.replace("ValueError: bad shard", "DeadlockDetectedException: DeadLock detected from rank: 1 "),
+        Category.USER_CODE,
+        Culprit(rank=1),
+    ),
+    (
+        "".join(f"[pod/train-worker-3/pytorch] {line}\n" for line in RAISED.splitlines()),
+        Category.USER_CODE,
+        Culprit("train-worker-3"),
+    ),
+    (
+        "train-master-0   1/1   Running     0   3h\ntrain-worker-3   0/1   OOMKilled   0   3h\n",
+        Category.HOST_OOM,
+        Culprit("train-worker-3"),
+    ),
+    ("Pod train-worker-3 was OOMKilled\n", Category.HOST_OOM, Culprit("train-worker-3")),
+    # a spawned process, by a line of its exception that is no exception
+    (
+        "torch.multiprocessing.spawn.ProcessRaisedException: \n\n-- Process 3 terminated with the following error:\n"
+        + RAISED.replace(
+            "ValueError: bad shard", "torch.distributed.DistBackendError: NCCL error in: x.cpp:133, unhandled"
+        )
+        + "Last error:\nCuda failure 'out of memory'\n",
+        Category.CUDA_OOM,
+        Culprit(rank=3),
+    ),
+    # the only rank that has a traceback, in which the log ends
+    (
+        "RuntimeError: CUDA error: device-side assert triggered\n" + LABELLED.format(5, "").rsplit("\n", 2)[0] + "\n",
+        Category.USER_CODE,
+        Culprit(rank=5),
+    ),
+    (
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n\tip: 10.0.0.7\n"
+        "The actor is dead because its owner has died. Owner Id: 01 Owner Ip address: 10.0.0.7 Owner worker exit\n",
+        Category.PROCESS_CRASH,
+        Culprit("10.0.0.7"),
+    ),
+    (
+        "Mon Jan  5 03:17:51 2026[1,5]<stdout>:gpu3:4711:4799 [0] transport.cc:154 NCCL WARN Cuda failure 'invalid "
+        "argument'\n",
+        Category.CUDA_KERNEL_FAULT,
+        Culprit("gpu3", 5, "0"),
+    ),
+    ("Process name: gpu3[0]\nExit code: 137\n", Category.HOST_OOM, Culprit("gpu3")),
+    ("[ERROR] ME(17:28,MainProcess): Time out nodes are ['5']\n", Category.PROCESS_CRASH, Culprit(rank=5)),
+    # a rank that complains waits, also if it is the only one, or ends first
+    (WAITS.format(1, "0", 7, 9, 6), Category.NCCL_HANG, None),
+    (WAITS.format(1, "0", 7, 9, 6) + WAITS.format(2, "0", 7, 8, 6) + box(entry(0, 1, -6)), Category.NCCL_HANG, None),
 ]
 
 
@@ -273,6 +415,11 @@ def test_a_line_without_a_rank_that_ended_names_nobody(text: str) -> None:
         "[rank 5/8] ",
         "[Rank-5]: ",
         "# [rank5]: ",
+        "(rank 5) ",
+        "<Rank 5>: ",
+        "rank=5 ",
+        "RANK_5 | ",
+        "2026-01-05 03:17:51.376 | ERROR    | rank=5 | ",
         "stderr: [rank5]: ",
     ],
 )

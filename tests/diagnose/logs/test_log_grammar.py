@@ -49,7 +49,13 @@ LINES = {
     "i.pretrain/0 [default3]:[rank3]:   boom": ("boom", 3, ""),
     "loss/0 [1]: 2.5": ("loss/0 [1]: 2.5", None, ""),
     "step 1 | 0.5": ("step 1 | 0.5", None, ""),
-    "[pod/train-0/pytorch] [rank3]: boom": ("boom", 3, ""),
+    "[pod/train-0/pytorch] [rank3]: boom": ("boom", 3, "train-0"),
+    "train-worker-3 pytorch boom": ("boom", None, "train-worker-3"),
+    "pytorch-train-worker-3: boom": ("boom", None, "pytorch-train-worker-3"),
+    "[GPU 3] boom": ("boom", None, ""),
+    "[2026-01-05 03:17:51,123] [ERROR] [axolotl.utils.load:191] [PID:17] [RANK:3] boom": ("boom", 3, ""),
+    "2026-01-05 03:17:51.376 CRITICAL [olmo.util:159, rank=3] boom": ("boom", 3, ""),
+    "[2026-01-05 14:56:20 DP1 PP0 TP3] boom": ("boom", 3, ""),
     "(worker1, rank=5, pid=17, ip=10.0.0.7) boom": ("boom", 5, "10.0.0.7"),
     "Jan 05 10:00:00 [rank1]: boom": ("boom", 1, ""),
     "slurmstepd-gpu4: error: *** JOB 7": ("slurmstepd-gpu4: error: *** JOB 7", None, "gpu4"),
@@ -110,6 +116,10 @@ def test_what_a_logs_name_tells() -> None:
     assert of_file("node=gpu-7/rank_0.log") == (0, "gpu-7")
     assert of_file("logs/job.node-gpu7.err") == (None, "gpu7")
     assert of_file("logs/rank_3/stdout") == (3, "")
+    assert of_file("none_ab/attempt_0/3/stderr.log") == (3, "")
+    assert of_file("4711_3_log.err") == (3, "")
+    assert of_file("log/workerlog.3") == (3, "")
+    assert of_file("slurm-4711_3.out") == (None, ""), "a job array's task"
     assert of_file("glue_task_2/multi_node_training/slurm.out") == (None, "")
     assert of_file("multi-node-training.log") == (None, ""), "no host's name"
 

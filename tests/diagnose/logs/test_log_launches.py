@@ -182,7 +182,7 @@ def test_several_accused_peers_isolate_nobody(tmp_path: Path) -> None:
     (first,) = of(tmp_path, line.format(1, 17, 12) + line.format(2, 18, 12)).incidents
     assert (first.culprits, action_of(first)) == ((), Action.REQUEUE)
     (first,) = of(tmp_path, line.format(1, 17, 5)).incidents
-    assert (first.culprits, action_of(first)) == ((), Action.REQUEUE), "a closed connection has a reason of its own"
+    assert action_of(first) is Action.REQUEUE, "a closed connection has a reason of its own"
 
 
 def test_whose_line_says_the_same_is_the_culprit(tmp_path: Path) -> None:

@@ -19,9 +19,13 @@ USAGE = "usage-exit-code"  # the rule for a task that ends with exit code 2
 EVERYONES = "usage", USAGE, "mpi-abort", "nan-on-a-rank"  # rules: nobody's fault if most ranks report it
 MANY = 3  # waiting ranks whose numbers show that lower ones exist
 FEW = 0.25  # largest share of silent ranks that are still named as culprits
+_ENTRY = 3  # lines of an entry of torchrun's box below the one with the rank
 _LOCAL_RANK = lazy_re(r"(?:failed \(exitcode: -?\d+\)|^) ?local_rank: (\d+) \(pid")
 _KILLED_TASKS = lazy_re(r": tasks? ([\d,-]{1,400}): (?:Terminated|Killed)")
 _CLOSED = lazy_re(r"[Cc]onnection closed by (?:remote )?peer ([A-Za-z][\w.-]{1,80})<")
+_GROUP = lazy_re(r"\[PG ([^\]]{1,160}?) ?Rank \d")
+_JOINED = lazy_re(r"world_size=(\d{1,7}), (?:worker_count|num_workers_joined)=(\d{1,7})\b")
+_LOST = lazy_re(r"(?:\bpeer |\bfrom |\bto |\] )\[?((?:\d{1,3}\.){3}\d{1,3}|[A-Za-z][\w.-]{1,80}(?=<))[\]<]")
 _DIGITS = lazy_re(r"\d+")
 _RANGE = lazy_re(r"(\d{1,5})(?:-(\d{1,5}))?")
 _RUNNING = lazy_re(r"Rank (\d{1,7}) is running \w[^(]{0,80}\(SequenceNumber=(\d{1,12})")
@@ -30,12 +34,17 @@ CANCELLED = "step-cancelled"  # the rule for Slurm's plain "CANCELLED"
 TASK_FAILURE = "due-to-task-failure"  # the rule for Slurm's reason for ending a step
 BOX = "elastic-box"  # the rule for torchrun's failure box, which lists the rank that failed first last
 
+HOROVOD = "horovod-missing"  # the rule for Horovod's list of ranks that it waits for
+REPORT = "desync-report"  # the rule for PyTorch's comparison of all ranks
+STUCK = "heartbeat-stuck"  # the rule for a rank whose own watchdog is stuck
+SPAWNED = "mp-wrapper"  # the rule for an exception of a process that torch.multiprocessing has spawned
 ACTOR = "actor-died"  # the rule for the end of a Ray worker's process
 KILLED = "bare-killed"  # the rule for a task killed by SIGKILL
 MPI = "mpi-abort", "mpi-error"  # rules for the rank that ends all others
-ENDED = ("step-ended", *MPI)  # rules for who kills all tasks
+PMIX = "pmix-lost"  # the rule for a task that Slurm's PMIx plugin lost; the tasks' own ends say more
+ENDED = ("step-ended", PMIX, *MPI)  # rules for who kills all tasks
 EXITS = "task-exited", "own-exit-code", USAGE
-ENDS = (*EXITS, KILLED, "worker-killed", "abort", "core-dumped", "segfault", "mpi-signal", *MPI)
+ENDS = (*EXITS, KILLED, "worker-killed", "abort", "core-dumped", "segfault", "mpi-signal", PMIX, *MPI)
 """Rules for the end of a rank's process."""
 
 Blamed = tuple[tuple[Culprit, ...], tuple[str, ...]]
@@ -55,15 +64,20 @@ def blamed(root: Hit, others: Sequence[Hit], ranks: frozenset[int]) -> Blamed:
     named = root.rule.blames is Blames.NAMED and culprits[0] != Culprit()
     hang = root.rule.category is Category.NCCL_HANG
     if hang or root.rule.category is Category.RENDEZVOUS_PORT or (cries and not named):
-        lagging = _missing(hits) or (_who_lags(hits, ranks) if hang or cries else None)
+        lagging = _missing(hits) or (_who_lags(hits, ranks) if hang or cries else _not_joined(hits))
+        lagging = lagging if (lagging and lagging[0]) or not cries else _lost(hits) or lagging
         if lagging is not None:
             culprits, why = lagging
-        elif hang and not named:
-            culprits = ()  # ranks that complain wait; one that alone complains is named below
+        if hang and not named and not (lagging and lagging[0]) and root.rule.name != STUCK:
+            return (), why  # ranks that complain wait, also one that alone complains, or ends first
     if root.rule.name == DESYNC:
         culprits, why = _behind(root)
     if root.rule.name == TASK_FAILURE:
         culprits = _left_alone(others)
+    if root.rule.name == PMIX:
+        ended = {hit.culprit for hit in _first_ends(hits)}
+        culprits = tuple(ended) if len(ended) == 1 else ()
+        why = () if culprits else ("several tasks ended at once",)
     unordered = root.rule.scope is Scope.USER and without_order(root, others)
     same = alike(root, others) if unordered or root.rule.name in EVERYONES else set()
     if len(same) > 1 and 2 * len(same) >= len(ranks):
@@ -71,7 +85,8 @@ def blamed(root: Hit, others: Sequence[Hit], ranks: frozenset[int]) -> Blamed:
     if root.rule.blames is Blames.NAMED and len({h.culprit.node for h in hits if h.rule is root.rule}) > 1:
         culprits = ()  # several peers: the fault is on the path
     culprits = _with_nodes(culprits, hits, root)
-    if root.record.rank is None and root.rule.scope is not Scope.NODE and len(_nodes_of_tasks(root, others)) > 1:
+    several = root.record.rank is None and root.rule.scope is not Scope.NODE and len(_nodes_of_tasks(root, others)) > 1
+    if several and not why:
         culprits = ()  # several nodes at once: nothing shows which was first
     return tuple(dict.fromkeys(c for c in culprits if c != Culprit())), why
 
@@ -91,17 +106,16 @@ def alike(root: Hit, others: Sequence[Hit]) -> set[int]:
 
 def _who_lags(hits: Sequence[Hit], ranks: frozenset[int] = frozenset()) -> Blamed | None:
     """Return the culprits of a hang and the reason, or None if the logs do not show them. ranks: all known ranks."""
-    enqueued: dict[int, int] = {}
-    for hit in hits:
-        rank, number = hit.record.rank, hit.where.get("enqueued") or hit.where.get("seq", "")
-        if rank is not None and number.isdigit():
-            enqueued[rank] = max(enqueued.get(rank, 0), int(number))
-    if len(set(enqueued.values())) > 1:
-        least = min(enqueued.values())
-        behind = sorted(rank for rank, number in enqueued.items() if number == least)
-        if len(behind) <= max(1, len(enqueued) // 2):
-            said = f"it has launched {least} collectives, others up to {max(enqueued.values())}"
-            return tuple(Culprit(rank=rank) for rank in behind), (said,)
+    enqueued, completed = _counts(hits, "enqueued"), _counts(hits, "completed")
+    if len(enqueued) < len(counts := _counts(hits, "seq")):
+        enqueued, completed = counts, {}
+    waits = max(completed.values()) + 1 if completed else max(enqueued.values(), default=0)
+    behind = sorted(rank for rank, number in enqueued.items() if number < waits)
+    if 0 < len(behind) <= max(1, len(enqueued) // 2) and len(enqueued) > 1:
+        least = min(enqueued[rank] for rank in behind)
+        return tuple(Culprit(rank=rank) for rank in behind if enqueued[rank] == least), (
+            f"it has launched {least} collectives, others up to {max(enqueued.values())}",
+        )
     crying = {hit.record.rank for hit in hits if hit.rule.category in CRIES and hit.record.rank is not None}
     waiting = {hit.record.rank for hit in hits if hit.rule.category is Category.NCCL_HANG} - {None}
     elsewhere = sorted({rank for hit in hits if "/gloo/" in hit.record.text and (rank := hit.record.rank) is not None})
@@ -114,16 +128,59 @@ def _who_lags(hits: Sequence[Hit], ranks: frozenset[int] = frozenset()) -> Blame
         said = f"{len(crying)} ranks wait in a collective or have lost their connections, this rank printed nothing"
         return tuple(Culprit(rank=rank) for rank in silent), (said,)
     if len(enqueued) > 1:
-        return (), (f"all {len(enqueued)} ranks that report a count have launched the same collectives",)
+        return (), (f"all {len(enqueued)} ranks that report a count have launched what the others wait for",)
     return None
+
+
+def _counts(hits: Sequence[Hit], of: str) -> dict[int, int]:
+    """Return how far each rank is in the process group that the most ranks report."""
+    groups: dict[str, dict[int, int]] = {}
+    for hit in hits:
+        rank, number = hit.record.rank, hit.where.get(of, "")
+        if rank is not None and number.isdigit():
+            group = _GROUP.search(hit.record.line)
+            counts = groups.setdefault(group[1] if group else "", {})
+            counts[rank] = max(counts.get(rank, 0), int(number))
+    return max(groups.values(), key=len, default={})
 
 
 def _missing(hits: Sequence[Hit]) -> Blamed | None:
     """Return the ranks for which others report that they wait; nobody if these are all but the first."""
     missing = {int(number) for hit in hits for number in hit.where.get("missing", "").split(",") if number.strip()}
+    # "3: [tensor, ...]" has the form of srun's label
+    missing |= {h.record.rank for h in hits if h.rule.name == HOROVOD and not h.where and h.record.rank is not None}
     if not missing or (len(missing) > 1 and missing == set(range(1, len(missing) + 1))):
         return None
+    crying = {hit.record.rank for hit in hits if hit.rule.category in CRIES} - {None}
+    if len(missing) > 1 and crying <= missing and any(hit.rule.name == REPORT for hit in hits):
+        return None  # all ranks: they stopped together
     return tuple(Culprit(rank=rank) for rank in sorted(missing)), ("the other ranks report that they wait for it",)
+
+
+def _not_joined(hits: Sequence[Hit]) -> Blamed | None:
+    """Return the ranks that did not come to the first barrier, if all those that came report how many came."""
+    came, world, joined = set[int](), 0, 0
+    for hit in hits:
+        found = _JOINED.search(hit.record.text)
+        if found is not None and hit.record.rank is not None:
+            came.add(hit.record.rank)
+            world, joined = int(found[1]), max(joined, int(found[2]))
+    missing = [rank for rank in range(world) if rank not in came] if len(came) == joined else []
+    if not 0 < len(missing) <= max(1, int(FEW * world)):
+        return None
+    said = f"{joined} of {world} ranks came to the barrier, not this one"
+    return tuple(Culprit(rank=rank) for rank in missing), (said,)
+
+
+def _lost(hits: Sequence[Hit]) -> Blamed | None:
+    """Return the node with which all ranks that report a peer have lost their connections. Peers that ended later close
+    connections, too: then there are several."""
+    said = [(hit, found[1]) for hit in hits if hit.rule.category in CRIES and (found := _LOST.search(hit.record.text))]
+    lost = {node for _, node in said}
+    node = next(iter(lost), "")
+    if len(lost) != 1 or node.startswith("127.") or any(hit.record.node == node for hit, _ in said):
+        return None
+    return (Culprit(node),), ("this is the only node with which connections were lost",)
 
 
 def _with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> tuple[Culprit, ...]:
@@ -134,10 +191,14 @@ def _with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> 
         known = list(said) if len(said) == 1 else []
     boxes = [hit for hit in hits if hit.rule.name == BOX and hit.where.get("rank", "").isdigit()]
     if not known and boxes and root.rule.blames is Blames.PRINTER:
-        known = [Culprit(rank=int(boxes[-1].where["rank"]))]
+        known = [Culprit(rank=int((entry_of(root, boxes) or boxes)[-1].where["rank"]))]
+    if not known and root.rule.blames is Blames.PRINTER and root.rule.category not in CRIES:
+        only = {h.culprit.rank for h in hits if h.rule.name in (SPAWNED, TRACEBACK)} - {None}
+        known = [Culprit(rank=only.pop())] if len(only) == 1 else []
     if not known and root.rule.blames is Blames.PRINTER and root.rule.category not in CRIES:
         ended = {h.culprit for h in _first_ends(hits)}
-        known = list(ended) if len(ended) == 1 else _left_by(ended, hits) or _local(hits) or _dead_actor(hits)
+        known = list(ended) if len(ended) == 1 else _left_by(ended, hits) or local_ranks(hits) or _dead_actor(hits)
+        known = known or ([] if ended else list(_left_alone(hits)))
     if len(known) == 1 and known[0].node and known[0].rank is None and root.rule.blames is Blames.PRINTER:
         ended = {h.culprit for h in _first_ends(hits) if h.rule is root.rule and h.culprit.node}
         known = list(ended) if len(ended) == 1 else _alone(known[0], hits)
@@ -150,6 +211,13 @@ def _with_nodes(culprits: Sequence[Culprit], hits: Sequence[Hit], root: Hit) -> 
         if of is not None and node:
             nodes.setdefault(of, node)
     return tuple(c if c.node or c.rank not in nodes else replace(c, node=nodes[c.rank]) for c in known)
+
+
+def entry_of(root: Hit, boxes: Sequence[Hit]) -> list[Hit]:
+    """Return the line with the rank of the entry in torchrun's box that says how the root's process ended."""
+    if root.rule.name in EXITS:
+        return []  # each entry has an exit code
+    return [box for box in boxes if box.file == root.file and 0 < root.lineno - box.lineno <= _ENTRY]
 
 
 def _left_by(ended: set[Culprit], hits: Sequence[Hit]) -> list[Culprit]:
@@ -174,7 +242,7 @@ def _alone(of: Culprit, hits: Sequence[Hit]) -> list[Culprit]:
     return [replace(of, rank=ranks.pop())] if len(ranks) == 1 and here else [of]
 
 
-def _local(hits: Sequence[Hit]) -> list[Culprit]:
+def local_ranks(hits: Sequence[Hit]) -> list[Culprit]:
     """Return the only local rank that torchrun reports as failed: it is the rank if the job has one node."""
     found = {int(match[1]) for hit in hits if (match := _LOCAL_RANK.search(hit.record.text))}
     several = len({hit.culprit.node for hit in hits} - {""}) > 1
@@ -199,8 +267,9 @@ def _first_ends(hits: Sequence[Hit]) -> list[Hit]:
         if hit.rule.name in (*ENDED, CANCELLED):
             begun[hit.file] = min(begun.get(hit.file, hit.offset), hit.offset)
     ends = [hit for hit in hits if hit.rule.name in ENDS and hit.culprit.rank is not None]
-    early = [hit for hit in ends if hit.offset <= begun.get(hit.file, hit.offset)]
-    return early or [hit for hit in ends if hit.rule.name != KILLED]
+    own = [hit for hit in ends if hit.rule.name != PMIX]
+    early = [hit for hit in own if hit.offset <= begun.get(hit.file, hit.offset)]
+    return early or [hit for hit in own if hit.rule.name != KILLED] or [hit for hit in ends if hit.rule.name == PMIX]
 
 
 def _nodes_of_tasks(root: Hit, others: Sequence[Hit]) -> set[str]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from transom_cli.diagnose.clue import Action, Culprit, Root
+from transom_cli.diagnose.clue import Action, Category, Culprit, Root
 from transom_cli.diagnose.combine import DiagnosedFailure
 from transom_cli.diagnose.logs import grammar, reader
 from transom_cli.diagnose.logs.aftermath import Aftermath
 from transom_cli.diagnose.logs.cause import Incident, consequences, incidents
-from transom_cli.diagnose.logs.context import speaker
-from transom_cli.diagnose.logs.culprits import CRIES, without_order
+from transom_cli.diagnose.logs.context import boxed, speaker
+from transom_cli.diagnose.logs.culprits import BOX, CRIES, EXITS, blamed, entry_of, local_ranks, without_order
 from transom_cli.diagnose.logs.kinds import hit_of
 from transom_cli.diagnose.logs.matches import LAUNCH, LEFT, Found, Hit, collect
+from transom_cli.diagnose.logs.processes import first_closed, processes
 from transom_cli.diagnose.logs.reader import hits_in_file
 from transom_cli.diagnose.logs.rulebook import Blames, Rulebook, Scope
 from transom_cli.plural import times
@@ -64,6 +65,7 @@ def evidence(incident: Incident) -> tuple[str, ...]:
     return tuple(said)
 
 
+BOXED = "daemon-lost", "mpi-peer-gone"  # rules for messages of Open MPI that name the node on a line of its own
 MOST_FILES = 200_000  # in one folder
 _LARGEST = 4 << 20  # bytes of a torchelastic error file
 _PROBE = 4096  # bytes read to tell a log from a binary file
@@ -107,17 +109,52 @@ def diagnose_logs(paths: Iterable[Path], book: Rulebook) -> Diagnosed:
     ranks |= {hit.record.rank for hit in hits if hit.record.rank is not None}
     aftermath = Aftermath(text for name in (LAUNCH, LEFT) if name in book.by_name for text in book.by_name[name].any)
     found = incidents(hits, lambda hit: aftermath.continued(hit, read[hit.file]), frozenset(ranks))
-    return Diagnosed(tuple(_with_speaker(one, read) for one in found), tuple(read), tuple(unread))
+    return Diagnosed(tuple(_with_context(one, read, ranks) for one in found), tuple(read), tuple(unread))
 
 
-def _with_speaker(incident: Incident, read: dict[str, Path]) -> Incident:
-    """Look around a root line that names nobody for the process that printed it."""
-    root = incident.root
-    silent = root.record.rank is None and not root.record.node and root.rule.blames is Blames.PRINTER
-    if incident.culprits or incident.why or not silent or incident.category in CRIES:
+def _with_context(incident: Incident, read: Mapping[str, Path], ranks: Set[int]) -> Incident:
+    """Find out who failed from lines that are no failures: a process's rank, or who printed a line without labels."""
+    root, path = incident.root, read[incident.root.file]
+    if root.rule.name in BOXED and not incident.culprits and (who := boxed(path, root)) != Culprit():
+        return replace(incident, culprits=(who,))
+    cries = incident.category in CRIES
+    if (cries or incident.category is Category.RENDEZVOUS_PORT) and not incident.culprits:
+        criers = {hit.record.rank for hit in (root, *incident.others)} - {None}
+        known = frozenset(ranks | processes(path).known) if len(criers) > 1 else frozenset()
+        culprits, why = blamed(root, incident.others, known) if len(known) > len(ranks) else ((), ())
+        return replace(incident, culprits=culprits, why=why) if culprits else incident
+    if root.rule.blames is not Blames.PRINTER or incident.why or len(incident.culprits) > 1:
         return incident
-    who = speaker(read[root.file], root)
+    who = next(iter(incident.culprits), Culprit())
+    boxes = [hit for hit in incident.others if hit.rule.name == BOX and "rank" in hit.where]
+    failed = {int(hit.where["rank"]) for hit in boxes}
+    unnamed = who == Culprit() or who.rank in failed
+    if len(failed) > 1 and unnamed and root.record.rank is None and not entry_of(root, boxes):
+        said = processes(path)
+        if (first := said.first_failed()) is not None:
+            return replace(incident, culprits=(first,))
+        if said.alike and root.rule.name not in EXITS and who.rank == int(boxes[-1].where["rank"]):
+            return replace(
+                incident, culprits=(), why=(f"torchrun reports that {len(failed)} ranks failed alike at once",)
+            )
+    if who.rank is not None and local_ranks((root, *incident.others)) == [who]:
+        rank = processes(path).global_rank(who.rank)
+        return replace(incident, culprits=() if rank is None else (Culprit(rank=rank),))
+    if who == Culprit() and root.record.rank is None and not root.record.node and not cries:
+        who = speaker(path, root)
+    if who.rank is None and (who.node or not cries):
+        who = replace(who, rank=_rank_of(incident, who, path))
     return incident if who == Culprit() else replace(incident, culprits=(who,))
+
+
+def _rank_of(incident: Incident, who: Culprit, path: Path) -> int | None:
+    """Return the rank of a process that only its number, its device or its local rank names."""
+    root, of = incident.root, processes(path)
+    rank = of.rank_of(root, who)
+    again = root.more or any(h.rule is root.rule and h.record.text == root.record.text for h in incident.others)
+    if rank is None and who == Culprit() and not again and (closed := first_closed(path, root)) is not None:
+        rank = of.global_rank(closed)
+    return rank
 
 
 def _error_file(path: Path, book: Rulebook, name: str) -> tuple[Hit, ...]:

@@ -16,6 +16,7 @@
     trainer-1  | ... | [pod/train-0/pytorch] ... | (head, rank=0, pid=17) ...     Compose, kubectl, SkyPilot
     pretrain/0 [default3]:[rank3]: ... | dc5b74e6 [rank=3] || ...           TorchX and NeMo-Run, Determined
     [1,mpirank:3,algo-1]<stderr>: ... | [prterun-node7-17@1,3]<stderr>: ... SageMaker, PRRTE
+    train-worker-3 pytorch ... | rank=3 | ... | (rank 3) ... | [GPU 3] ...         stern, and programs of their own
     stderr: ... | ...Z stderr F ... | ...Z 01E ... | [stderr]...            accelerate, Kubernetes (CRI), GitLab, Azure
 
 Each kind of label is removed once, in any order of the labels; anything else stays in the text. Those of ranks may
@@ -43,9 +44,12 @@ _LABELS = (
     r"\[(?:[Rr]ank|RANK)[ :=_-]{0,2}(?P<rank>\d{1,7})(?:/\d{1,7})?\]:?",
     r"[Rr]ank ?#?(?P<rank>\d{1,7}):(?=\s|\[)",
     r"\[PG (?:ID|GUID|\d)[^\]]{0,160}?Rank (?P<rank>\d{1,7})\]",
-    r"(?:\[(?:(?:[\w.-]{1,80}@)?\d{1,5},)?|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[)(?P<rank>\d{1,7})\]"
+    r"(?:\[(?:(?:[\w.-]{1,80}@)?\d{1,5},)?|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[(?:\d{1,5},)?)(?P<rank>\d{1,7})\]"
     r"<std(?:out|err)>: ?",
     r"\[(?:default|trainer|worker)\w{0,20}?(?P<local>\d{1,5})\]:",
+    r"[(<{](?:[Rr]ank|RANK)[ :=_-]{0,2}(?P<rank>\d{1,7})(?:/\d{1,7})?[)>}]:?",
+    r"(?:rank|RANK)[=_](?P<rank>\d{1,7})(?::|,| \||(?= ))",
+    r"\[(?:GPU|gpu|local_rank|LOCAL_RANK|proc|[Pp]rocess)[ :=_-]{0,2}(?P<local>\d{1,4})\]:?",
     r"\[(?P<label>[EWIF])(?:\d{3,4} \d\d:\d\d:\d\d(?:\.\d{1,9})?)?(?: \d{1,9})? ?" + _SOURCE + r"\]",
     r"(?P<label>[EWIF])\d{4} \d\d:\d\d:\d{1,10}\.\d{1,9} +\d{1,9} " + _SOURCE + r"\]",
     r":? ?(?P<label>[EWIF]) " + _SOURCE + r"\]",
@@ -60,9 +64,9 @@ _LABELS = (
     r"|\((?:raylet|autoscaler|gcs_server)\)",
     r"\([\w.-]{1,60}, (?:rank=(?P<rank>\d{1,7}), )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)",
     r"[0-9a-f]{8} \[rank=(?P<rank>\d{1,7})\] \|\|",
-    r"\[pod/[\w.-]{1,120}(?:/[\w.-]{1,120})?\]",
+    r"\[pod/(?P<node>[\w.-]{1,120})(?:/[\w.-]{1,120})?\]",
     r"(?P<time>\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?)(?:\) - )?",
-    r"(?:DP\d{1,4} )?TP(?P<rank>\d{1,5})(?: EP\d{1,4})?\]",
+    r"(?:(?:DP|PP)\d{1,4} ){0,2}TP(?P<rank>\d{1,5})(?: EP\d{1,4})?\]",
     r"\[(?P<rank>\d{1,7})\]PETSC ERROR: (?:-{10,})?",
     r"(?P<syslog>(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d) (?P<node>" + _HOST
     + r") (?:[\w./-]{1,40}(?:\[\d{1,10}\])?: )?",
@@ -73,10 +77,17 @@ _LABELS = (
     r"\[?(?P<label>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\](?=[ :\[])",
     r"(?P<label>DEBUG|INFO|WARNING|WARN):(?:[\w.]{1,80}:)?(?=\s|\S)",
     r"(?:- [\w.]{1,60} )?- (?P<label>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL) - (?:[\w.]{1,60} - )?",
-    r"\[NeMo (?P<label>[DIWE]) [^\]]{8,80}\]",
+    r"\[NeMo (?P<label>[DIWE]) [^\]]{8,80}?(?: rank[ :=]{1,2}(?P<rank>\d{1,7}))?\]",
+    r"(?P<label>DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,5}(?=\[)",
+    r"\[[\w.:,/=@ -]{1,80}?[, ]rank[=:] ?(?P<rank>\d{1,7})\b[^\]]{0,40}\]:?",
+    r"\[[A-Za-z_]\w{0,40}(?:\.\w{1,40}){1,8}:\d{1,6}\](?= )",
+    r"\[PID[:=] ?\d{1,10}\]",
+    r"\d{4}-\d\d-\d\d-\d\d:\d\d:\d\d(?:\.\d{1,6}){0,3} "
+    r"\(PID:\d{1,10}, Device:(?P<local>\d{1,4}), RankID:(?:-\d|(?P<rank>\d{1,7}))\)",
     r"(?P<label>DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \[?[\w./]{1,80}:\d{1,6}\]",
     r"(?P<label>DEBUG|INFO|WARNING|ERROR) [\w./]{1,80}\.py:\d{1,6} --",
     r"\| (?P<label>DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,5}\| [\w.<>]{1,80}:[\w<>]{1,60}:\d{1,6} - ",
+    r"\| {0,2}(?P<label>DEBUG|INFO|WARNING|ERROR|CRITICAL) {1,9}\|",
     r"\[[\w.-]{1,60}\.py:\d{1,6}(?::\w{1,60})?\]",
     r"\[(?P<node>" + _HOST + r"):mpi_rank_(?P<rank>\d{1,7})\](?:\[\w{1,40}\])?",
     r"\[(?P<node>[A-Za-z][\w.-]{0,62}):\d{1,10}(?::\d{1,4}:\d{1,10})?\] ?(?=\*\*\* |Caught signal |Signal: )",
@@ -88,10 +99,14 @@ _LABELS = (
 _RANKS = 6  # labels that may repeat
 _TASK = lazy_re(r" {0,6}(?P<rank>\d{1,7}): ")  # srun --label; only at the start of a line
 _FANNED = lazy_re(
-    r"(?!slurmstepd)(?P<node>(?:\d{1,3}\.){3}\d{1,3}|\w{0,30}-?(?:node|gpu|worker|host)[\w.-]{0,30}\d"
+    r"(?!slurmstepd)(?P<node>(?:\d{1,3}\.){3}\d{1,3}|(?:[a-z][a-z-]{0,40}-|\w{0,30})(?:node|gpu|worker|host|master)[\w.-]{0,30}\d"
     r"|GPU(?=\w{0,28}\d)[\w-]{3,30}|(?:dgx|hgx|DGX|HGX|compute)-?[\w-]{0,30}\d|(?:nid|cn)-?\d{2,6}|ip(?:-\d{1,3}){4}"
     r"): (?= *\S)"
 )  # pdsh
+_STERN = lazy_re(
+    r"(?P<node>[a-z][a-z0-9-]{0,60}-(?:worker|master|launcher|replica|node|head|chief|ps)-\d{1,4}(?:-\d{1,4})?) "
+    r"(?:pytorch|tensorflow|jax|mpi|main|trainer|train|worker|container|node) "
+)  # the pod and its container
 _COMPOSE = lazy_re(r"[a-z0-9][\w.-]{0,60}[-_]\d{1,4} {1,40}\| ")  # Compose's service and number
 _TORCHX = lazy_re(
     r"[A-Za-z][\w.-]{0,60}/\d{1,5} (?=\[(?:default|trainer|worker|rank)\w{0,20}?\d{1,5}\]:)"
@@ -103,16 +118,20 @@ _QUOTED = lazy_re(r"(?:[#>] {1,20}(?=\[)|std(?:err|out): ?|\d{1,8}\.\d{1,3}s {1,
 _WARNING = lazy_re(r"(?:[\w.-]{1,40}: ){0,2}warning\b ?[:!\]]", re.IGNORECASE)
 _SLURMD = lazy_re(r"slurmstepd-(?P<node>" + _HOST + r"): ")
 _SRUN = lazy_re(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?:(?P<rank>\d{1,7})|[\d,-]{1,400}): ")
-_FILE_RANK = lazy_re(r"(?:^|[/_.-])(?:rank|task|proc)[-_=.]?(\d{1,7})(?=\D|$)", re.IGNORECASE)
+_FILE_RANK = lazy_re(
+    r"(?:^|[/_.-])(?:rank|task|proc(?:ess)?|workerlog)[-_=.]?(\d{1,7})(?=\D|$)"
+    r"|^\d{1,12}(?:_\d{1,9}){0,2}_(\d{1,7})_log\.(?:out|err)$",  # submitit's
+    re.IGNORECASE,
+)
 _FILE_NODE = lazy_re(r"(?:^(?:host|node)[-_=]|[_.-](?:host|node)(?:=|[-_](?=\w*\d)))([A-Za-z][\w-]{0,62})(?=\.|$)")
 # A folder's whole name: `multi_node_run` and `glue_task_2` name neither a node nor a rank.
-_FOLDER_RANK = lazy_re(r"(?:^|/)(?:rank|task|proc)[-_=.]?(\d{1,7})/", re.IGNORECASE)
+_FOLDER_RANK = lazy_re(r"(?:^|/)(?:(?:rank|task|proc)[-_=.]?|attempt_\d{1,4}/)(\d{1,7})/", re.IGNORECASE)
 _FOLDER_NODE = lazy_re(r"(?:^|/)(?:host|node)[-_=]([A-Za-z][\w-]{0,62})/")
 
 
 EXPRESSIONS = (
     *_LABELS,
-    *(one.pattern for one in (_QUOTED, _TASK, _FANNED, _COMPOSE, _TORCHX, _BAR, _WARNING, _SLURMD, _SRUN)),
+    *(one.pattern for one in (_QUOTED, _TASK, _FANNED, _COMPOSE, _STERN, _TORCHX, _BAR, _WARNING, _SLURMD, _SRUN)),
 )  # all that labels consist of
 _ZEROS = str.maketrans("123456789", "000000000")
 _NAMED = lazy_re(r"\(\?P<([a-z]+)>")
@@ -217,6 +236,7 @@ def _labels_in(line: str) -> tuple[Spans, int]:
     if (quoted := _QUOTED.match(line)) is not None:
         at = quoted.end()
     task = _TASK.match(line, at) or _FANNED.match(line, at) or _COMPOSE.match(line, at)
+    task = task or _STERN.match(line, at)
     task = task or (_BAR.match(line, at) if "%|" in line else None)
     task = task or (_TORCHX.match(line, at) if "]:" in line else None)
     if task:
@@ -252,11 +272,12 @@ def _text_of(line: str, at: int) -> str:
 
 
 def of_file(name: str) -> tuple[int | None, str]:
-    """Return the rank and node in a log's path: `rank-3.log`, `job.rank3.err`, `node=n7.log`, `rank_3/stdout`."""
+    """Return the rank and node in a log's path: `rank-3.log`, `job.rank3.err`, `node=n7.log`, `rank_3/stdout`;
+    torchrun's `attempt_0/3/stderr.log`, submitit's `4711_3_log.err`, Paddle's `workerlog.3`."""
     folder, base = name[: name.rfind("/") + 1], name[name.rfind("/") + 1 :]
     rank, node = _FILE_RANK.search(base), _FILE_NODE.search(base)
     rank, node = rank or _FOLDER_RANK.search(folder), node or _FOLDER_NODE.search(folder)
-    return (int(rank[1]) if rank else None), (node[1] if node else "")
+    return (int(rank[rank.lastindex or 1]) if rank else None), (node[1] if node else "")
 
 
 def _time(found: dict[str, str]) -> float | None:
