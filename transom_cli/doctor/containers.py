@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from transom_cli.doctor.host import output_of
 from transom_cli.doctor.symptom import Grade, Symptom
+from transom_cli.health.system import read_number
 
 PROGRAMS = ("apptainer", "singularity", "enroot")
-PATIENCE = 10.0  # seconds for `srun --help`
 _SHM = 'add launch.container.mounts = ["/dev/shm"]'
 
 
@@ -39,9 +39,9 @@ def read_containers(etc: Path = Path("/etc"), sys: Path = Path("/proc/sys")) -> 
     return ContainerHost(
         programs,
         dict(pairs),
-        _has_pyxis(),
-        _number(sys / "user" / "max_user_namespaces"),
-        _number(sys / "kernel" / "yama" / "ptrace_scope"),
+        "--container-image" in output_of("srun", "--help"),
+        read_number(sys / "user" / "max_user_namespaces"),
+        read_number(sys / "kernel" / "yama" / "ptrace_scope"),
     )
 
 
@@ -64,26 +64,3 @@ def judge_containers(host: ContainerHost) -> list[Symptom]:
         words = f"kernel.yama.ptrace_scope = {host.ptrace}: hung ranks show no stacks, contained or not"
         found.append(Symptom("containers", Grade.NOTE, words, "ask the site for ptrace_scope = 1 on compute nodes"))
     return found or [Symptom("containers", Grade.OK, f"{', '.join(names)}: /dev/shm and your mounts pass through")]
-
-
-def _has_pyxis() -> bool:
-    try:
-        done = subprocess.run(
-            ["srun", "--help"],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            errors="replace",
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return "--container-image" in done.stdout
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None

@@ -8,7 +8,6 @@ import pwd
 import resource
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +19,7 @@ from transom_cli import __version__
 from transom_cli.doctor import config as judges
 from transom_cli.doctor import service, symptom, trial
 from transom_cli.doctor.containers import judge_containers, read_containers
-from transom_cli.doctor.host import examine_host, sample
+from transom_cli.doctor.host import examine_host, output_of, sample
 from transom_cli.doctor.symptom import DrainWay, Grade, Symptom
 from transom_cli.errors import TransomError
 from transom_cli.health.history.shared import refused
@@ -221,13 +220,7 @@ def _cpu() -> int:
 
 
 def _version(name: str) -> str:
-    try:
-        done = subprocess.run(
-            [name, "--version"], capture_output=True, text=True, timeout=PATIENCE, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip().removeprefix("slurm ")
+    return output_of(name, "--version").strip().removeprefix("slurm ")
 
 
 def _packages() -> Iterator[Symptom]:

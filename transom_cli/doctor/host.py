@@ -18,15 +18,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transom_cli.doctor.symptom import Grade, Symptom
-from transom_cli.health.system import Mount, mount_of, read_mount_table
+from transom_cli.health.system import Mount, mount_of, read_mount_table, read_number
 from transom_cli.plural import several
 from transom_cli.slurm.port import Node
 
-PATIENCE = 10.0  # seconds for each program
+PATIENCE = 10.0  # seconds for a program
 CONNECT = 2.0  # seconds for a connection to a slurmd
 SAMPLE = 8  # nodes whose slurmd is tried
 FILES = 2000  # files whose age is read
 _DAY = 86400.0
+
+
+def output_of(*argv: str) -> str:
+    """Return what a program prints; "" if it cannot be started, or does not end in time."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PATIENCE,
+            check=False,
+        )  # fmt: skip
+        return done.stdout
+    return ""
 
 
 # --- slurmds ---
@@ -163,13 +174,7 @@ class Quota:
 
 
 def read_quota(mount: Mount | None) -> Quota | None:
-    if mount is None or shutil.which("quota") is None:
-        return None
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        argv = ["quota", "--no-wrap", "--raw-grace"]
-        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False)
-        return quota_of(done.stdout, mount.source)
-    return None
+    return None if mount is None else quota_of(output_of("quota", "--no-wrap", "--raw-grace"), mount.source)
 
 
 def quota_of(text: str, source: str) -> Quota | None:
@@ -217,20 +222,14 @@ def read_limits() -> Limits:
         own = next(line[3:] for line in lines if line.startswith("0::"))
         folder = Path("/sys/fs/cgroup") / own.lstrip("/")
         for place in (folder, *folder.parents):
-            tasks.append(_number(place / "pids.max"))
-            memory.append(_number(place / "memory.max"))
+            tasks.append(read_number(place / "pids.max"))
+            memory.append(read_number(place / "memory.max"))
     return Limits(min(filter(None, tasks), default=None), min(filter(None, memory), default=None))
 
 
 def _limit(which: int) -> float | None:
     soft = resource.getrlimit(which)[0]
     return None if soft == resource.RLIM_INFINITY else float(soft)
-
-
-def _number(path: Path) -> float | None:
-    with contextlib.suppress(OSError, ValueError):
-        return float(path.read_text())
-    return None
 
 
 TASKS, MEMORY = 256, 256 << 20  # an operator of 100 runs: 203 threads, 64 MB (docs/administrators.md)

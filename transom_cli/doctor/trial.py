@@ -12,7 +12,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transom_cli.doctor.host import of_reach
@@ -126,30 +126,30 @@ def try_job(
         attempt("start time", lambda: slurm.start_now(job_id))
         found = _until(slurm, job_id, lambda job: job.state is not JobState.PENDING, STARTS_WITHIN, sleep)
         if found.state is JobState.PENDING:
-            return _with(trial, refused=refused, reason=found.reason)
+            return replace(trial, refused=refused, reason=found.reason)
         began = time.monotonic()
-        trial = _with(trial, waited=began - released)
+        trial = replace(trial, waited=began - released)
         say(f"job {job_id} runs: ports, files, a step")
         while time.monotonic() < began + RUNS_WITHIN:
             lines = _lines(out)
             if lines and trial.seen is None:
-                trial = _with(trial, seen=time.monotonic() - began)
+                trial = replace(trial, seen=time.monotonic() - began)
             if any(line.startswith("done") for line in lines) or slurm.job(job_id).state.ended:
                 break
             sleep(_POLL)
-        trial = _with(trial, facts=tuple(_lines(out)))
+        trial = replace(trial, facts=tuple(_lines(out)))
         if step is not None and found.nodes:
             say(f"job {job_id} runs: a step from this host")
             attempt("probe", lambda: step(step_argv(job_id, found.nodes[0])))
-            trial = _with(trial, probed=refused.get("probe", ""))
+            trial = replace(trial, probed=refused.get("probe", ""))
         asked = time.monotonic()
         say(f"job {job_id}: requeueing it")
         attempt("requeue", lambda: slurm.requeue_hold(job_id))
         if "requeue" not in refused:
             job = _until(slurm, job_id, _requeued, PENDING_WITHIN, sleep)
             if _requeued(job):
-                trial = _with(trial, requeued=time.monotonic() - asked)
-        return _with(trial, refused=refused)
+                trial = replace(trial, requeued=time.monotonic() - asked)
+        return replace(trial, refused=refused)
     except (TransomError, OSError) as error:
         words = "; ".join([error.what, *error.why.splitlines()]) if isinstance(error, TransomError) else str(error)
         return Trial(error=words, refused=refused)
@@ -158,10 +158,6 @@ def try_job(
             if job_id:
                 slurm.cancel(job_id)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _with(trial: Trial, **more: object) -> Trial:
-    return Trial(**{**trial.__dict__, **more})  # type: ignore[arg-type]
 
 
 def _requeued(job: Job) -> bool:

@@ -37,6 +37,7 @@ FLUSH, LISTEN = b"TFO1", b"TFL1"
 _HEAD = struct.Struct("<4siB7x")  # magic, PID of the rank (0: a request), whether the rank delays SIGTERM
 _BODY = struct.Struct("<Qq")  # seq, step
 _CHECK = struct.Struct("<I")
+_LENGTH = _BODY.size + _CHECK.size
 _SLOT = 24
 KEEPS = 8  # offset of that byte
 SLOTS = _HEAD.size
@@ -60,14 +61,9 @@ class Cell:
         self._seq = 0
 
     def put(self, step: int) -> None:
-        self._seq = seq = self._seq + 1
-        body = _pack(seq, step)
-        at = _ODD if seq & 1 else SLOTS
-        self._buffer[at : at + _LENGTH] = body + _pack_check(crc32(body))
-
-
-_pack, _pack_check = _BODY.pack, _CHECK.pack
-_ODD, _LENGTH = SLOTS + _SLOT, _BODY.size + _CHECK.size
+        self._seq += 1
+        at, data = slot(self._seq, step)
+        self._buffer[at : at + len(data)] = data
 
 
 def slot(seq: int, step: int) -> tuple[int, bytes]:

@@ -55,15 +55,12 @@ class InPlace:
         ctypes.memmove(self._address + at, origin, length)
 
 
-class Kept:
+class Kept(InPlace):
     """Keep the bytes, for a look at them when they are verified."""
 
     def __init__(self, length: int) -> None:
         self.data = bytearray(length)
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.data)) if length else 0
-
-    def put(self, at: int, origin: int, length: int) -> None:
-        ctypes.memmove(self._address + at, origin, length)
+        super().__init__(ctypes.addressof(ctypes.c_char.from_buffer(self.data)) if length else 0)
 
 
 class Staged:
