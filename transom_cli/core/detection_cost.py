@@ -18,16 +18,13 @@ class Stakes:
 
     Attributes:
         healthy, faulty: Cases per day: such as steps, and hangs.
-        false: An alarm about a healthy case.
-        missed: A fault that raises no alarm.
-        delay: A fault, per unit of the limit that it has to exceed first.
     """
 
     healthy: float
     faulty: float
-    false: float
-    missed: float = 0.0
-    delay: float = 0.0
+    false: float  # an alarm about a healthy case
+    missed: float = 0.0  # a fault that raises no alarm
+    delay: float = 0.0  # a fault, per unit of the limit that it has to exceed first
 
 
 @dataclass(frozen=True)

@@ -39,13 +39,12 @@ class Hazard:
 
     Attributes:
         failures, seconds: Failures and seconds of use in each period of `ENDS`.
-        base: Failures per second of nodes without an outage.
-        repeats: (failures, failures expected at the rates of all) after 0, 1, and 2 or more recent failures.
     """
 
     failures: tuple[float, ...]
     seconds: tuple[float, ...]
-    base: float
+    base: float  # failures per second of nodes without an outage
+    # (failures, failures expected at the rates of all) after 0, 1, and 2 or more recent failures
     repeats: tuple[tuple[float, float], ...] = ((0.0, 0.0),) * 3
 
     def updated(self, uses: Iterable[Use]) -> Hazard:

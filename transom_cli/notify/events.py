@@ -50,22 +50,14 @@ Fact = str | int | float | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Notification:
-    """A notification.
+    """A notification."""
 
-    Attributes:
-        key: Unique in the run; the same for the same fact, also from another operator.
-        at: Unix time.
-        headline: One line.
-        details: Further lines.
-        facts: For programs; "", None and () are left out.
-    """
-
-    key: str
+    key: str  # unique in the run; the same for the same fact, also from another operator
     kind: str
-    at: float
-    headline: str
-    details: tuple[str, ...] = ()
-    facts: tuple[tuple[str, Fact], ...] = ()
+    at: float  # Unix time
+    headline: str  # one line
+    details: tuple[str, ...] = ()  # further lines
+    facts: tuple[tuple[str, Fact], ...] = ()  # for programs; "", None and () are left out
 
     @property
     def final(self) -> bool:

@@ -24,16 +24,14 @@ class Target:
     """One of `[[notify.targets]]`. Its URL and token are in a file of their own (`notify.secrets`).
 
     Attributes:
-        events: Kinds of notifications to send.
-        argv: Of a command.
         to, sender, program: Of mail.
         subject, text: Templates; "" for the default.
     """
 
     name: str
     kind: str
-    events: tuple[str, ...] = DEFAULT_KINDS
-    argv: tuple[str, ...] = ()
+    events: tuple[str, ...] = DEFAULT_KINDS  # kinds of notifications to send
+    argv: tuple[str, ...] = ()  # of a command
     to: tuple[str, ...] = ()
     sender: str = ""
     program: tuple[str, ...] = ("/usr/sbin/sendmail",)

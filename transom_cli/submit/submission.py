@@ -102,23 +102,17 @@ def _unique_entries(entries: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class SubmissionRecord:
-    """How a run's job is submitted: what sbatch gets in addition to the script in the run directory.
-
-    Attributes:
-        requested_cluster: `job.cluster`; "": the cluster that Slurm's commands use by default.
-        cluster: the name that the controller reported when the run was created.
-        sbatch: the SBATCH_* variables of the user who submitted; None: they were not kept.
-        observed: the job that the run observes, if transom did not submit it.
-    """
+    """How a run's job is submitted: what sbatch gets in addition to the script in the run directory."""
 
     options: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     chdir: str = ""
     env: tuple[tuple[str, str], ...] = ()
-    requested_cluster: str = ""
-    cluster: str = ""
+    requested_cluster: str = ""  # `job.cluster`; "": the cluster that Slurm's commands use by default
+    cluster: str = ""  # the name that the controller reported when the run was created
+    # the SBATCH_* variables of the user who submitted; None: they were not kept
     sbatch: tuple[tuple[str, str], ...] | None = None
-    observed: int = 0
+    observed: int = 0  # the job that the run observes, if transom did not submit it
 
     def save(self, run: RunDir) -> None:
         data = {**asdict(self), "env": dict(self.env), "sbatch": None if self.sbatch is None else dict(self.sbatch)}

@@ -27,17 +27,12 @@ _TONES = ("note", "good", "warn", "strong", "")  # by rank, in turn
 
 @dataclass(frozen=True)
 class RootLine:
-    """The line that the diagnosis blames.
-
-    Attributes:
-        number: Of the line in the file, from 1; 0: it is not there any more.
-        source: File and line of the trainer, from the Python traceback above it; "" without one.
-    """
+    """The line that the diagnosis blames."""
 
     path: Path
     text: str
-    number: int = 0
-    source: str = ""
+    number: int = 0  # of the line in the file, from 1; 0: it is not there any more
+    source: str = ""  # file and line of the trainer, from the Python traceback above it; "" without one
 
     @property
     def rank(self) -> int:

@@ -32,22 +32,16 @@ _FATES = {
 
 @dataclass(frozen=True)
 class Compared:
-    """A withheld action and what happened instead.
-
-    Attributes:
-        what: As in `WouldHave`.
-        fate: In words.
-        after: Seconds until then; None if nothing has happened, or it is not known when.
-    """
+    """A withheld action and what happened instead."""
 
     run: str
     incident: str
     at: float
-    what: str
+    what: str  # as in `WouldHave`
     words: str
     nodes: tuple[str, ...]
-    fate: str
-    after: float | None
+    fate: str  # in words
+    after: float | None  # seconds until then; None if nothing has happened, or it is not known when
 
 
 @dataclass(frozen=True)

@@ -47,32 +47,20 @@ _LAUNCH = re.compile(r"\btransom(?:_cli)?\s+(?:attempt-launcher|launch)\b")
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What the screens need from run.toml. It is read without the settings model, whose import takes long.
-
-    Attributes:
-        steps: Length of the training.
-        limit: Time limit of an attempt in seconds.
-        warned: The ranks get a signal before the time limit.
-        preflight: Nodes are checked before the ranks start.
-        probe: The preflight ends with a probe.
-        cluster: The cluster of the job, if there are several.
-        launcher: The batch script starts transom's launcher.
-        requirements: On nodes, besides their number.
-        gpus: Per node; 0 if unknown.
-    """
+    """What the screens need from run.toml. It is read without the settings model, whose import takes long."""
 
     checkpoints: Path
-    steps: int | None = None
-    limit: int | None = None
-    warned: bool = True
+    steps: int | None = None  # length of the training
+    limit: int | None = None  # time limit of an attempt in seconds
+    warned: bool = True  # the ranks get a signal before the time limit
     node_silent: float = SILENT
     first_step: float = FIRST_STEP
-    cluster: str = ""
-    launcher: bool = True
-    requirements: str = ""
-    gpus: int = 0
-    preflight: bool = True
-    probe: bool = True
+    cluster: str = ""  # the cluster of the job, if there are several
+    launcher: bool = True  # the batch script starts transom's launcher
+    requirements: str = ""  # on nodes, besides their number
+    gpus: int = 0  # per node; 0 if unknown
+    preflight: bool = True  # nodes are checked before the ranks start
+    probe: bool = True  # the preflight ends with a probe
 
 
 def read_run_settings(run: RunDir) -> RunSettings:

@@ -48,19 +48,12 @@ class _Ledger:
 
 @dataclass(frozen=True)
 class _Ending:
-    """How a launch ended.
+    """How a launch ended."""
 
-    Attributes:
-        stop: From then on, it is known not to step.
-        sign: The first sign of the fault.
-        goes_on: It has not ended.
-        purpose: The attempt's status if it was ended on purpose.
-    """
-
-    stop: int
-    sign: Sign | None = None
-    goes_on: bool = False
-    purpose: str = ""
+    stop: int  # from then on, it is known not to step
+    sign: Sign | None = None  # the first sign of the fault
+    goes_on: bool = False  # it has not ended
+    purpose: str = ""  # the attempt's status if it was ended on purpose
 
 
 class _Walk:

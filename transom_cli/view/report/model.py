@@ -45,25 +45,18 @@ class CheckFinding:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything that a report shows.
-
-    Attributes:
-        settings: run.toml, or why it cannot be read.
-        losses: Over time; `last` is the newest of each attempt.
-        limits: What was left out because there is too much of it.
-        earlier: Runs of the same name that were submitted before, newest first, with goodput.
-    """
+    """Everything that a report shows."""
 
     book: RunRecord
     view: RunView
     version: str
-    settings: Mapping[str, Any] | str
-    losses: tuple[Loss, ...] = ()
+    settings: Mapping[str, Any] | str  # run.toml, or why it cannot be read
+    losses: tuple[Loss, ...] = ()  # over time; `last` is the newest of each attempt
     last: tuple[Loss, ...] = ()
     found: tuple[AgentFinding, ...] = ()
     checked: tuple[CheckFinding, ...] = ()
-    limits: tuple[str, ...] = ()
-    earlier: tuple[RunView, ...] = ()
+    limits: tuple[str, ...] = ()  # what was left out because there is too much of it
+    earlier: tuple[RunView, ...] = ()  # runs of the same name that were submitted before, newest first, with goodput
 
 
 # --- blocks ---
@@ -211,20 +204,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """A report.
-
-    Attributes:
-        hero: The run in a sentence.
-        figures: Label, value, and what the value is a part of.
-        head: Label and toned text of the rows of the status screen.
-    """
+    """A report."""
 
     run_id: str
     verdict: str
     tone: str
     headline: str
-    hero: str
-    figures: tuple[tuple[str, str, str], ...]
-    head: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    hero: str  # the run in a sentence
+    figures: tuple[tuple[str, str, str], ...]  # label, value, and what the value is a part of
+    head: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]  # label and toned text of the rows of the status screen
     sections: tuple[Section, ...]
     made: str
