@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transom_cli.cli.options import Json, Root, SettingsFile
 from transom_cli.cli.simulate import (
     RATE,
     Bandwidth,
@@ -19,13 +20,11 @@ from transom_cli.cli.simulate import (
     Params,
     Queue,
     Seed,
-    SettingsFile,
     StepTime,
     Workers,
     load_settings,
     read_known,
 )  # fmt: skip
-from transom_cli.cli.status import Json, Root
 from transom_cli.cli.units import parameters
 
 if TYPE_CHECKING:
@@ -124,8 +123,8 @@ def of_newest_run(root: Path | None) -> tuple[str, ...]:
 
 def read_run(run: str | None, root: Path | None) -> tuple[RunRecord, Settings]:
     from transom_cli.cli.common import bounded, run_to_read
-    from transom_cli.config.run_settings import read_settings, runs_root
+    from transom_cli.config.run_settings import read_settings
     from transom_cli.supervise.record_reader import read_run_record
 
-    found = run_to_read(bounded(runs_root(root), run), run)
+    found = run_to_read(bounded(root, run), run)
     return read_run_record(found), read_settings(found)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from transom_cli.cli.ckpt_places import Json
+from transom_cli.cli.options import Json
 from transom_cli.cli.units import parameters
 from transom_cli.errors import UsageError
 from transom_cli.plural import several

@@ -34,7 +34,7 @@ def operate_all_runs(root: Path | None, *, idle_exit: bool) -> None:
     """
     from transom_cli.bootstrap.operator import operator_process
     from transom_cli.cli.common import require_own_run
-    from transom_cli.config.run_settings import runs_root
+    from transom_cli.config.sources import runs_root
     from transom_cli.supervise.operator.process import operate_all, register_live
     from transom_cli.supervise.operator.registry import Registry, operator_folder
 
@@ -47,7 +47,7 @@ def operate_all_runs(root: Path | None, *, idle_exit: bool) -> None:
         )
     find_lost: Callable[[], None] | None = None
     if not idle_exit:
-        runs = runs_root(root)
+        runs = runs_root(root, os.environ)
         register_live(registry, runs)
         find_lost = partial(register_live, registry, runs, {})
     done = operate_all(registry, lambda: operator_process(registry, require_own_run, find_lost, idle_exit=idle_exit))

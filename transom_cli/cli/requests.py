@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom_cli.cli.status import Json, Root, Run
+from transom_cli.cli.options import Json, Root, Run
 from transom_cli.errors import NoSuchRun, SlurmUnreachable, TransomError, Unknown, UsageError, printable
 
 if TYPE_CHECKING:
@@ -212,14 +212,13 @@ def _newest_resumable(root: Any, *, yes: bool) -> str:
     import time
 
     from transom_cli.cli.common import bounded, run_to_act_on
-    from transom_cli.config.run_settings import runs_root
     from transom_cli.core.operator.state import Phase
     from transom_cli.ownership import is_own
     from transom_cli.submit.rundir import list_runs
     from transom_cli.supervise.journal import fold
     from transom_cli.view.text import span
 
-    where = bounded(runs_root(root))
+    where = bounded(root)
     newest = run_to_act_on(where, None)
     for one in [one for one in list_runs(where) if is_own(one)][:CONSIDERED]:
         state = fold(one.journal).state
@@ -248,9 +247,8 @@ def _confirm(verb: str, run_id: str, question: str) -> None:
 
 def _found(run: str | None, root: Any) -> RunDir:
     from transom_cli.cli.common import bounded, run_to_request
-    from transom_cli.config.run_settings import runs_root
 
-    return run_to_request(bounded(runs_root(root), run), run)
+    return run_to_request(bounded(root, run), run)
 
 
 def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:

@@ -6,14 +6,12 @@ import os
 import re
 import sys
 from datetime import datetime, timezone
-from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom_cli.cli.options import Root, run_ids
-from transom_cli.cli.status import Plain
+from transom_cli.cli.options import AutoBeat, Plain, Root, Run, Set, SettingsFile
 from transom_cli.errors import TransomError, UsageError, printable
 from transom_cli.plural import several
 
@@ -34,7 +32,7 @@ def run(
     words: Annotated[
         list[str], typer.Argument(metavar="SCRIPT | -- COMMAND...", help="An sbatch script, or a command.")
     ],
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings file of this run (TOML).")] = None,
+    file: SettingsFile = None,
     name: Annotated[str | None, typer.Option(help="Name of the run [default: run, or the script's name].")] = None,
     root: Root = None,
     cluster: Annotated[
@@ -62,12 +60,8 @@ def run(
         str | None,
         typer.Option(metavar="IMAGE", help="Container image for the training step (Apptainer, Singularity)."),
     ] = None,
-    auto_beat: Annotated[
-        bool | None, typer.Option("--auto-beat/--no-auto-beat", help="Send heartbeats without a change in the trainer.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see docs/settings.md.")
-    ] = None,
+    auto_beat: AutoBeat = None,
+    set_: Set = None,
     log_json: Annotated[
         bool | None, typer.Option("--log-json/--log-text", help="Write the operator's log as JSON lines, or as text.")
     ] = None,
@@ -153,9 +147,7 @@ def run(
 
 
 def attach(
-    run: Annotated[
-        str | None, typer.Argument(help="Run ID, name or path [default: the newest run].", autocompletion=run_ids)
-    ] = None,
+    run: Run = None,
     root: Root = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start an operator if there is none, and return.")] = False,
     foreground: Annotated[bool, typer.Option("--foreground", help="Run the operator in this process.")] = False,
@@ -163,9 +155,9 @@ def attach(
 ) -> None:
     """Watch a run. Start an operator if it has none."""
     from transom_cli.cli.common import leaving, run_to_act_on
-    from transom_cli.config.run_settings import runs_root
+    from transom_cli.config.sources import runs_root
 
-    where = runs_root(root)
+    where = runs_root(root, os.environ)
     unanswered = leaving(where, run)
     found = run_to_act_on(where, run)
     if not detach:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom_cli.cli.options import examples
+from transom_cli.cli.options import Json, examples
 from transom_cli.errors import NotPermitted, UsageError
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ service_app = typer.Typer(
     help="Start the operator again after a reboot.",
     epilog=examples("service"),
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 @service_app.command()

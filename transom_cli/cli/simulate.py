@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom_cli.cli.status import Json
+from transom_cli.cli.options import Json, SettingsFile
 from transom_cli.cli.units import parameters
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ Queue = Annotated[float, typer.Option("--queue", min=0.0, help="Mean wait of a r
 Runs = Annotated[int, typer.Option("--runs", min=1, help="Simulated runs per row.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the first run.")]
 Workers = Annotated[int, typer.Option("-j", "--jobs", min=0, help="Processes; 0: one per core.")]
-SettingsFile = Annotated[Path | None, typer.Option("-f", "--file", help="Settings file of a run (TOML).")]
 
 
 def simulate(
