@@ -17,14 +17,13 @@ from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.incident import Stage
 from transom_cli.core.operator.silent_launcher import LAUNCHER_SILENT, LaunchEnd, handles_stall, lost_before_launch
 from transom_cli.core.operator.state import State
-from transom_cli.files import read_json, refresh_directory
+from transom_cli.files import listed, read_json, refresh_directory
 from transom_cli.heartbeat.table import NodeTable
 from transom_cli.layout import AttemptDir, RunDir, attempt_name, parse_attempt
 from transom_cli.supervise.attempt_files import (
     ExitRecords,
     FileChange,
     Tail,
-    listed,
     newest_checkpoint,
     read_outcome,
     read_saves,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from dataclasses import dataclass
 
-from transom_cli.files import json_lines, read_json
+from transom_cli.files import listed, read_json, read_lines
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 
 RECORD = "requeued"  # the type of the record in the launcher's journal
@@ -34,10 +34,7 @@ class Handoff:
 
 def read_handoff(attempt: AttemptDir) -> Handoff | None:
     """Return the handoff of an attempt; None if its launcher did not need to hand the job over, or could not."""
-    try:
-        records = [one for one in json_lines(attempt.launcher_journal.read_bytes()) if one.get("type") == RECORD]
-    except OSError:
-        return None
+    records = [one for one in read_lines(attempt.launcher_journal) if one.get("type") == RECORD]
     return _handed(attempt, records[-1]) if records else None
 
 
@@ -50,15 +47,9 @@ def newest_handoff(run: RunDir, before: tuple[int, int] | None = None) -> Handof
 def attempt_numbers(run: RunDir) -> list[tuple[int, int]]:
     """Return (job ID, restart count) of every attempt that has a folder."""
     found = []
-    try:
-        names = os.listdir(run.attempts)  # noqa: PTH208
-    except OSError:
-        return []
-    for name in names:
-        try:
-            found.append(parse_attempt(name))
-        except ValueError:
-            continue
+    for path in listed(run.attempts):
+        with contextlib.suppress(ValueError):
+            found.append(parse_attempt(path.name))
     return found
 
 

@@ -32,7 +32,7 @@ from dataclasses import replace
 from transom_cli.core import launcher
 from transom_cli.core.events import Stall
 from transom_cli.core.launcher import Event, Phase, Reason, State
-from transom_cli.files import open_private
+from transom_cli.files import listed, open_private
 from transom_cli.heartbeat.step_breakdown import BadStepBreakdown, RankSteps, decode
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.attempt_files import newest_checkpoint
@@ -141,10 +141,7 @@ class Monitor:
         """slurmstepd creates a task's log when it starts the task."""
         if self._watch.launch == launch:
             return True
-        try:
-            return any(True for _ in self._attempt.logs(launch).iterdir())
-        except OSError:
-            return False
+        return bool(listed(self._attempt.logs(launch)))
 
 
 SOON, EVERY = 2.0, 60.0  # seconds between two lines: as long as the launch has stepped, within these limits
