@@ -10,21 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transom_cli.cli import simulate as sim
 from transom_cli.cli.options import Json, Root, SettingsFile
-from transom_cli.cli.simulate import (
-    RATE,
-    Bandwidth,
-    Days,
-    Failures,
-    Gpus,
-    Params,
-    Queue,
-    Seed,
-    StepTime,
-    Workers,
-    load_settings,
-    read_known,
-)  # fmt: skip
 from transom_cli.cli.units import parameters
 
 if TYPE_CHECKING:
@@ -41,20 +28,20 @@ def advise(
         typer.Option("--run", help="A run: advise by its record first; its nodes, step time and faults count."),
     ] = None,
     root: Root = None,
-    days: Days = 30.0,
+    days: sim.Days = 30.0,
     spares: Annotated[int, typer.Option("--spares", min=0, help="Spare nodes now.")] = 0,
     save_every: Annotated[int, typer.Option("--save-every", min=1, help="Steps between saves now.")] = 30,
     persist: Annotated[int, typer.Option("--persist", min=1, help="Every how many saves one goes to disk now.")] = 10,
-    failures: Failures = f"{RATE:g}",
-    params: Params = "70e9",
-    gpus: Gpus = 8,
-    bandwidth: Bandwidth = 50.0,
-    step_time: StepTime = 10.0,
-    queue: Queue = 0.0,
+    failures: sim.Failures = f"{sim.RATE:g}",
+    params: sim.Params = "70e9",
+    gpus: sim.Gpus = 8,
+    bandwidth: sim.Bandwidth = 50.0,
+    step_time: sim.StepTime = 10.0,
+    queue: sim.Queue = 0.0,
     file: SettingsFile = None,
     runs: Annotated[int, typer.Option("--runs", min=2, help="Simulated runs of each value.")] = 10,
-    seed: Seed = 1,
-    jobs: Workers = 0,
+    seed: sim.Seed = 1,
+    jobs: sim.Workers = 0,
     json_: Json = False,
 ) -> None:
     """Recommend settings by simulation.
@@ -76,7 +63,7 @@ def advise(
     from transom_cli.view.text import plain, table
 
     said: tuple[str, ...] = ()
-    settings, known = load_settings(file), read_known(failures)
+    settings, known = sim.load_settings(file), sim.read_known(failures)
     if run is not None:
         record, settings = read_run(run, root)
         said = advice(record, settings.detect.factor)

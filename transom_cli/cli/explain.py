@@ -82,7 +82,7 @@ def explain(
 def _samples(run: RunDir, *, json_: bool) -> None:
 
     from transom_cli.supervise.attempt_files import prove_samples
-    from transom_cli.view.samples import sample_document, sample_lines
+    from transom_cli.view.explain import sample_document, sample_lines
 
     proof = prove_samples(run)
     if json_:

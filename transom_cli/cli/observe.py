@@ -50,7 +50,7 @@ def observe(
     from transom_cli.cli.run import assignment, operate_or_watch
     from transom_cli.config.load import load
     from transom_cli.config.model import OBSERVE
-    from transom_cli.submit.observed import observe_job, require_observable
+    from transom_cli.submit.job_run import observe_job, require_observable
     from transom_cli.submit.prepare import leave_outer_run
 
     leave_outer_run()

@@ -28,7 +28,6 @@ from transom_cli.supervise.launcher import history
 from transom_cli.supervise.launcher.agents import Agents
 from transom_cli.supervise.launcher.allocation import allocation_from, time_is_up, warning_due
 from transom_cli.supervise.launcher.anomalies import AnomalyReporter
-from transom_cli.supervise.launcher.blind_nodes import BlindNodes
 from transom_cli.supervise.launcher.executor import Executor
 from transom_cli.supervise.launcher.handoff import (
     NextAttempt,
@@ -37,11 +36,10 @@ from transom_cli.supervise.launcher.handoff import (
     ended_by_slurm,
     hand_off,
 )
-from transom_cli.supervise.launcher.heartbeat_publisher import HeartbeatPublisher
-from transom_cli.supervise.launcher.heartbeat_stream import HeartbeatStream
+from transom_cli.supervise.launcher.heartbeat_stream import HeartbeatPublisher, HeartbeatStream
 from transom_cli.supervise.launcher.job_steps import RECORD, EarlierSteps, clear_agents, earlier_steps, lock
 from transom_cli.supervise.launcher.journal import LauncherJournal, say
-from transom_cli.supervise.launcher.monitor import Monitor
+from transom_cli.supervise.launcher.monitor import BlindNodes, Monitor
 from transom_cli.supervise.launcher.node_monitor import FaultMonitor, NodeMonitor, WarmUp
 from transom_cli.supervise.launcher.node_release import NodeRelease, release_nodes
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
