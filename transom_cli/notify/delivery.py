@@ -157,11 +157,8 @@ class DeliveryWorker:
 
     def submit(self, notification: Notification) -> None:
         """Queue a notification and return at once; ignore it if it was sent, is too old or unwanted."""
-        if (
-            notification.kind not in self.target.events
-            or notification.key in self._asked
-            or self._sent_before(notification)
-        ):
+        known = notification.key in self._asked or self._log.known(self.target.name, notification.key)
+        if known or notification.kind not in self.target.events:
             return
         if self._clock() - notification.at > MAX_AGE and not notification.final:
             return
@@ -173,9 +170,6 @@ class DeliveryWorker:
             self._changed.notify()
         if self._thread.ident is None:
             self._thread.start()
-
-    def _sent_before(self, notification: Notification) -> bool:
-        return self._log.known(self.target.name, notification.key)
 
     def close(self, *, over: bool) -> None:
         """Accept no more. If the run is over, still send what waits; otherwise leave it to the next operator."""

@@ -27,17 +27,7 @@ KINDS = {
     "failed": "the run has failed and is not restarted",
     "stopped": "a user has stopped the run",
 }
-DEFAULT_KINDS = (
-    "incident",
-    "recovered",
-    "saves",
-    "held",
-    "unanswered",
-    "released",
-    "done",
-    "failed",
-    "stopped",
-)  # for a target without `events`
+DEFAULT_KINDS = tuple(kind for kind in KINDS if kind not in ("started", "planned", "isolated"))  # without `events`
 FINAL = ("done", "failed", "stopped")
 
 UNDIAGNOSED = 60.0  # seconds after which an incident without a diagnosis is sent
@@ -114,14 +104,13 @@ def _by_change(before: State, after: State, at: float) -> list[Notification]:
 
 def unanswered(state: State, since: float, at: float) -> Notification:
     """Return a notification that the run directory has not responded since then; no journal event can say so."""
-    details = (
+    details: tuple[str, ...] = (
         "the operator waits for the file system and restarts nothing until it responds",
         "the launcher continues as long as its own node can read the files",
     )
     head = f"the run directory has not responded for {_span(at - since)}"
-    return Notification(
-        f"unanswered/{since:.0f}", "unanswered", at, head, (*details, *_lines(_job(state))), _facts(state)
-    )
+    details += _lines(_job(state))
+    return Notification(f"unanswered/{since:.0f}", "unanswered", at, head, details, _facts(state))
 
 
 def answered(state: State, since: float, at: float) -> Notification:
@@ -220,24 +209,13 @@ def _saves(before: State, after: State, at: float) -> list[Notification]:
         details = (now.words, *_lines(_progress(after), _job(after)))
         facts = _facts(after, failed=now.count, good=now.good if now.good >= 0 else None)
         key = f"saves/{now.attempt}/{now.since:.0f}"
-        return [
-            Notification(
-                key,
-                "saves",
-                at,
-                f"SAVES FAIL: a fault would lose all steps since the last good save: {now.why}",
-                details,
-                facts,
-            )
-        ]
+        head = f"SAVES FAIL: a fault would lose all steps since the last good save: {now.why}"
+        return [Notification(key, "saves", at, head, details, facts)]
     if was is not None and now is None:
         details = _lines(_progress(after), _job(after))
         key = f"saves/{was.attempt}/{was.since:.0f}/good"
-        return [
-            Notification(
-                key, "saves", at, f"saves succeed again, after {several(was.count, 'failure')}", details, _facts(after)
-            )
-        ]
+        head = f"saves succeed again, after {several(was.count, 'failure')}"
+        return [Notification(key, "saves", at, head, details, _facts(after))]
     return []
 
 

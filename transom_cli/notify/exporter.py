@@ -145,9 +145,8 @@ class MetricsExporter:
             part()
             self._troubles.pop(name, None)
         except Exception as error:
-            words = (error.strerror if isinstance(error, OSError) else None) or str(
-                error
-            )  # without the name of a temporary file
+            # without the name of a temporary file
+            words = (error.strerror if isinstance(error, OSError) else None) or str(error)
             if self._troubles.get(name) != words:
                 log.warning("metrics: cannot %s: %s", name, words)
             self._troubles[name] = words
