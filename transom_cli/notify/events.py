@@ -174,7 +174,7 @@ def _recovered(state: State, incident: Incident, at: float) -> Notification:
     details = _lines(
         fault.line,
         f"without {', '.join(out)}" if out else "",
-        _again(state.progress.step, again) if again else _progress(state),
+        f"at step {state.progress.step}; {several(again, 'step')} repeated" if again else _progress(state),
     )
     facts = _of(state, incident, seconds=round(seconds, 1), steps_again=again, result=incident.result)
     done = f"{fault.done}, " if fault.done else ""
@@ -187,10 +187,6 @@ def _steps_again(state: State, incident: Incident) -> int:
     known = incident.result == "recovered" and min(incident.step, state.progress.step, state.progress.durable) >= 0
     own = not (incident.since_start or state.progress.since_start)
     return max(0, incident.step - state.progress.step + 1) if known and own else 0
-
-
-def _again(step: int, again: int) -> str:
-    return f"at step {step}; {several(again, 'step')} repeated"
 
 
 def _held(state: State, at: float, cluster: str) -> Notification:

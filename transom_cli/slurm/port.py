@@ -136,23 +136,19 @@ class Start:
     """One start of a job in accounting (`sacct -D`). A start that a requeue ended has the state PENDING.
 
     Attributes:
-        nodes: empty if the start never began: the job is pending, or was cancelled while pending.
         began, ended: seconds since the epoch, on the controller's clock; None: not yet.
-        by: ID of the user who cancelled the job, if known.
-        resized: times at which the job was shrunk.
-        comment: the --comment of the submission, "" if not known.
     """
 
     job_id: int
     state: JobState
     exit_code: int | None
     exit_signal: int | None
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # empty if the start never began: the job is pending, or was cancelled while pending
     began: float | None = None
     ended: float | None = None
-    by: int | None = None
-    resized: tuple[float, ...] = ()
-    comment: str = ""
+    by: int | None = None  # ID of the user who cancelled the job, if known
+    resized: tuple[float, ...] = ()  # times at which the job was shrunk
+    comment: str = ""  # the --comment of the submission, "" if not known
 
 
 @dataclass(frozen=True)

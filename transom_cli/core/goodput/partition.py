@@ -129,7 +129,8 @@ class _Walk:
     def _end(self, attempt: Attempt, later: Sequence[Attempt]) -> int:
         if attempt.ended is not None:
             return attempt.ended
-        other = (p.at for p in self._history.observations if p.at > self.ledger.now and _newer(p.attempt, attempt))
+        after = (p for p in self._history.observations if p.at > self.ledger.now and p.attempt)
+        other = (p.at for p in after if Attempt(p.attempt).order > attempt.order)
         began = (a.began for a in later if a.began is not None)
         return min((*other, *began, self._history.until))
 
@@ -258,7 +259,3 @@ def _rising(samples: Sequence[Sample], begin: int, end: int) -> list[Sample]:
         if sample.at >= begin and (not found or sample.step > found[-1].step):
             found.append(sample if sample.at <= end else replace(sample, at=end))
     return found
-
-
-def _newer(name: str, attempt: Attempt) -> bool:
-    return bool(name) and Attempt(name).order > attempt.order

@@ -139,7 +139,11 @@ def _nodes(data: ReportData, timelines: Sequence[Timeline]) -> Table:
     views = {one.node: one for one in data.view.node_views}
     excluded = {x.node for x in data.book.state.isolation.exclusions}
     names = run_nodes(data.book)
-    odd = [n for n in names if blamed[n] or found[n] or n in excluded or (n in views and _odd(views[n]))]
+    odd = [
+        n
+        for n in names
+        if blamed[n] or found[n] or n in excluded or (n in views and (views[n].differs or views[n].state == "waiting"))
+    ]
     shown = (names if len(names) <= MOST else odd)[:MOST]
     with_gpus = any(view.gpus is not None for view in views.values())
     rows = []
@@ -154,10 +158,6 @@ def _nodes(data: ReportData, timelines: Sequence[Timeline]) -> Table:
     head = ("node", *about, "incidents", "findings")
     caption = f"Every node that the run was given: {count(len(names))}"
     return Table(caption, head, tuple(rows), frozenset({"step", "GPUs", "incidents", "findings"}), note)
-
-
-def _odd(view: NodeView) -> bool:
-    return view.differs or view.state == "waiting"
 
 
 def _now(view: NodeView | None) -> tuple[Cell, ...]:
