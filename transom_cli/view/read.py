@@ -26,7 +26,7 @@ from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
 from transom_cli.supervise.own_checkpoints import newest_own
-from transom_cli.toml import tomllib
+from transom_cli.toml import read_toml
 from transom_cli.view.model import FRESH, NodeView, Preflight, RunView, Standbys, build_view
 from transom_cli.view.node_state import NodeSight, NodeViews, blind_nodes
 from transom_cli.view.outlook import next_steps, rank_operation, step_time
@@ -65,10 +65,7 @@ class RunSettings:
 
 def read_run_settings(run: RunDir) -> RunSettings:
     """Return defaults if run.toml cannot be read."""
-    try:
-        settings = tomllib.loads(run.settings.read_text(encoding="utf-8", errors="surrogateescape"))
-    except (OSError, ValueError):
-        return RunSettings(run.checkpoints)
+    settings = read_toml(run.settings)
     job, detect = _section(settings, "job"), _section(settings, "detect")
     steps, directory = settings.get("steps"), _section(settings, "checkpoint").get("directory")
     gpus = job.get("gpus_per_node")

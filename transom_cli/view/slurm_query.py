@@ -12,10 +12,11 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from transom_cli.core.codec import BadRecord, build, plain
 from transom_cli.files import make_private, publish_text, replace_text
 from transom_cli.slurm.port import Job, JobState
 
@@ -67,17 +68,16 @@ class Outage:
 
     def kept(self, job_id: int) -> Job | None:
         """Return a recent answer about a waiting job, or None."""
-        answer = self._recent_answers().get(str(job_id))
-        return build_job(answer) if answer is not None else None
+        with contextlib.suppress(BadRecord):  # another version of transom wrote it
+            if (answer := self._recent_answers().get(str(job_id))) is not None:
+                return build(Job, answer)
+        return None
 
     def keep(self, job: Job) -> None:
         """Keep an answer for other processes if the job waits: then it rarely changes."""
         if job.state is not JobState.PENDING or not job.reason:
             return
-        answers = {
-            **self._recent_answers(),
-            str(job.job_id): {"asked_at": time.time(), **asdict(job), "state": "PENDING"},
-        }
+        answers = {**self._recent_answers(), str(job.job_id): {"asked_at": time.time(), **plain(job)}}
         with contextlib.suppress(OSError):
             self._answers.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             publish_text(self._answers, json.dumps(answers))
@@ -89,17 +89,6 @@ class Outage:
             return {key: one for key, one in answers.items() if 0 <= now - one["asked_at"] < KEPT}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
-
-
-def build_job(answer: dict[str, Any]) -> Job | None:
-    """Return the job of a kept answer, or None if another version of transom wrote it."""
-    given = {key: value for key, value in answer.items() if key != "asked_at"}
-    given |= {key: tuple(given.get(key, ())) for key in ("nodes", "excluded")}
-    given["requirements"] = tuple((str(flag), str(value)) for flag, value in given.get("requirements", ()))
-    try:
-        return Job(**{**given, "state": JobState(given["state"])})
-    except (TypeError, ValueError, KeyError):
-        return None
 
 
 class _NoAnswer(NamedTuple):

@@ -139,11 +139,8 @@ def _nodes(data: ReportData, timelines: Sequence[Timeline]) -> Table:
     views = {one.node: one for one in data.view.node_views}
     excluded = {x.node for x in data.book.state.isolation.exclusions}
     names = run_nodes(data.book)
-    odd = [
-        n
-        for n in names
-        if blamed[n] or found[n] or n in excluded or (n in views and (views[n].differs or views[n].state == "waiting"))
-    ]
+    differing = {node for node, one in views.items() if one.differs or one.state == "waiting"}
+    odd = [n for n in names if blamed[n] or found[n] or n in excluded or n in differing]
     shown = (names if len(names) <= MOST else odd)[:MOST]
     with_gpus = any(view.gpus is not None for view in views.values())
     rows = []
