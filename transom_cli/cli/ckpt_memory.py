@@ -23,14 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Seen:
-    """`age`: seconds since the oldest word of those that count. `silent`: by node why nothing of it counts. `unread`:
-    why nothing was read again. `checked`: by step what came out, or why nothing did."""
-
     steps: list[InMemory] = field(default_factory=list)
-    age: float = 0.0
-    silent: dict[str, str] = field(default_factory=dict)
-    unread: str = ""
-    checked: dict[int, Checked | str] = field(default_factory=dict)
+    age: float = 0.0  # seconds since the oldest word of those that count
+    silent: dict[str, str] = field(default_factory=dict)  # by node why nothing of it counts
+    unread: str = ""  # why nothing was read again
+    checked: dict[int, Checked | str] = field(default_factory=dict)  # by step what came out, or why nothing did
 
     @property
     def good(self) -> bool:

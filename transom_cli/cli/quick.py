@@ -24,17 +24,14 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Shape:
-    """A command's arguments: flags, path and text options by name, and the parameter of a positional argument.
-
-    many: the parameter of any number of paths instead, at least one.
-    """
+    """A command's arguments: flags, path and text options by name, and the parameter of a positional argument."""
 
     does: Callable[..., int]
     flags: dict[str, str]
     paths: dict[str, str]
     bare: str = ""
     texts: dict[str, str] = field(default_factory=dict)
-    many: str = ""
+    many: str = ""  # the parameter of any number of paths instead, at least one
 
 
 SHAPES = {

@@ -39,12 +39,10 @@ _NODE = re.compile(r"([^:]* (?:lost|silent)): (.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Fault:
-    """title: what broke. nodes: at fault. evidence: one line, or "" if the title has it. done: isolation or repair."""
-
-    title: str
-    nodes: tuple[str, ...] = ()
-    evidence: str = ""
-    done: str = ""
+    title: str  # what broke
+    nodes: tuple[str, ...] = ()  # at fault
+    evidence: str = ""  # one line, or "" if the title has it
+    done: str = ""  # isolation or repair
 
     @property
     def line(self) -> str:

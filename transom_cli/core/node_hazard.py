@@ -22,15 +22,12 @@ RECENT = 30 * DAY  # earlier failures of a node count for so long
 
 @dataclass(frozen=True)
 class Use:
-    """A node was in use from `begin` to `end` seconds after a return. failed: it failed at the end.
-
-    recent: How many failures it had had within `RECENT`, before the one from which it returned.
-    """
+    """A node was in use from `begin` to `end` seconds after a return."""
 
     end: float
-    failed: bool
+    failed: bool  # it failed at the end
     begin: float = 0.0
-    recent: int = 0
+    recent: int = 0  # how many failures it had had within `RECENT`, before the one from which it returned
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,9 @@ class Network:
 
 @dataclass(frozen=True)
 class Placement:
-    """order: the nodes that carry ranks. spares: the others, nearest first. words: "" if Slurm's order stays."""
-
-    order: tuple[str, ...]
-    spares: tuple[str, ...] = ()
-    words: str = ""
+    order: tuple[str, ...]  # the nodes that carry ranks
+    spares: tuple[str, ...] = ()  # the others, nearest first
+    words: str = ""  # "" if Slurm's order stays
 
 
 class Costs:

@@ -31,16 +31,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Removal:
-    """What to remove of a run: the steps of these checkpoints, or with `whole` the directory.
-
-    freed: Bytes. last: The step of its last checkpoint, which stays or goes with the directory; None if it has none.
-    """
+    """What to remove of a run: the steps of these checkpoints, or with `whole` the directory."""
 
     run_id: str
     whole: bool
     steps: tuple[int, ...]
-    freed: int
-    last: int | None
+    freed: int  # bytes
+    last: int | None  # the step of its last checkpoint, which stays or goes with the directory; None if it has none
 
 
 def choose(runs: Sequence[StoredRun], limits: Limits, other_bytes: int = 0) -> tuple[Removal, ...]:

@@ -92,10 +92,8 @@ class Pulse(NamedTuple):  # not a dataclass: an operator creates thousands per s
 
 @dataclass(frozen=True)
 class StallState:
-    """step: the highest step that every rank with heartbeats has reached, or -1. limit: allowed silence in seconds."""
-
-    step: int = -1
-    limit: float = 0.0
+    step: int = -1  # the highest step that every rank with heartbeats has reached, or -1
+    limit: float = 0.0  # allowed silence in seconds
     since_start: bool = False  # `step` counts from the start of the processes
     expected: tuple[str, ...] = ()
     clock: float = 0.0

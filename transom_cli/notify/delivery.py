@@ -261,15 +261,11 @@ class DeliveryWorker:
 
 @dataclass(frozen=True)
 class EndWaits:
-    """Seconds that an operator waits at its end.
+    """Seconds that an operator waits at its end."""
 
-    final: to deliver the last notifications of a run that is over. leaving: for the current message, if another
-    operator may follow. cut: for an aborted command.
-    """
-
-    final: float = 30.0
-    leaving: float = 5.0
-    cut: float = 2.0
+    final: float = 30.0  # to deliver the last notifications of a run that is over
+    leaving: float = 5.0  # for the current message, if another operator may follow
+    cut: float = 2.0  # for an aborted command
 
 
 class Notifier:

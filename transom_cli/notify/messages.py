@@ -80,13 +80,11 @@ class About:
 
 @dataclass(frozen=True)
 class Message:
-    """keys: of all notifications in it, newest last. document: JSON values."""
-
     event: str
     subject: str
     text: str
-    keys: tuple[str, ...]
-    document: dict[str, Any]
+    keys: tuple[str, ...]  # of all notifications in it, newest last
+    document: dict[str, Any]  # JSON values
 
     @property
     def id(self) -> str:

@@ -27,14 +27,15 @@ class Advice:
     """The best value of one setting.
 
     Attributes:
+        gain: Of useful node time against the present value, run by run. Spares count as used nodes.
+        values: (value, mean useful share of node time) of all values tried: the sensitivity.
         clear: The gain is worth a change, and 19 of 20 runs have it.
     """
 
     name: str
     now: Any
     best: Any
-    gain: Interval  # of useful node time against the present value, run by run. Spares count as used nodes.
-    # (value, mean useful share of node time) of all values tried: the sensitivity
+    gain: Interval
     values: tuple[tuple[Any, float], ...]
 
     @property

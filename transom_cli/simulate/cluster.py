@@ -36,13 +36,18 @@ class Outcome:
     """What a simulation gave.
 
     Attributes:
+        sums: Where the time went, as `transom goodput` counts it.
+        horizon: The simulated time in seconds. A run that stopped early trained nothing afterwards.
+        work: Seconds that all steps would have taken on all nodes, undisturbed.
         drained, excluded: Nodes. wrong: of them, those with which nothing was wrong.
+        unseen: Faults that made the training wrong, and that no guard found.
+        recoveries: (cause, seconds from the fault to the next step) of every incident that ended well.
     """
 
     seed: int
-    sums: goodput.Sums  # where the time went, as `transom goodput` counts it
-    horizon: float  # the simulated time in seconds. A run that stopped early trained nothing afterwards.
-    work: float  # seconds that all steps would have taken on all nodes, undisturbed
+    sums: goodput.Sums
+    horizon: float
+    work: float
     phase: str
     verdict: str
     faults: int
@@ -52,8 +57,7 @@ class Outcome:
     drained: int
     excluded: int
     wrong: int
-    unseen: int  # faults that made the training wrong, and that no guard found
-    # (cause, seconds from the fault to the next step) of every incident that ended well
+    unseen: int
     recoveries: tuple[tuple[str, float], ...]
 
     @property

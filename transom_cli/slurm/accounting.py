@@ -156,10 +156,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class MatchedStarts:
-    """starts: one for each attempt, None if accounting has none. alone: starts that match no attempt."""
-
-    starts: tuple[Start | None, ...]
-    alone: tuple[Start, ...]
+    starts: tuple[Start | None, ...]  # one for each attempt, None if accounting has none
+    alone: tuple[Start, ...]  # starts that match no attempt
 
 
 def own_starts(starts: Sequence[Start], since: float, tag: str) -> list[Start]:

@@ -164,16 +164,12 @@ class Submission:
 
 @dataclass(frozen=True)
 class BackendTrial:
-    """Result of trying pyslurm once, for `transom doctor`.
+    """Result of trying pyslurm once, for `transom doctor`."""
 
-    works: what works, in a few words; empty if pyslurm does not work, with the reason in `why_not`.
-    detours: by call, why it goes through the command line. wish: the setting that requests pyslurm.
-    """
-
-    works: str = ""
+    works: str = ""  # what works, in a few words; empty if pyslurm does not work, with the reason in `why_not`
     why_not: str = ""
-    detours: Mapping[str, str] = field(default_factory=dict)
-    wish: str = ""
+    detours: Mapping[str, str] = field(default_factory=dict)  # by call, why it goes through the command line
+    wish: str = ""  # the setting that requests pyslurm
 
 
 class Slurm(Protocol):

@@ -15,17 +15,15 @@ RECORD = "requeued"  # the type of the record in the launcher's journal
 class Handoff:
     """How an attempt was followed by another one.
 
-    how: requeued, resubmitted (as another job) or held (either way, to wait for a person).
     job_id, restarts: the start that follows on it.
-    why: the reason in the attempt's outcome. wall: when, by the launcher's clock.
     """
 
     attempt: str
-    how: str
+    how: str  # requeued, resubmitted (as another job) or held (either way, to wait for a person)
     job_id: int
     restarts: int
-    why: str = ""
-    wall: float = 0.0
+    why: str = ""  # the reason in the attempt's outcome
+    wall: float = 0.0  # when, by the launcher's clock
 
     @property
     def start(self) -> tuple[int, int]:

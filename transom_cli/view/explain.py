@@ -23,10 +23,8 @@ Finding = tuple[float, str, str]  # Unix time, attempt, message
 
 @dataclass(frozen=True)
 class Fact:
-    """where: an attempt or an incident."""
-
     at: float
-    where: str
+    where: str  # an attempt or an incident
     message: str
 
 

@@ -50,11 +50,9 @@ class RootLine:
 
 @dataclass(frozen=True)
 class LogLine:
-    """at: Unix time, of the line or of the last line before it that has one; 0: unknown."""
-
     rank: int | None
     text: str
-    at: float = 0.0
+    at: float = 0.0  # Unix time, of the line or of the last line before it that has one; 0: unknown
 
 
 @dataclass

@@ -136,15 +136,12 @@ class Standbys:
 
 @dataclass(frozen=True)
 class Leaving:
-    """The ranks save and end, and the run continues in its next attempt.
-
-    why: As in `core.launcher.state.Reason`. until: The end of the attempt, if known.
-    """
+    """The ranks save and end, and the run continues in its next attempt."""
 
     since: float
     message: str
-    why: str = ""
-    until: float | None = None
+    why: str = ""  # as in `core.launcher.state.Reason`
+    until: float | None = None  # the end of the attempt, if known
 
 
 @dataclass(frozen=True)

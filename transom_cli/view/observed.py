@@ -46,13 +46,11 @@ class Compared:
 
 @dataclass(frozen=True)
 class Summary:
-    """runs: number of observed runs. nodes_error: why Slurm's view of the nodes is missing."""
-
     since: float
     until: float
-    runs: int
+    runs: int  # number of observed runs
     compared: tuple[Compared, ...]
-    nodes_error: str = ""
+    nodes_error: str = ""  # why Slurm's view of the nodes is missing
 
 
 def read_summary(root: Path, since: float, now: float, connect: Callable[[RunDir], Slurm]) -> Summary:

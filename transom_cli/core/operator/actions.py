@@ -60,16 +60,13 @@ class Restart(Action):
 
 @dataclass(frozen=True)
 class Patch(Action):
-    """Set the exclusions of a pending job (requeued by Slurm, or exclusions have expired).
-
-    start: let it start at once; Slurm delays a requeued job by about 121 s. num_nodes: request this many, 0: unchanged.
-    """
+    """Set the exclusions of a pending job (requeued by Slurm, or exclusions have expired)."""
 
     job_id: int
     exclude: tuple[str, ...]
     drop: tuple[str, ...] = ()
-    start: bool = False
-    num_nodes: int = 0
+    start: bool = False  # let it start at once; Slurm delays a requeued job by about 121 s
+    num_nodes: int = 0  # request this many, 0: unchanged
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,8 @@ AGE = 30.0  # seconds: an answer that another run got is new enough while nothin
 
 @dataclass(frozen=True)
 class Pause:
-    """seconds: until the next question. age: how old, in seconds, an answer to another run's question may be then."""
-
-    seconds: float
-    age: float
+    seconds: float  # until the next question
+    age: float  # how old, in seconds, an answer to another run's question may be then
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,7 @@ class BadEvents(ValueError):
 
 @dataclass(frozen=True)
 class Scalar:
-    """at: Unix time."""
-
-    at: float
+    at: float  # Unix time
     step: int
     tag: str
     value: float

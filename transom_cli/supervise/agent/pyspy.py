@@ -25,11 +25,9 @@ NATIVE, PYTHON, NONE = "native", "python", "none"
 
 @dataclass(frozen=True)
 class Dumped:
-    """kind: NATIVE, PYTHON or NONE. text: the dump. note: one line that says why there is none, or no native one."""
-
-    kind: str
-    text: str
-    note: str
+    kind: str  # NATIVE, PYTHON or NONE
+    text: str  # the dump
+    note: str  # one line that says why there is none, or no native one
 
 
 def program() -> str | None:

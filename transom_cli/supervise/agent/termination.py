@@ -42,10 +42,8 @@ class Left:
 
 @dataclass(frozen=True)
 class Ended:
-    """killed: processes that did not end in time by themselves. survivors: processes that could not be killed."""
-
-    killed: tuple[Left, ...]
-    survivors: tuple[Left, ...]
+    killed: tuple[Left, ...]  # processes that did not end in time by themselves
+    survivors: tuple[Left, ...]  # processes that could not be killed
 
 
 def end_launch(

@@ -310,15 +310,11 @@ class Executor:
 
 @dataclass(frozen=True)
 class HangVerdict:
-    """What the evidence of a hang shows.
+    """What the evidence of a hang shows."""
 
-    words: for a person. nodes: the node that the others wait for; () if that is uncertain or not a single node.
-    ranks: those that the others wait for; () if that is uncertain.
-    """
-
-    words: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
+    words: tuple[str, ...] = ()  # for a person
+    nodes: tuple[str, ...] = ()  # the node that the others wait for; () if that is uncertain or not a single node
+    ranks: tuple[int, ...] = ()  # those that the others wait for; () if that is uncertain
 
 
 def judge_hang(folder: Path, seconds: float = SECONDS) -> HangVerdict:

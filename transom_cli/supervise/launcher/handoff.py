@@ -59,15 +59,11 @@ def ended_by_slurm(slurm: Slurm, job_id: int) -> bool:
 
 @dataclass(frozen=True)
 class NextAttempt:
-    """How the job continues.
+    """How the job continues."""
 
-    again: "requeue", or "hold" for a person to look at, because of `why`. resubmit: as a new job, even if a requeue
-    would do.
-    """
-
-    again: str
+    again: str  # "requeue", or "hold" for a person to look at, because of `why`
     why: str = ""
-    resubmit: bool = False
+    resubmit: bool = False  # as a new job, even if a requeue would do
 
     @property
     def held(self) -> bool:

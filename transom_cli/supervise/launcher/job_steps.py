@@ -25,15 +25,14 @@ _OF_AGENTS = (".endpoint", ".beats")
 class EarlierSteps:
     """What earlier job steps of the attempt have left.
 
-    launches, incidents: how many there were. given_up: nodes that must carry no rank any more. taken: what was decided
-    about failures, and when, by the wall clock.
+    launches, incidents: how many there were.
     """
 
     steps: tuple[str, ...] = ()
     launches: int = 0
     incidents: int = 0
-    given_up: tuple[str, ...] = ()
-    taken: tuple[Taken, ...] = ()
+    given_up: tuple[str, ...] = ()  # nodes that must carry no rank any more
+    taken: tuple[Taken, ...] = ()  # what was decided about failures, and when, by the wall clock
 
 
 def earlier_steps(attempt: AttemptDir) -> EarlierSteps:

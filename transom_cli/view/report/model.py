@@ -64,23 +64,19 @@ class ReportData:
 
 @dataclass(frozen=True)
 class Cell:
-    """link: an anchor in the same document."""
-
     text: str
     tone: str = ""
-    link: str = ""
+    link: str = ""  # an anchor in the same document
 
 
 @dataclass(frozen=True)
 class Table:
-    """right: heads of columns of numbers. note: what was left out."""
-
     kind: ClassVar[str] = "table"
     caption: str
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    right: frozenset[str] = frozenset()
-    note: str = ""
+    right: frozenset[str] = frozenset()  # heads of columns of numbers
+    note: str = ""  # what was left out
 
 
 @dataclass(frozen=True)
@@ -133,9 +129,7 @@ class Strips:
 
 @dataclass(frozen=True)
 class Trace:
-    """path: SVG path data in 1000 x 1000 units; y points down."""
-
-    path: str
+    path: str  # SVG path data in 1000 x 1000 units; y points down
     tone: str
     title: str
 
@@ -157,10 +151,8 @@ class Plot:
 
 @dataclass(frozen=True)
 class Legend:
-    """entries: tone and text."""
-
     kind: ClassVar[str] = "legend"
-    entries: tuple[tuple[str, str], ...]
+    entries: tuple[tuple[str, str], ...]  # tone and text
 
 
 @dataclass(frozen=True)
@@ -184,11 +176,9 @@ class IncidentBlock:
 
 @dataclass(frozen=True)
 class IncidentBlocks:
-    """opened: the number of incidents that are unfolded at first."""
-
     kind: ClassVar[str] = "incidents"
     incidents: tuple[IncidentBlock, ...]
-    opened: int
+    opened: int  # the number of incidents that are unfolded at first
     note: str = ""
 
 

@@ -61,12 +61,10 @@ _LEAST_FIRST = (
 
 @dataclass(frozen=True)
 class Item:
-    """details: shown when the item is open. command: what `y` copies."""
-
     key: str
     line: Line
-    details: tuple[Line, ...] = ()
-    command: str = ""
+    details: tuple[Line, ...] = ()  # shown when the item is open
+    command: str = ""  # what `y` copies
 
 
 @dataclass(frozen=True)
