@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from transom_cli.cli import simulate as sim
+from transom_cli.cli.common import bounded, run_to_read
 from transom_cli.cli.options import Json, Root, SettingsFile
 from transom_cli.cli.units import parameters
+from transom_cli.errors import TransomError, UsageError
+from transom_cli.view.text import plain, table
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
@@ -55,12 +58,10 @@ def advise(
     from rich.console import Console
     from rich.progress import Progress
 
-    from transom_cli.errors import UsageError
     from transom_cli.simulate import advise as advisor
     from transom_cli.simulate.model import Costs
     from transom_cli.simulate.setup import scenario_of
     from transom_cli.view.advice import advice, faults_of, pace
-    from transom_cli.view.text import plain, table
 
     said: tuple[str, ...] = ()
     settings, known = sim.load_settings(file), sim.read_known(failures)
@@ -98,7 +99,6 @@ def advise(
 
 def of_newest_run(root: Path | None) -> tuple[str, ...]:
     """Return what the newest run says about its settings; nothing if it cannot be read or says nothing."""
-    from transom_cli.errors import TransomError
     from transom_cli.view.advice import advice, faults_of
 
     try:
@@ -109,7 +109,6 @@ def of_newest_run(root: Path | None) -> tuple[str, ...]:
 
 
 def read_run(run: str | None, root: Path | None) -> tuple[RunRecord, Settings]:
-    from transom_cli.cli.common import bounded, run_to_read
     from transom_cli.config.run_settings import read_settings
     from transom_cli.supervise.record_reader import read_run_record
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from transom_cli.cli.common import run_to_read
 from transom_cli.cli.options import Json, Root, Run
+from transom_cli.errors import TransomError
+from transom_cli.layout import RunDir
 
 if TYPE_CHECKING:
-    from transom_cli.layout import RunDir
     from transom_cli.view.attempts import Accounting
 
 PATIENCE = 10.0  # seconds for accounting, which may have years to search
@@ -24,7 +26,6 @@ def attempts(run: Run = None, root: Root = None, json_: Json = False) -> None:
     transom attempts demo --json   with every launch, and in UTC
     """
 
-    from transom_cli.cli.common import run_to_read
     from transom_cli.slurm.requeue import user_name
     from transom_cli.supervise.record_reader import read_run_record
     from transom_cli.supervise.run_record import attempt_summaries, job_ids
@@ -45,7 +46,6 @@ def attempts(run: Run = None, root: Root = None, json_: Json = False) -> None:
 def _ask(run: RunDir, jobs: tuple[int, ...]) -> Accounting:
     """Ask for all jobs in one call."""
     from transom_cli.bootstrap.slurm import run_slurm
-    from transom_cli.errors import TransomError
     from transom_cli.view.attempts import Accounting
 
     if not jobs:

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from transom_cli.cli.common import bounded, run_to_read
 from transom_cli.cli.options import Root, Run, output_path
+from transom_cli.errors import UsageError
 
 _MEGA = 1 << 20
 
@@ -36,8 +38,6 @@ def bundle(
     It contains the journals, state, outcomes, findings, health reports, settings, versions and the end of each log.
     Secrets, tokens, URLs, home folders, and names of users and hosts are replaced. Read it before you send it.
     """
-    from transom_cli.cli.common import bounded, run_to_read
-    from transom_cli.errors import UsageError
     from transom_cli.submit.rundir import path_error
     from transom_cli.supervise.bundle import collect, redactor_of, write_archive
     from transom_cli.view.terminal import waiting

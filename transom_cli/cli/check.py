@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from transom_cli.cli.options import Json
+from transom_cli.cli.run import assignment
 from transom_cli.errors import BadNodes, TransomError, Unknown, UsageError
 
 if TYPE_CHECKING:
@@ -101,7 +102,6 @@ def check(
 
 
 def settings_for(assignments: Sequence[str], off: Sequence[str]) -> Settings:
-    from transom_cli.cli.run import assignment
     from transom_cli.config.load import load
 
     flags: dict[str, object] = dict(assignment(text) for text in assignments)

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.plural import several
-from transom_cli.view.text import size
+from transom_cli.view.text import size, span
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.snapshot.account import InMemory
     from transom_cli.ckpt.snapshot.verify import Checked
-    from transom_cli.layout import AttemptDir, RunDir
 
 
 @dataclass(frozen=True)
@@ -189,6 +189,4 @@ def _age(one: InMemory) -> float | None:
 
 
 def _span(seconds: float) -> str:
-    from transom_cli.view.text import span
-
     return span(seconds)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transom_cli.cli.common import find_run, run_to_act_on, run_to_read
 from transom_cli.cli.options import run_ids
 from transom_cli.errors import NoCheckpoint, TransomError, UsageError
+from transom_cli.layout import RunDir
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.inventory import Candidate
-    from transom_cli.layout import RunDir
 
 Run = Annotated[
     str | None,
@@ -49,9 +50,6 @@ def checkpoints_of_words(run: str | None, root: Path | None, *, make: bool = Fal
 
 def run_of_words(run: str | None, root: Path | None) -> RunDir | None:
     """The run that such words name, None where they name a folder that is no run's."""
-    from transom_cli.cli.common import find_run
-    from transom_cli.layout import RunDir
-
     folder = _folder(run, root)
     if folder is None:
         return find_run(root, run)
@@ -63,7 +61,6 @@ def run_of_words(run: str | None, root: Path | None) -> RunDir | None:
 
 def _folder(word: str | None, root: Path | None) -> Path | None:
     """The folder that a word names; None if it names a run, also where a folder of that name happens to be."""
-    from transom_cli.cli.common import find_run
     from transom_cli.submit.rundir import run_name
 
     if word is None or not Path(word).is_dir():
@@ -77,7 +74,6 @@ def _folder(word: str | None, root: Path | None) -> Path | None:
 
 
 def _of_run(wanted: str | None, root: Path | None, *, act: bool) -> Path:
-    from transom_cli.cli.common import run_to_act_on, run_to_read
     from transom_cli.config.run_settings import checkpoints_of, read_settings
 
     run = (run_to_act_on if act else run_to_read)(root, wanted)

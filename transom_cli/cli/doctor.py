@@ -11,6 +11,9 @@ from typing import Annotated
 import typer
 
 from transom_cli.cli.options import Json, Root
+from transom_cli.errors import TransomError, UsageError
+from transom_cli.slurm.port import BackendTrial
+from transom_cli.view.text import NEVER_CUT
 
 
 def doctor(
@@ -35,14 +38,11 @@ def doctor(
     from transom_cli.config.load import load
     from transom_cli.doctor.examine import Site, examine
     from transom_cli.doctor.symptom import Grade, Symptom
-    from transom_cli.errors import TransomError, UsageError
-    from transom_cli.slurm.port import BackendTrial
     from transom_cli.slurm.runner import Runner
     from transom_cli.submit.unsupported import cluster_of
     from transom_cli.supervise.operator.registry import Registry, operator_folder
     from transom_cli.view.findings import symptom_lines
     from transom_cli.view.terminal import Waiting, waiting, width
-    from transom_cli.view.text import NEVER_CUT
 
     def runs() -> Path:
         """Load all settings, even if --root is given, so that errors in them are reported."""

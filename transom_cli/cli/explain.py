@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transom_cli.cli.common import bounded, run_to_read
 from transom_cli.cli.options import Json, Root
 from transom_cli.errors import NoSuchRun, UsageError
+from transom_cli.layout import RunDir
 from transom_cli.plural import some
+from transom_cli.view.text import NEVER_CUT, clock_time
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from transom_cli.layout import RunDir
     from transom_cli.supervise.run_record import RunRecord
     from transom_cli.view.explain import Topic
 
@@ -57,7 +59,6 @@ def explain(
     """
 
     from transom_cli.view.terminal import width
-    from transom_cli.view.text import NEVER_CUT
 
     if what and incident and what != incident:
         raise UsageError(f"`{what}` and `--incident {incident}` were both given", hint="give one of them")
@@ -93,8 +94,6 @@ def _samples(run: RunDir, *, json_: bool) -> None:
 
 def _which(run: str | None, what: str | None, root: Path | None) -> tuple[RunDir, str | None]:
     """Return the run and what to explain. A single argument is a run if there is one of that name."""
-    from transom_cli.cli.common import bounded, run_to_read
-
     where = bounded(root, run)
     if run is not None and what is None and (_INCIDENT.fullmatch(run) or _STEP.fullmatch(run)):
         return run_to_read(where, None), run
@@ -135,7 +134,6 @@ def _incidents(
     from transom_cli.supervise.run_record import incidents
     from transom_cli.view.logs import root_of
     from transom_cli.view.read import read_run_settings
-    from transom_cli.view.text import clock_time
     from transom_cli.view.timeline import (
         brief_lines,
         build_timeline,

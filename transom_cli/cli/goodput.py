@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
+from transom_cli.cli.common import bounded, run_to_read
 from transom_cli.cli.options import Json, Root, Run
+from transom_cli.view.text import NEVER_CUT
 
 
 def goodput(run: Run = None, root: Root = None, json_: Json = False) -> None:
@@ -17,11 +19,9 @@ def goodput(run: Run = None, root: Root = None, json_: Json = False) -> None:
     transom goodput demo --json    every span, in ns
     """
 
-    from transom_cli.cli.common import bounded, run_to_read
     from transom_cli.supervise.record_reader import read_run_record
     from transom_cli.view.goodput import goodput_document, goodput_lines
     from transom_cli.view.terminal import waiting, width
-    from transom_cli.view.text import NEVER_CUT
 
     found = run_to_read(bounded(root, run), run)
     with waiting(f"reading {found.run_id}"):

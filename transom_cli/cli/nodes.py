@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transom_cli.cli.common import run_to_read
 from transom_cli.cli.options import Json, Root, run_ids
-from transom_cli.errors import NotPermitted, Unknown, UsageError
+from transom_cli.errors import NotPermitted, TransomError, Unknown, UsageError, printable
+from transom_cli.layout import RunDir
+from transom_cli.slurm.port import Node, Slurm, SlurmUnknown, cluster_command
+from transom_cli.view.text import NEVER_CUT
 
 if TYPE_CHECKING:
     from transom_cli.health.history.nodes import NodeHistory
-    from transom_cli.layout import RunDir
-    from transom_cli.slurm.port import Node, Slurm
     from transom_cli.supervise.operator.lift import Lifted
 
 
@@ -38,7 +40,6 @@ def nodes(
 ) -> None:
     """List isolated nodes and repeat offenders."""
 
-    from transom_cli.cli.common import run_to_read
     from transom_cli.health.history.files import history_dir, read_history
     from transom_cli.health.history.nodes import fold
     from transom_cli.ownership import is_own
@@ -62,7 +63,6 @@ def nodes(
 
 def _names(expression: str) -> tuple[str, ...]:
     from transom_cli.slurm.parse import parse_nodes
-    from transom_cli.slurm.port import SlurmUnknown
 
     try:
         names, why = parse_nodes(expression), "It names no node."
@@ -81,7 +81,6 @@ def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: boo
     from transom_cli.health.history.nodes import HistoryLimits, judge_history
     from transom_cli.view.tables import node_lines, node_rows, repeat_offender_lines
     from transom_cli.view.terminal import width
-    from transom_cli.view.text import NEVER_CUT
 
     known, here, error = _ask_slurm(history)
     rows = [row for row in node_rows(history, known, ended=ended) if run in ("", row.standing.isolation.run)]
@@ -102,7 +101,6 @@ def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: boo
 def _ask_slurm(history: NodeHistory) -> tuple[dict[str, dict[str, Node]], str, str]:
     """Return nodes by cluster and name as Slurm knows them, the name of the cluster here, and Slurm's error or ""."""
     from transom_cli.bootstrap.slurm import slurm_client
-    from transom_cli.errors import TransomError
     from transom_cli.slurm.successor import known_nodes
 
     known: dict[str, dict[str, Node]] = {}
@@ -138,7 +136,6 @@ def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, 
 
     from transom_cli.bootstrap.slurm import slurm_client
     from transom_cli.config.load import load
-    from transom_cli.errors import TransomError, printable
     from transom_cli.health.history.files import read_history
     from transom_cli.health.history.nodes import fold
     from transom_cli.health.history.shared import publish
@@ -177,7 +174,6 @@ def _request_lift(found: RunDir, names: tuple[str, ...], *, json_: bool) -> None
     """Ask the operator of another user's run to use the nodes again."""
 
     from transom_cli.cli.requests import await_request, submit_request
-    from transom_cli.errors import printable
 
     result = await_request(found, submit_request(found, "lift", nodes=list(names))).result
     if json_:
@@ -187,7 +183,6 @@ def _request_lift(found: RunDir, names: tuple[str, ...], *, json_: bool) -> None
 
 
 def _require_resumed(lifted: list[Lifted], here: str) -> None:
-    from transom_cli.slurm.port import cluster_command
     from transom_cli.supervise.operator.lift import DENIED, UNKNOWN
 
     for word, error in ((DENIED, NotPermitted), (UNKNOWN, Unknown)):

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from transom_cli.cli.common import run_to_act_on
 from transom_cli.cli.options import Json, Root, SettingsFile
 from transom_cli.errors import UsageError
 
@@ -36,7 +37,6 @@ def test(
     """
 
     from transom_cli.bootstrap.notifications import senders_of
-    from transom_cli.cli.common import run_to_act_on
     from transom_cli.config.load import load
     from transom_cli.config.run_settings import read_settings
     from transom_cli.notify.checks import preview, sample_message, select_targets, send_all

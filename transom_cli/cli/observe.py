@@ -11,7 +11,10 @@ from typing import Annotated
 
 import typer
 
+from transom_cli.cli.common import bounded
 from transom_cli.cli.options import Json, Root, Set, SettingsFile
+from transom_cli.cli.run import assignment, operate_or_watch
+from transom_cli.cli.units import duration
 from transom_cli.errors import UsageError
 
 
@@ -47,7 +50,6 @@ def observe(
         raise UsageError("`--detach` and `--foreground` cannot be combined")
 
     from transom_cli.bootstrap.slurm import require_slurm, slurm_client
-    from transom_cli.cli.run import assignment, operate_or_watch
     from transom_cli.config.load import load
     from transom_cli.config.model import OBSERVE
     from transom_cli.submit.job_run import observe_job, require_observable
@@ -71,8 +73,6 @@ def observe(
 def _summary(root: Path | None, since: str, *, json_: bool) -> None:
 
     from transom_cli.bootstrap.slurm import run_slurm
-    from transom_cli.cli.common import bounded
-    from transom_cli.cli.units import duration
     from transom_cli.view.observed import read_summary, summary_document, summary_lines
 
     now = time.time()

@@ -7,16 +7,14 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from transom_cli.errors import NotPermitted, OperatorAlive
+from transom_cli.cli.common import end, require_own_run
+from transom_cli.errors import NotPermitted, OperatorAlive, TransomError
 
 OPTIONS = {"--all", "--idle-exit"}
 
 
 def quick(words: Collection[str]) -> None:
     """Handle the command line of `transom operate --all` if it has no other options."""
-    from transom_cli.cli.common import end
-    from transom_cli.errors import TransomError
-
     if "--all" in words and set(words) <= OPTIONS:
         try:
             operate_all_runs(None, idle_exit="--idle-exit" in words)
@@ -33,7 +31,6 @@ def operate_all_runs(root: Path | None, *, idle_exit: bool) -> None:
         idle_exit: end when no run remains, and take up only registered runs.
     """
     from transom_cli.bootstrap.operator import operator_process
-    from transom_cli.cli.common import require_own_run
     from transom_cli.config.sources import runs_root
     from transom_cli.supervise.operator.process import operate_all, register_live
     from transom_cli.supervise.operator.registry import Registry, operator_folder

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from transom_cli.cli.common import run_to_read
 from transom_cli.cli.options import Json, Root, SettingsFile, run_ids
 from transom_cli.errors import UsageError
 
@@ -26,7 +27,6 @@ def policy(
 ) -> None:
     """Print what is done about each kind of failure."""
 
-    from transom_cli.cli.common import run_to_read
     from transom_cli.config.load import load
     from transom_cli.config.run_settings import read_settings, rules_of
     from transom_cli.view.tables import policy_json, policy_lines

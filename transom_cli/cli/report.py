@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from transom_cli.cli.common import bounded, run_to_read
 from transom_cli.cli.options import Root, Run, output_path
 from transom_cli.cli.show import LEASE_PATIENCE
 from transom_cli.errors import UsageError
@@ -39,7 +40,6 @@ def report(
     """
     import gc
 
-    from transom_cli.cli.common import bounded, run_to_read
     from transom_cli.view.read_history import read_report
     from transom_cli.view.report.page import page, target, write
     from transom_cli.view.report.sections import document

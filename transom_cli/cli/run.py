@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from transom_cli.cli.common import leaving, run_to_act_on
 from transom_cli.cli.options import AutoBeat, Plain, Root, Run, Set, SettingsFile
 from transom_cli.errors import TransomError, UsageError, printable
+from transom_cli.layout import RunDir
 from transom_cli.plural import several
+from transom_cli.slurm.port import Job, JobState, Slurm, SlurmDenied, SlurmRefused
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
     from transom_cli.core.operator.state import State
     from transom_cli.health.history.records import Isolation
-    from transom_cli.layout import RunDir
-    from transom_cli.slurm.port import Job, Slurm
     from transom_cli.submit.prepare import Prepared
 
 
@@ -154,7 +155,6 @@ def attach(
     as_lines: Plain = False,
 ) -> None:
     """Watch a run. Start an operator if it has none."""
-    from transom_cli.cli.common import leaving, run_to_act_on
     from transom_cli.config.sources import runs_root
 
     where = runs_root(root, os.environ)
@@ -392,7 +392,6 @@ def _next_operator_started(made: RunDir) -> bool:
 
 
 def _submit_operator(made: RunDir, settings: Settings, slurm: Slurm, *, new: bool) -> int:
-    from transom_cli.slurm.port import SlurmDenied, SlurmRefused
     from transom_cli.supervise.operator.job import give_up_unsubmitted, submit_operator
 
     try:
@@ -407,7 +406,6 @@ def _submit_operator(made: RunDir, settings: Settings, slurm: Slurm, *, new: boo
 
 
 def _print_job(job: Job) -> None:
-    from transom_cli.slurm.port import JobState
     from transom_cli.view.slurm_reasons import reason_message
 
     reason = f": {reason_message(job.reason)}" if job.state is JobState.PENDING and job.reason else ""

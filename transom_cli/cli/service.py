@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from transom_cli.cli.options import Json, examples
-from transom_cli.errors import NotPermitted, UsageError
+from transom_cli.errors import NotPermitted, TransomError, UsageError
 
 if TYPE_CHECKING:
     from transom_cli.doctor.service import Host, Service
@@ -105,7 +105,6 @@ def _service() -> Service:
 def _host() -> Host:
     from transom_cli.doctor.config import config_of
     from transom_cli.doctor.service import read_host
-    from transom_cli.errors import TransomError
     from transom_cli.slurm.runner import Runner
 
     try:

@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import psutil
 
 from transom_cli.config.load import load
+from transom_cli.config.model import Settings
 from transom_cli.config.run_settings import policy_of
 from transom_cli.config.sources import outer_run_variables
+from transom_cli.core.events import Started, Submitted
 from transom_cli.errors import NotPermitted, TransomError, UsageError
 from transom_cli.layout import RunDir, parse_attempt
 from transom_cli.ownership import is_own
@@ -31,10 +33,7 @@ from transom_cli.submit.prepare import Prepared, create
 from transom_cli.submit.rundir import find_run, list_runs, new_run
 from transom_cli.submit.script import inspect_script
 from transom_cli.submit.submission import SubmissionRecord
-from transom_cli.supervise.journal import write_header
-
-if TYPE_CHECKING:
-    from transom_cli.config.model import Settings
+from transom_cli.supervise.journal import Journal, write_header
 
 _RUN = "TRANSOM_RUN_DIR"
 _OBSERVED = "#!/bin/sh\n# transom observes job {job}, which was submitted without it, and does not submit this file\n"
@@ -160,9 +159,6 @@ def _complete_submission(run: RunDir, environ: Mapping[str, str]) -> None:
 
 def _begin_journal(run: RunDir, job_id: int) -> None:
     """Write what an operator would have: `transom attach` then continues with this job."""
-    from transom_cli.core.events import Started, Submitted
-    from transom_cli.supervise.journal import Journal
-
     journal = Journal(run.journal, 0)
     try:
         journal.append(Started(time.time(), 0))

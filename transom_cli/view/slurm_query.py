@@ -14,16 +14,23 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from transom_cli.core.codec import BadRecord, build, plain
+from transom_cli.errors import TransomError
 from transom_cli.files import make_private, publish_text, replace_text
-from transom_cli.slurm.port import Job, JobState
-
-if TYPE_CHECKING:
-    from transom_cli.layout import RunDir
-    from transom_cli.slurm.port import Slurm
-    from transom_cli.view.model import RunView
+from transom_cli.layout import RunDir
+from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm, SlurmUnknown
+from transom_cli.view.model import RunView
+from transom_cli.view.slurm_reasons import (
+    may_starve,
+    needs_operator_query,
+    needs_query,
+    with_answer,
+    with_error,
+    with_operator_job,
+    with_starvation,
+)
 
 OUTAGE = 10.0  # seconds for which a failed query counts for other processes
 KEPT = 10.0  # seconds for which an answer about a waiting job counts for other processes
@@ -100,15 +107,6 @@ class _NoAnswer(NamedTuple):
 
 def with_slurm(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunView:
     """Add Slurm's answer where the run's files do not say enough. connect: makes a client of the run's cluster."""
-    from transom_cli.view.slurm_reasons import (
-        may_starve,
-        needs_operator_query,
-        needs_query,
-        with_answer,
-        with_error,
-        with_operator_job,
-    )
-
     if needs_operator_query(view):
         answer = _query(view, view.operator_job, connect)
         view = view if isinstance(answer, _NoAnswer) else with_operator_job(view, answer)
@@ -123,11 +121,8 @@ def with_slurm(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunV
 
 def _with_starvation(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunView:
     """Say whether too few nodes are usable for the job, and which of them transom keeps away."""
-    from transom_cli.errors import TransomError
     from transom_cli.health.history.files import history_dir, read_history
     from transom_cli.health.history.nodes import fold
-    from transom_cli.layout import RunDir
-    from transom_cli.view.slurm_reasons import with_starvation
 
     try:
         nodes = connect(RunDir(Path(view.path)), SLURM_TIMEOUT).nodes()
@@ -138,10 +133,7 @@ def _with_starvation(view: RunView, connect: Callable[[RunDir, float], Slurm]) -
 
 
 def _query(view: RunView, job_id: int, connect: Callable[[RunDir, float], Slurm]) -> Job | _NoAnswer:
-    from transom_cli.errors import TransomError
     from transom_cli.health.history.files import history_dir
-    from transom_cli.layout import RunDir
-    from transom_cli.slurm.port import NoSuchJob, SlurmUnknown
 
     outage = Outage(history_dir(os.environ).parent, os.environ, view.cluster)
     recent = outage.recent()
