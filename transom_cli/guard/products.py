@@ -38,11 +38,9 @@ def unit_of(kind: torch.finfo) -> float:
 
 @dataclass(frozen=True)
 class Accumulation:
-    """unit: unit roundoff of the sums. depth: roundings in a sum. inputs: roundoff of the factors before that."""
-
-    unit: float
-    depth: int
-    inputs: float = 0.0
+    unit: float  # unit roundoff of the sums
+    depth: int  # roundings in a sum
+    inputs: float = 0.0  # roundoff of the factors before that
 
     @property
     def error(self) -> float:
