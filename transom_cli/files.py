@@ -5,8 +5,6 @@ folder, fsync, check the length, rename, fsync the folder. On a failure the temp
 goes to the caller, who can explain it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -1,7 +1,5 @@
 """`transom bundle`: a redacted archive of a run, for a support ticket."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

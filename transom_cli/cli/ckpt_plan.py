@@ -1,7 +1,5 @@
 """`transom ckpt plan`: the memory that snapshots will take on each node."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Annotated

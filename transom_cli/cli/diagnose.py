@@ -1,7 +1,5 @@
 """`transom diagnose`: find what ended any job from its logs. `transom rules`: the rules that it uses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`transom goodput`: what the time of a run was spent on."""
 
-from __future__ import annotations
-
 import json
 
 from transom_cli.cli.common import bounded, run_to_read

@@ -1,7 +1,5 @@
 """`transom launch` in a script of the user's own, and `transom adopt`, which writes it there."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """`transom notify`: test notification targets."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`transom observe`: watch a job without acting on it, and compare with what people did."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

@@ -1,7 +1,5 @@
 """The process that operates all runs of a user. Typer is not imported: a long-lived process need not carry it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection
 from functools import partial

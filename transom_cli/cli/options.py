@@ -4,8 +4,6 @@ Completion runs at every press of TAB: with the standard library only, and from 
 cannot be read completes to nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`transom policy`: what is done about each kind of failure, and which file says so."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Annotated

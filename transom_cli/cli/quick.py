@@ -5,8 +5,6 @@ here; everything else, including help and errors, is left to typer. `SHAPES` rep
 `cli.diagnose`; a test compares them.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -1,7 +1,5 @@
 """`transom report`: a run as one HTML file."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

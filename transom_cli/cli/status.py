@@ -1,7 +1,5 @@
 """`transom status`, `transom top` and `transom list`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -4,8 +4,6 @@ A node-second is lost while a node of the run does not train: since it is not th
 that were not saved. The estimate uses what this run has measured, and for how long jobs of its partition waited.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from transom_cli.plural import several

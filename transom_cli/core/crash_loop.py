@@ -4,8 +4,6 @@ The policy ends such a loop (`repeats` in a rule), and every screen names it: be
 would look healthy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce

@@ -3,8 +3,6 @@
 `transom advise` recommends by it. No run changes a limit by itself.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass

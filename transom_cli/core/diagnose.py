@@ -5,8 +5,6 @@ slurmd failed two probes or a check has proven a fault of it; a check's suspicio
 same node, excludes it for a while.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 Events are the core's only input, so an event holds everything that the core needs. The journal holds the events.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transom_cli.core.costs import Situation

@@ -3,8 +3,6 @@
 Screens, notifications and the report use these words, so that a person recognises the incident everywhere.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

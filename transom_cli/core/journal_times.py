@@ -1,7 +1,5 @@
 """Moments of a run that its state does not keep, collected from the operator's journal event by event. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transom_cli.core import events as ev

@@ -9,8 +9,6 @@ The cost of a pair is what was measured, or else the median of measured pairs wh
 grows with that height. With neither measurements nor switches there is no reason to leave Slurm's order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median

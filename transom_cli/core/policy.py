@@ -5,8 +5,6 @@ fits: what the evidence itself speaks for. A rule can ask for less than the evid
 keeps away the nodes that the evidence is against, and drains the proven ones, within the cap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache

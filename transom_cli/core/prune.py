@@ -1,7 +1,5 @@
 """Chooses what `transom prune` removes. Pure: the command reads what is there, and removes what was chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Types of the stall detector (`core.stall`): limits, findings and state."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple

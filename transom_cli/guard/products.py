@@ -14,8 +14,6 @@ A row that overflows is judged by its largest possible value: no product of A an
 into the type and the row still has INF or NaN, it was computed wrong; otherwise the overflow is legitimate.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

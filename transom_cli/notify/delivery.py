@@ -4,8 +4,6 @@ The operator waits for nothing: a file system, name server or command that hangs
 keeps an operator that takes over from sending again; each operator writes its own file and reads all of them.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -3,8 +3,6 @@
 The same journal gives the same notifications with the same keys, so that a new operator knows which were sent.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transom_cli.core.fault import fault_of, outcome

@@ -1,7 +1,5 @@
 """Exports metrics of a run in a thread of its own, beside the operator's loop: a text file and an HTTP endpoint."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -4,8 +4,6 @@ Messages may contain lines of logs. So control characters are escaped, lengths a
 with names in braces: values are not expanded again.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Each sample has the run as a label, because one collector may read the files of 
 fixed lists only: never a node, an incident or a log line.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

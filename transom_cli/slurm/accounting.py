@@ -9,8 +9,6 @@ start or instead of it. A job runs once at a time, so overlapping records reveal
 during what seems to be one start reveal the second.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

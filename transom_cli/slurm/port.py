@@ -7,8 +7,6 @@ tests all of them. A call either returns what Slurm answered or raises one of th
 At the end: Slurm's commands as a person types them, and Slurm's times in seconds.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 import shlex

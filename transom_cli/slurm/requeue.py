@@ -7,8 +7,6 @@ Only this order of calls works (docs/architecture.md, "Requeue with exclusions")
   the attempt ends FAILED at once. Slurm's own delay of 121 s avoids this; SETTLE replaces that delay.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

@@ -1,7 +1,5 @@
 """Run Slurm's commands: no shell, a deadline, a clean environment, and errors by kind. The only place that does."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

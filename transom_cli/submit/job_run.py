@@ -5,8 +5,6 @@ comment, by which later job steps and later starts of the job find it. If a site
 it by the job's ID and script.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import time

@@ -6,8 +6,6 @@ Each element of a job array becomes a run. Its job is submitted as an array of o
 script finds its SLURM_ARRAY_TASK_ID, and a requeue, an exclusion or a cancellation affects only that element.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Understands quotes, comments, continued lines, here-documents, redirections and 
 is inside `$(...)`, backticks or `${...}` stays part of its word.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reads the files of a run's attempts. A file that is missing or incomplete counts as absent."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

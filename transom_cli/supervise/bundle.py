@@ -3,8 +3,6 @@
 Scripts, submission options and evidence of the ranks are left out: they contain too much of what is not transom's.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

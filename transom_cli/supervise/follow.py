@@ -4,8 +4,6 @@ It reads the present attempt, and newer ones of the same job. A missing file is 
 may appear seconds late.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a launcher without an operator did with its job, as its journal records it."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 

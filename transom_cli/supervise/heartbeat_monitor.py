@@ -5,8 +5,6 @@ The operator reads the launcher's file of all tables (`heartbeat.aggregate`). Me
 own files. If the launcher falls silent, they write them once a second, and the operator reads those.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable, Iterator

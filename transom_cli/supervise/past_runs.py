@@ -4,8 +4,6 @@ The operator writes them once the run is done. They are read if no rule knows a 
 earlier run of the same name is not new.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads a run directory into a `RunRecord`: the operator's journal through the core, and each launcher's files."""
 
-from __future__ import annotations
-
 import gc
 import time
 

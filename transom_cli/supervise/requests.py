@@ -1,7 +1,5 @@
 """Requests of people to a run's operator, as files of the owner or through the request socket."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

@@ -4,8 +4,6 @@ An operator that was away reads a launcher's records late; here, each has the la
 operator read about is an incident too, under the launcher's own name for it (7.0/l1).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

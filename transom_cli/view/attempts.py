@@ -1,7 +1,5 @@
 """A run's attempts, each with Slurm's accounting record of that start, as text and as JSON. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ view/schema/status.json describes the document; within a schema number, keys are
 each is repeated in UTC under a key that ends in `_utc`. Durations are seconds.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, dataclass, field, replace

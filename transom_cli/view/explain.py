@@ -1,7 +1,5 @@
 """Everything that a run's journals hold about one node, or about the time around one step, in order of time. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The account of a run's time as text and as JSON. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reads the runs that `transom list` shows, with few file calls: of a run that is over, only its summary."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Collection, Iterator

@@ -1,7 +1,5 @@
 """The output of a run's ranks, merged: `transom logs`."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The read model of a run: plain values that every screen, document and report is drawn from. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

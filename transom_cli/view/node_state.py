@@ -3,8 +3,6 @@
 The strongest applies: isolated, probing, silent, suspect, slow, ok.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What transom would have done in observed runs, beside what people did (`transom observe --summary`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Reads a run directory into a `RunView`: journal, heartbeat tables and lease."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

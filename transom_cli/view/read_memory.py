@@ -1,7 +1,5 @@
 """Reads what the nodes of an attempt report of checkpoints in their memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from transom_cli.ckpt.progress import Part, combined

@@ -4,8 +4,6 @@
 user's state folder spares the others the same query for ten seconds. So does an answer about a job that waits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

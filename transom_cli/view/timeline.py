@@ -3,8 +3,6 @@
 `transom explain`, the live screen and the report draw the same entries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The account of a run's time: sums by kind, attempt, cause and category, shares, and time series. Pure."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The values of an account. Times are integer nanoseconds since the epoch, so that sums are exact. Pure."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 

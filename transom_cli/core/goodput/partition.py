@@ -4,8 +4,6 @@ Spans are only ever appended up to the next boundary (`_Ledger.until`), so whate
 whatever order, the lengths of the spans add up to the whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The actions that the launcher's state machine orders. Frozen."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transom_cli.core.costs import Situation

@@ -3,8 +3,6 @@
 Events about another launch than the present one change nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

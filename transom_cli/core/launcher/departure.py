@@ -8,8 +8,6 @@ If ranks are dead or hang, the nodes' snapshot daemons write their memory to dis
 that is done or has taken too long. After a stop request it begins early enough to finish before Slurm's KILL.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transom_cli.core.launcher import events as ev

@@ -1,7 +1,5 @@
 """The events that the launcher's state machine decides about. Frozen; `at` is in seconds, on the launcher's clock."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transom_cli.core.clocks import NodeClock

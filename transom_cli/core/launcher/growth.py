@@ -6,8 +6,6 @@ training of its own. Both kinds are checked, and become spares. Once a probe fin
 and the next launch has more nodes. So a top-up job that ends is no more than some lost nodes.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transom_cli.core import costs

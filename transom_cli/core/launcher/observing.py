@@ -5,8 +5,6 @@ decision that is not carried out, the state is the one before it, with the incid
 the launch ends by itself, nothing more is decided.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transom_cli.core.incident import Stage

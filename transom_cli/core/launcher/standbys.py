@@ -4,8 +4,6 @@ The standbys on the nodes of the running launch have a rank each, that of the pr
 only imports: they become the ranks of any node that the spare replaces.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The operator's actions. Each has a key that is the same after a restart, and is safe to repeat."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

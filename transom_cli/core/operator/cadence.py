@@ -7,8 +7,6 @@ questions, which runs of one user share: 600 runs of 100 users may start in the 
 below two calls a minute while nothing happens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transom_cli.core.incident import Stage

@@ -4,8 +4,6 @@ It answers any event in any state; a late or repeated event changes nothing. It 
 unknown event type raises TypeError.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ The cap limits how many nodes are isolated within a window of time. More nodes a
 wrong limit in a check than as many bad nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

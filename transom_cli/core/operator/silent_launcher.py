@@ -4,8 +4,6 @@ A launcher that lives handles stalls and failed ranks itself. If it falls silent
 the operator takes over; the records of the ranks then take the place of the launcher's outcome.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from transom_cli.core.clocks import first_bad

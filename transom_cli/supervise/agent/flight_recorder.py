@@ -8,8 +8,6 @@ After the dump, the watchdog aborts the rank, which then looks like a rank that 
 whenever an incident ends a launch, not only in a hang. They are in node memory, and would be lost with the attempt.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

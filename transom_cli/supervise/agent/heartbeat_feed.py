@@ -5,8 +5,6 @@ the agent writes its table to the run directory rarely. If no call comes for `SI
 writes it once a second again: the operator and the next launcher read the files then.
 """
 
-from __future__ import annotations
-
 import base64
 import threading
 import time

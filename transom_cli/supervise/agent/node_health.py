@@ -3,8 +3,6 @@
 NVML may hang, so a process of its own reads it (`node_gpus`).
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import threading

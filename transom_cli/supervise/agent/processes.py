@@ -11,8 +11,6 @@ Not found: a process that emptied its environment and outlived every ancestor. O
 of its Slurm step, which slurmstepd empties when the step ends.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ py-spy pauses all threads of the process while it reads them, and also reads nat
 is stopped, or that hangs in the kernel, cannot be paused: it is read without a pause, and without its native stack.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

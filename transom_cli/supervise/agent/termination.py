@@ -11,8 +11,6 @@ step starts no more processes. The order is:
 This is repeated until two looks in a row find nothing, because a process may fork between two looks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the node's agent does for the launcher: requests, handlers, and the table `VERBS`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -6,8 +6,6 @@ the launcher's state machine, which acts if a rule of the policy asks for it. `r
 with their clues, and the map of ranks and phases, for `transom status`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

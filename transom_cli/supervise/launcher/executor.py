@@ -4,8 +4,6 @@ Whatever may take long runs in a thread, and the answer goes into the inbox: dea
 launcher's loop from Slurm's signals.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

@@ -5,8 +5,6 @@ Every change of members, whether a relaunch, a swap, a shrink or a growth, is on
 ranks of elastic replicas later than the others.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

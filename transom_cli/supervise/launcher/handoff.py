@@ -4,8 +4,6 @@ While a live operator renews its lease, the launcher keeps the allocation, and t
 ends by itself with a dead node hangs in COMPLETING until SlurmdTimeout. Without an operator, the launcher requeues it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Agents write their tables to the run directory while nobody fetches them. So the
 what comes and the operator can see it (`consumed`): if its loop hangs on a file system, the files come back.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import threading

@@ -1,7 +1,5 @@
 """The attempts before this one, as a launcher knows them: their outcomes, and nodes that the operator isolated."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

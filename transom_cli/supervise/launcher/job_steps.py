@@ -4,8 +4,6 @@ They share the attempt's directory and journal. Launches and incidents are numbe
 step is overwritten. A step that is done leaves a record in the journal, and no outcome: the attempt continues.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

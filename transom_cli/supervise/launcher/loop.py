@@ -1,7 +1,5 @@
 """The launcher: owns one attempt, in the batch script. Every decision is made in `core.launcher`."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

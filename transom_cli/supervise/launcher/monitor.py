@@ -20,8 +20,6 @@ the last step before an end or a stall, with the time at which it was first seen
 - since_start: the step counts from the start of the processes (automatic heartbeats); absent otherwise.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Lifts isolations on request: in the history, in active runs, and in Slurm where transom drained the node."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace

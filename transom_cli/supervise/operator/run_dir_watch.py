@@ -4,8 +4,6 @@ The loop does not act on what it cannot record, so it waits until the files are 
 events wait in the loop's inbox. If the operator's log is in the run directory, messages go to syslog.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import stat

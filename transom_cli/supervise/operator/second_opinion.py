@@ -1,7 +1,5 @@
 """Asks Slurm and the attempt's launcher about a node that the operator cannot reach."""
 
-from __future__ import annotations
-
 import time
 
 from transom_cli.files import read_lines

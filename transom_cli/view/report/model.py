@@ -4,8 +4,6 @@ Text is untrusted and not escaped yet. A tone is a class of style.css: good, war
 Positions along the time are percent of the run's time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

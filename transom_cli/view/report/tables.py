@@ -1,7 +1,5 @@
 """The sections on goodput and nodes. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 

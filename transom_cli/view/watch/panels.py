@@ -3,8 +3,6 @@
 An item has a key, by which the selection stays where it is when rows move.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

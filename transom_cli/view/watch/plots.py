@@ -1,7 +1,5 @@
 """Plots of loss, step time and goodput, and sparklines, as text. Pure, except for plotext's global figure."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
