@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.errors import UsageError
+from transom_cli.submit import unsupported
 from transom_cli.submit.unsupported import find_auto_resume, judge_auto_resume
 
 IDIOM = """#!/bin/bash
@@ -67,7 +68,7 @@ def test_hyperpod_is_checked_before_submission(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     Path("train.sbatch").write_text(IDIOM)
     prepare(("train.sbatch",), None, {})
-    monkeypatch.setattr("transom_cli.submit.prepare.HYPERPOD_FOLDER", str(tmp_path))
+    monkeypatch.setattr(unsupported, "HYPERPOD_FOLDER", str(tmp_path))
     for words, flags in (
         (("train.sbatch",), {}),
         (("true",), {"launch.srun_args": ["--auto-resume=1"]}),

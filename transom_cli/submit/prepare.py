@@ -21,6 +21,7 @@ from transom_cli.config.validation import flag_of
 from transom_cli.errors import UsageError
 from transom_cli.inherited import rank_variables
 from transom_cli.layout import RunDir
+from transom_cli.submit import unsupported
 from transom_cli.submit.adopt import Kind, find_steps, step_notes
 from transom_cli.submit.directives import read_directives
 from transom_cli.submit.inputs import missing_program, read_script, root_warning, similar_program
@@ -39,13 +40,6 @@ from transom_cli.submit.script import (
 from transom_cli.submit.sharing import check_sharing
 from transom_cli.submit.starters import apply, refuse_python_within_torchrun
 from transom_cli.submit.submission import SubmissionRecord, refuse_caller, sbatch_variables, script_environment
-from transom_cli.submit.unsupported import (
-    HYPERPOD_FOLDER,
-    cluster_of,
-    find_auto_resume,
-    judge_auto_resume,
-    refuse_nested,
-)
 from transom_cli.supervise.journal import write_header
 
 _SCRIPT_SUFFIXES = (".sbatch", ".slurm")
@@ -251,7 +245,7 @@ def _prepare_command(
     if note:
         print(f"note: {note}", file=sys.stderr)
     refuse_python_within_torchrun(words, settings)
-    refuse_nested(words, settings, _given_options())
+    unsupported.refuse_nested(words, settings, _given_options())
     _check_auto_resume(settings, "", words)
     exclude = tuple(dict.fromkeys((*settings.job.exclude, *nodes_to_avoid(settings.job.cluster or ""))))
     settings = settings.model_copy(update={"job": settings.job.model_copy(update={"exclude": exclude})})
@@ -280,15 +274,15 @@ def _prepare_command(
 def _check_auto_resume(settings: Settings, script: str, words: tuple[str, ...]) -> None:
     """Raise UsageError if HyperPod would restart the training too."""
     own = () if script else (*settings.launch.srun_args, *words)
-    found = find_auto_resume(script, own, {**os.environ, **settings.job.env})
-    note = judge_auto_resume(found, hyperpod=Path(HYPERPOD_FOLDER).is_dir())
+    found = unsupported.find_auto_resume(script, own, {**os.environ, **settings.job.env})
+    note = unsupported.judge_auto_resume(found, hyperpod=Path(unsupported.HYPERPOD_FOLDER).is_dir())
     if note:
         print(f"note: {note}", file=sys.stderr)
 
 
 def _on_cluster(settings: Settings, script: str | None = None, line: int = 0) -> Settings:
     """Freeze the cluster's name in the settings: a later `transom attach` may have another environment."""
-    name = cluster_of(settings.job.cluster, script, line, os.environ)
+    name = unsupported.cluster_of(settings.job.cluster, script, line, os.environ)
     return settings.model_copy(update={"job": settings.job.model_copy(update={"cluster": name or None})})
 
 

@@ -19,16 +19,8 @@ from transom_cli.errors import TransomError
 from transom_cli.files import make_private, publish_text, replace_text
 from transom_cli.layout import RunDir
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm, SlurmUnknown
+from transom_cli.view import slurm_reasons
 from transom_cli.view.model import RunView
-from transom_cli.view.slurm_reasons import (
-    may_starve,
-    needs_operator_query,
-    needs_query,
-    with_answer,
-    with_error,
-    with_operator_job,
-    with_starvation,
-)
 
 OUTAGE = 10.0  # seconds for which a failed query counts for other processes
 KEPT = 10.0  # seconds for which an answer about a waiting job counts for other processes
@@ -105,16 +97,16 @@ class _NoAnswer(NamedTuple):
 
 def with_slurm(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunView:
     """Add Slurm's answer where the run's files do not say enough. connect: makes a client of the run's cluster."""
-    if needs_operator_query(view):
+    if slurm_reasons.needs_operator_query(view):
         answer = _query(view, view.operator_job, connect)
-        view = view if isinstance(answer, _NoAnswer) else with_operator_job(view, answer)
-    if not needs_query(view):
+        view = view if isinstance(answer, _NoAnswer) else slurm_reasons.with_operator_job(view, answer)
+    if not slurm_reasons.needs_query(view):
         return view
     answer = _query(view, view.job_id, connect)
     if isinstance(answer, _NoAnswer):
-        return with_error(view, answer.error, answer.at)
-    view = with_answer(view, answer)
-    return _with_starvation(view, connect) if may_starve(view) else view
+        return slurm_reasons.with_error(view, answer.error, answer.at)
+    view = slurm_reasons.with_answer(view, answer)
+    return _with_starvation(view, connect) if slurm_reasons.may_starve(view) else view
 
 
 def _with_starvation(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunView:
@@ -127,7 +119,7 @@ def _with_starvation(view: RunView, connect: Callable[[RunDir, float], Slurm]) -
         active = fold(read_history(history_dir(os.environ), view.now), view.now).active
     except (TransomError, OSError):
         return view  # Slurm's own reason remains
-    return with_starvation(view, nodes, {one.isolation.node: one.isolation.run for one in active})
+    return slurm_reasons.with_starvation(view, nodes, {one.isolation.node: one.isolation.run for one in active})
 
 
 def _query(view: RunView, job_id: int, connect: Callable[[RunDir, float], Slurm]) -> Job | _NoAnswer:
