@@ -29,8 +29,10 @@ class ScriptFacts:
     """What the script's #SBATCH lines request; None if they do not say. lines: the line number of each option."""
 
     nodes: int | None = None  # the minimum
+    ntasks_per_node: int | None = None
     job_name: str | None = None
     comment: str | None = None
+    output: str | None = None
     open_mode: str | None = None
     requeue: bool | None = None
     exclude: str | None = None
@@ -60,8 +62,10 @@ def inspect_script(text: str, name: str = "the script") -> ScriptFacts:
             requeue = name == "requeue"
     return ScriptFacts(
         nodes=_count((values.get("nodes") or "").partition("-")[0]),
+        ntasks_per_node=_count(values.get("ntasks-per-node")),
         job_name=values.get("job-name"),
         comment=values.get("comment"),
+        output=values.get("output"),
         open_mode=values.get("open-mode"),
         requeue=requeue,
         exclude=values.get("exclude"),
