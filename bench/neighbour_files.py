@@ -37,8 +37,7 @@ from transom_cli.supervise.agent.agent import RARELY, Agent
 from transom_cli.supervise.agent.heartbeat_feed import Beats, HeartbeatFeed
 from transom_cli.supervise.follow import AttemptFollower
 from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
-from transom_cli.supervise.launcher.heartbeat_publisher import HeartbeatPublisher
-from transom_cli.supervise.launcher.heartbeat_stream import CURRENT, UNREAD
+from transom_cli.supervise.launcher.heartbeat_stream import CURRENT, UNREAD, HeartbeatPublisher
 
 TURN = 0.25  # simulated seconds per turn
 SETTLE = 40.0  # simulated seconds until the beginning of the training is no news any more

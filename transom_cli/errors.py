@@ -4,8 +4,6 @@ There is one class per kind of error, with its exit code. `transom --help` and d
 `EXIT_CODES`.
 """
 
-from __future__ import annotations
-
 
 def printable(text: str) -> str:
     """Return `text` in a form that is safe for a terminal: control characters are escaped as in Python."""

@@ -5,8 +5,6 @@ folder, fsync, check the length, rename, fsync the folder. On a failure the temp
 goes to the caller, who can explain it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -18,6 +16,7 @@ from typing import IO, Any
 
 from transom_cli.modes import make_folder, open_to_group
 
+_BLOCK = 1 << 20  # bytes to read at once
 _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 
@@ -148,6 +147,20 @@ def json_lines(data: bytes) -> Iterator[dict[str, Any]]:
     except ValueError:
         records = map(_json, lines)
     yield from (record for record in records if isinstance(record, dict))
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a journal; none if it cannot be read. It may be long, and is not kept in memory."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        while lines := file.readlines(_BLOCK):
+            yield from json_lines(b"".join(lines))
+
+
+def listed(folder: Path) -> list[Path]:
+    """Return what is in a folder, sorted; nothing if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return sorted(folder.iterdir())
+    return []
 
 
 def _json(line: bytes) -> Any:

@@ -6,8 +6,6 @@ else, and for secrets, only the owner has permissions.
 # Ranks import this, and pathlib's import takes long.
 # ruff: noqa: PTH101, PTH102, PTH112, PTH116, PTH120
 
-from __future__ import annotations
-
 import os
 import stat
 

@@ -4,8 +4,6 @@ A run directory names programs and contains a script that is submitted. Acting o
 that user chose, in your name.
 """
 
-from __future__ import annotations
-
 import functools
 import grp
 import os

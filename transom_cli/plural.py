@@ -1,7 +1,5 @@
 """Numbers with the nouns that they count. Pure, and light enough for the trainer's side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

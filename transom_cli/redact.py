@@ -4,8 +4,6 @@ What is known exactly (values of variables, users, nodes) is replaced wherever i
 form. When in doubt, text is removed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -164,7 +164,7 @@ def test_full_disk_leaves_no_half_run(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(*_: object, **__: object) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("transom_cli.supervise.journal.write_header", full)
+    monkeypatch.setattr("transom_cli.submit.prepare.write_header", full)
     prepared = prepare(("--", "true"), None, {"root": str(tmp_path / "runs")}, lambda _cluster: (), force=True)
     with pytest.raises(TransomError, match="cannot create the run directory") as error:
         create(prepared)

@@ -21,8 +21,8 @@ from transom_cli.heartbeat.table import decode
 from transom_cli.layout import RunDir
 from transom_cli.supervise.attempt_files import Tail
 from transom_cli.supervise.follow import AttemptFollower
-from transom_cli.supervise.launcher import heartbeat_publisher
-from transom_cli.supervise.launcher.heartbeat_publisher import EVERY
+from transom_cli.supervise.launcher import heartbeat_stream
+from transom_cli.supervise.launcher.heartbeat_stream import EVERY
 
 LIMITS = StallLimits(settle=0.0)
 A_ROUND = 1.5  # seconds between two rounds of a follower that reads files, at most
@@ -152,7 +152,7 @@ def test_the_agents_write_their_files_while_the_launcher_cannot_publish(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(heartbeat_publisher, "publish", full)
+    monkeypatch.setattr(heartbeat_stream, "publish", full)
     world.go_on(60.0)
     assert not troubles(world) and not [f for _, f in world.found if isinstance(f, NodeSilent)]
     steps = [table.ranks[0].step for table in world.operator.tables.values()]

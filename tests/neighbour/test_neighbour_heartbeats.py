@@ -20,7 +20,7 @@ from transom_cli.core.operator.state import State as RunState
 from transom_cli.heartbeat import paths
 from transom_cli.heartbeat.table import NodeTable, RankBeat, decode
 from transom_cli.layout import AttemptDir, RunDir
-from transom_cli.supervise.launcher.blind_nodes import AFTER, BlindNodes
+from transom_cli.supervise.launcher.monitor import UNSEEN, BlindNodes
 from transom_cli.view.node_state import BLIND_AFTER, Found, NodeSight, blind_nodes
 
 ROOT = Path(__file__).parents[2]
@@ -146,11 +146,11 @@ def test_the_launcher_journals_nodes_that_it_cannot_see(capsys: pytest.CaptureFi
     state = replace(state, phase=Phase.TRAINING, launch=Launch(1, tasks_seen=True))
     tables = [NodeTable("a", "12.0", 5, (beat(0, 1),)), NodeTable("b", "12.0", 5, (beat(1, 0),))]
     blind = BlindNodes(True, lambda kind, **fields: said.append({"type": kind, **fields}))
-    for now in (0.0, AFTER - 1, AFTER, AFTER + 1):
+    for now in (0.0, UNSEEN - 1, UNSEEN, UNSEEN + 1):
         blind.look(state, tables, now)
     assert [(one["type"], one["nodes"]) for one in said] == [("blind", ("b",))], "once"
     assert "no heartbeats from b: a hang there is not detected" in capsys.readouterr().out
-    blind.look(state, [tables[0], NodeTable("b", "12.0", 6, (beat(1, 1),))], AFTER + 2)
+    blind.look(state, [tables[0], NodeTable("b", "12.0", 6, (beat(1, 1),))], UNSEEN + 2)
     assert said[-1]["nodes"] == ()
 
 

@@ -11,7 +11,7 @@ from transom_cli.config.load import load
 from transom_cli.config.run_settings import read_settings
 from transom_cli.errors import NotPermitted, UsageError
 from transom_cli.slurm.port import Job, JobState
-from transom_cli.submit.observed import observe_job, require_observable
+from transom_cli.submit.job_run import observe_job, require_observable
 from transom_cli.submit.submission import SubmissionRecord
 from transom_cli.supervise.journal import fold
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from transom_cli.errors import NotPermitted, TransomError, UsageError
-from transom_cli.submit.directives import Option, full_name, read_options
+from transom_cli.submit.directives import Option, full_name, read_directives, read_options
 from transom_cli.submit.inputs import read_script
 from transom_cli.submit.prepare import prepare
 from transom_cli.submit.script import (
@@ -37,10 +37,11 @@ srun python train.py
 
 def test_slurms_own_rules_of_reading() -> None:
     facts = inspect_script(SCRIPT)
-    assert (facts.nodes, facts.ntasks) == (2, 8)
+    values = {one.option.name: one.option.value for one in read_directives(SCRIPT)}
+    assert (facts.nodes, values["ntasks"]) == (2, "8")
     assert facts.job_name == "my job" and facts.comment == 'it\'s "mine"'
-    assert facts.output == "logs/%x-%j.out" and facts.exclude == "node1,node2" and facts.chdir == "/work dir"
-    assert facts.signal == "B:USR1@60"
+    assert values["output"] == "logs/%x-%j.out" and facts.exclude == "node1,node2" and facts.chdir == "/work dir"
+    assert values["signal"] == "B:USR1@60"
     assert facts.requeue is None and facts.open_mode is None and facts.export is None
     assert facts.lines["exclude"] == 7 and facts.lines["nodes"] == 3
 

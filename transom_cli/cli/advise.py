@@ -10,23 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom_cli.cli.simulate import (
-    RATE,
-    Bandwidth,
-    Days,
-    Failures,
-    Gpus,
-    Params,
-    Queue,
-    Seed,
-    SettingsFile,
-    StepTime,
-    Workers,
-    load_settings,
-    read_known,
-)  # fmt: skip
-from transom_cli.cli.status import Json, Root
+from transom_cli.cli import simulate as sim
+from transom_cli.cli.common import bounded, run_to_read
+from transom_cli.cli.options import Json, Root, SettingsFile
 from transom_cli.cli.units import parameters
+from transom_cli.errors import TransomError, UsageError
+from transom_cli.view.text import plain, table
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
@@ -42,20 +31,20 @@ def advise(
         typer.Option("--run", help="A run: advise by its record first; its nodes, step time and faults count."),
     ] = None,
     root: Root = None,
-    days: Days = 30.0,
+    days: sim.Days = 30.0,
     spares: Annotated[int, typer.Option("--spares", min=0, help="Spare nodes now.")] = 0,
     save_every: Annotated[int, typer.Option("--save-every", min=1, help="Steps between saves now.")] = 30,
     persist: Annotated[int, typer.Option("--persist", min=1, help="Every how many saves one goes to disk now.")] = 10,
-    failures: Failures = f"{RATE:g}",
-    params: Params = "70e9",
-    gpus: Gpus = 8,
-    bandwidth: Bandwidth = 50.0,
-    step_time: StepTime = 10.0,
-    queue: Queue = 0.0,
+    failures: sim.Failures = f"{sim.RATE:g}",
+    params: sim.Params = "70e9",
+    gpus: sim.Gpus = 8,
+    bandwidth: sim.Bandwidth = 50.0,
+    step_time: sim.StepTime = 10.0,
+    queue: sim.Queue = 0.0,
     file: SettingsFile = None,
     runs: Annotated[int, typer.Option("--runs", min=2, help="Simulated runs of each value.")] = 10,
-    seed: Seed = 1,
-    jobs: Workers = 0,
+    seed: sim.Seed = 1,
+    jobs: sim.Workers = 0,
     json_: Json = False,
 ) -> None:
     """Recommend settings by simulation.
@@ -68,16 +57,14 @@ def advise(
 
     from rich.progress import Progress
 
-    from transom_cli.errors import UsageError
     from transom_cli.simulate import advise as advisor
     from transom_cli.simulate.model import Costs
     from transom_cli.simulate.setup import scenario_of
     from transom_cli.view.advice import advice, faults_of, pace
     from transom_cli.view.terminal import error_console
-    from transom_cli.view.text import plain, table
 
     said: tuple[str, ...] = ()
-    settings, known = load_settings(file), read_known(failures)
+    settings, known = sim.load_settings(file), sim.read_known(failures)
     if run is not None:
         record, settings = read_run(run, root)
         said = advice(record, settings.detect.factor)
@@ -112,7 +99,6 @@ def advise(
 
 def of_newest_run(root: Path | None) -> tuple[str, ...]:
     """Return what the newest run says about its settings; nothing if it cannot be read or says nothing."""
-    from transom_cli.errors import TransomError
     from transom_cli.view.advice import advice, faults_of
 
     try:
@@ -123,9 +109,8 @@ def of_newest_run(root: Path | None) -> tuple[str, ...]:
 
 
 def read_run(run: str | None, root: Path | None) -> tuple[RunRecord, Settings]:
-    from transom_cli.cli.common import bounded, run_to_read
-    from transom_cli.config.run_settings import read_settings, runs_root
+    from transom_cli.config.run_settings import read_settings
     from transom_cli.supervise.record_reader import read_run_record
 
-    found = run_to_read(bounded(runs_root(root), run), run)
+    found = run_to_read(bounded(root, run), run)
     return read_run_record(found), read_settings(found)

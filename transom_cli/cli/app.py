@@ -4,8 +4,6 @@ Modules of this package import only typer and transom's pure modules at the top.
 the command that needs it, so that `--help` stays fast.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from typing import Annotated, Any

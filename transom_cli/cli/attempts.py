@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING
 
-from transom_cli.cli.status import Json, Root, Run
+from transom_cli.cli.common import run_to_read
+from transom_cli.cli.options import Json, Root, Run
+from transom_cli.errors import TransomError
+from transom_cli.layout import RunDir
 
 if TYPE_CHECKING:
-    from transom_cli.layout import RunDir
     from transom_cli.view.attempts import Accounting
 
 PATIENCE = 10.0  # seconds for accounting, which may have years to search
@@ -25,15 +26,13 @@ def attempts(run: Run = None, root: Root = None, json_: Json = False) -> None:
     transom attempts demo --json   with every launch, and in UTC
     """
 
-    from transom_cli.cli.common import run_to_read
-    from transom_cli.config.run_settings import runs_root
     from transom_cli.slurm.requeue import user_name
     from transom_cli.supervise.record_reader import read_run_record
     from transom_cli.supervise.run_record import attempt_summaries, job_ids
     from transom_cli.view.attempts import attempt_lines, attempt_rows, attempts_document
-    from transom_cli.view.terminal import show, under_watch, width
+    from transom_cli.view.terminal import show, width
 
-    found = run_to_read(runs_root(root), run)
+    found = run_to_read(root, run)
     book = read_run_record(found)
     accounting = _ask(found, job_ids(book))
     since = book.events[0].at if book.events else book.now
@@ -41,14 +40,12 @@ def attempts(run: Run = None, root: Root = None, json_: Json = False) -> None:
     if json_:
         print(json.dumps(attempts_document(book.run_id, rows, accounting, user_name)))
         return
-    room = width(os.environ, watched=under_watch())
-    show(attempt_lines(book.run_id, rows, accounting, book.now, room, user_name))
+    show(attempt_lines(book.run_id, rows, accounting, book.now, width(), user_name))
 
 
 def _ask(run: RunDir, jobs: tuple[int, ...]) -> Accounting:
     """Ask for all jobs in one call."""
     from transom_cli.bootstrap.slurm import run_slurm
-    from transom_cli.errors import TransomError
     from transom_cli.view.attempts import Accounting
 
     if not jobs:

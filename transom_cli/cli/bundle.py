@@ -1,15 +1,14 @@
 """`transom bundle`: a redacted archive of a run, for a support ticket."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from transom_cli.cli.options import output_path
-from transom_cli.cli.status import Root, Run
+from transom_cli.cli.common import bounded, run_to_read
+from transom_cli.cli.options import Root, Run, output_path
+from transom_cli.errors import UsageError
 
 _MEGA = 1 << 20
 
@@ -37,9 +36,6 @@ def bundle(
     It contains the journals, state, outcomes, findings, health reports, settings, versions and the end of each log.
     Secrets, tokens, URLs, home folders, and names of users and hosts are replaced. Read it before you send it.
     """
-    from transom_cli.cli.common import bounded, run_to_read
-    from transom_cli.config.run_settings import runs_root
-    from transom_cli.errors import UsageError
     from transom_cli.submit.rundir import path_error
     from transom_cli.supervise.bundle import collect, redactor_of, write_archive
     from transom_cli.view.terminal import waiting
@@ -48,7 +44,7 @@ def bundle(
         raise UsageError(
             "The archive cannot be written to stdout", "stdout lists its files", "name a file with --output"
         )
-    found = run_to_read(bounded(runs_root(root), run), run)
+    found = run_to_read(bounded(root, run), run)
     name = f"transom-{found.run_id}.tar.gz"
     target = output / name if output is not None and output.is_dir() else output or Path(name)
     with waiting("collecting and redacting files"):

@@ -8,12 +8,13 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transom_cli.cli.options import Json
+from transom_cli.cli.run import assignment
 from transom_cli.errors import BadNodes, TransomError, Unknown, UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def check(
     replay: Annotated[Path | None, typer.Option(help="Judge recorded readings instead of checking nodes.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List all checks and thresholds.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also show checks that passed.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json_: Json = False,
 ) -> None:
     """Check whether nodes are fit to train on. Exit code 0: yes; 14: at least one is not; 22: no check could run.
 
@@ -79,67 +80,34 @@ def check(
     if list_:
         print("\n".join(listing(as_json=json_)))
         return
-    options = Options(
-        settings=settings,
-        tier=Tier(tier),
-        nodes=nodes or "",
-        here=here or as_ is not None,
-        gpus=gpus,
-        folders=tuple(str(p.absolute()) for p in path or ()),
-        probe=probe,
-        place=as_ or "",
-        record=record,
-        hash_serials=hash_serials,
-        replay=replay,
-        verbose=verbose,
-        as_json=json_,
-    )
-    raise typer.Exit(run_check(options))
+    from transom_cli.health.fleet import with_fleet
+    from transom_cli.health.report import document
+    from transom_cli.view.findings import check_lines
+    from transom_cli.view.terminal import waiting, width
 
-
-@dataclass(frozen=True)
-class Options:
-    settings: Settings
-    tier: Tier
-    nodes: str = ""
-    here: bool = False
-    gpus: int | None = None
-    folders: tuple[str, ...] = ()
-    probe: bool | None = None
-    place: str = ""
-    record: Path | None = None
-    hash_serials: bool = False
-    replay: Path | None = None
-    verbose: bool = False
-    as_json: bool = False
+    folders = tuple(str(p.absolute()) for p in path or ())
+    request = _request(settings, Tier(tier), gpus, folders, probe, in_a_hurry=as_ is not None)
+    with waiting(f"checking nodes, for at most {request.budget:.0f} s"):
+        if replay is not None:
+            report = _replayed(replay, request)
+        else:
+            report = _checked(nodes or "", request, here=here or as_ is not None)
+            report = with_fleet(report, request.off, os.environ)
+    if record is not None:
+        _record(record, request, report, hash_serials=hash_serials)
+    if as_ is not None:
+        raise typer.Exit(_exit_code_for(as_, report))
+    print(json.dumps(document(report)) if json_ else "\n".join(check_lines(report, width() or 100, verbose=verbose)))
+    raise typer.Exit(_exit_code(report))
 
 
 def settings_for(assignments: Sequence[str], off: Sequence[str]) -> Settings:
-    from transom_cli.cli.run import assignment
     from transom_cli.config.load import load
 
     flags: dict[str, object] = dict(assignment(text) for text in assignments)
     if off:
         flags["health.off"] = list(off)
     return load(None, flags, os.environ)
-
-
-def run_check(options: Options) -> int:
-    """Check, record and print, and return the exit code."""
-    from transom_cli.health.fleet import with_fleet
-    from transom_cli.view.terminal import waiting
-
-    request = _request(options)
-    with waiting(f"checking nodes, for at most {request.budget:.0f} s"):
-        report = _replayed(options) if options.replay is not None else _checked(options, request)
-        if options.replay is None:
-            report = with_fleet(report, request.off, os.environ)
-    if options.record is not None:
-        _record(options, request, report)
-    if options.place:
-        return _exit_code_for(options.place, report)
-    _show(options, report)
-    return _exit_code(report)
 
 
 def listing(*, as_json: bool) -> list[str]:
@@ -157,28 +125,30 @@ def listing(*, as_json: bool) -> list[str]:
     return [*lines, "", "thresholds (health.limits):", *thresholds]
 
 
-def _request(options: Options) -> HealthRequest:
+def _request(
+    settings: Settings, tier: Tier, gpus: int | None, folders: tuple[str, ...], probe: bool | None, *, in_a_hurry: bool
+) -> HealthRequest:
     from transom_cli.config.run_settings import health_options
     from transom_cli.health.check import About, Tier
     from transom_cli.health.run import HealthRequest
     from transom_cli.supervise.launcher.allocation import gpus_on_node, start_time
 
-    health = health_options(options.settings)
-    gpus = gpus_on_node(os.environ) if options.gpus is None else options.gpus
-    about = About(options.tier, gpus, start_time(os.environ), options.folders, site_checks=health.site_checks)
-    default = health.probe and options.tier is not Tier.WATCH and not options.place  # a Prolog has only seconds
-    probe = default if options.probe is None else options.probe
-    budget = health.deep_budget if options.tier is Tier.DEEP else health.budget
+    health = health_options(settings)
+    gpus = gpus_on_node(os.environ) if gpus is None else gpus
+    about = About(tier, gpus, start_time(os.environ), folders, site_checks=health.site_checks)
+    default = health.probe and tier is not Tier.WATCH and not in_a_hurry  # a Prolog has only seconds
+    probe = default if probe is None else probe
+    budget = health.deep_budget if tier is Tier.DEEP else health.budget
     return HealthRequest(about, frozenset(health.off), health.limits, probe, gpus, health.python, budget=budget)
 
 
-def _checked(options: Options, request: HealthRequest) -> Report:
+def _checked(nodes: str, request: HealthRequest, *, here: bool) -> Report:
     from transom_cli.health.run import check_job, check_nodes
     from transom_cli.health.transport import LocalTransport, by_ssh
     from transom_cli.heartbeat.paths import node_name
 
-    allocated = [] if options.here else _nodes(os.environ.get("SLURM_JOB_NODELIST", ""))
-    named = _nodes(options.nodes)
+    allocated = [] if here else _nodes(os.environ.get("SLURM_JOB_NODELIST", ""))
+    named = _nodes(nodes)
     if allocated:
         others = [n for n in named if n not in allocated]
         if others:
@@ -214,41 +184,27 @@ def _job_id() -> int:
         raise UsageError("SLURM_JOB_NODELIST is set, but SLURM_JOB_ID is not", hint="Use --here.") from error
 
 
-def _replayed(options: Options) -> Report:
+def _replayed(file: Path, request: HealthRequest) -> Report:
     from transom_cli.health.report import replay
 
-    assert options.replay is not None
     try:
-        text = options.replay.read_text(encoding="utf-8", errors="replace")
+        text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UsageError(f"cannot read `{options.replay}`", error.strerror or str(error)) from error
-    limits, off = options.settings.health.limits, frozenset(options.settings.health.off)
-    return replay(text, limits, off, options.replay.name)
+        raise UsageError(f"cannot read `{file}`", error.strerror or str(error)) from error
+    return replay(text, dict(request.limits), request.off, file.name)
 
 
-def _record(options: Options, request: HealthRequest, report: Report) -> None:
+def _record(file: Path, request: HealthRequest, report: Report, *, hash_serials: bool) -> None:
     from transom_cli import __version__
     from transom_cli.files import publish_text
     from transom_cli.health.report import record
 
-    assert options.record is not None
-    text = record(report, request.about, __version__, hash_serials=options.hash_serials)
+    text = record(report, request.about, __version__, hash_serials=hash_serials)
     try:
-        publish_text(options.record.absolute(), text)
+        publish_text(file.absolute(), text)
     except OSError as error:
-        raise TransomError(f"cannot write `{options.record}`", error.strerror or str(error)) from error
-    print(f"recorded: {options.record}", file=sys.stderr)
-
-
-def _show(options: Options, report: Report) -> None:
-    from transom_cli.health.report import document
-    from transom_cli.view.findings import check_lines
-
-    if options.as_json:
-        print(json.dumps(document(report)))
-    else:
-        width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
-        print("\n".join(check_lines(report, width, verbose=options.verbose)))
+        raise TransomError(f"cannot write `{file}`", error.strerror or str(error)) from error
+    print(f"recorded: {file}", file=sys.stderr)
 
 
 def _exit_code_for(place: str, report: Report) -> int:

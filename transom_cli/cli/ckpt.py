@@ -14,20 +14,12 @@ import typer
 
 from transom_cli.cli.ckpt_files import export, import_
 from transom_cli.cli.ckpt_memory import Seen, as_json, checked, notes, rows, seen
-from transom_cli.cli.ckpt_places import (
-    Json,
-    Root,
-    Run,
-    candidates_in,
-    checkpoints_of_words,
-    chosen,
-    run_of_words,
-)
+from transom_cli.cli.ckpt_places import Run, candidates_in, checkpoints_of_words, chosen, run_of_words
 from transom_cli.cli.ckpt_plan import plan
 from transom_cli.cli.ckpt_proof import deep as compare
 from transom_cli.cli.ckpt_proof import diff
-from transom_cli.cli.options import examples
-from transom_cli.errors import NoCheckpoint, TransomError
+from transom_cli.cli.options import Json, Root, examples
+from transom_cli.errors import NoCheckpoint, TransomError, UsageError
 from transom_cli.view.text import day_time, size, span, zone
 
 if TYPE_CHECKING:
@@ -98,7 +90,6 @@ def seal(
     """
     from transom_cli.ckpt.names import step_of
     from transom_cli.ckpt.seal import seal as seal_one
-    from transom_cli.errors import UsageError
     from transom_cli.submit.rundir import path_error
 
     step = step_of(checkpoint.name) if step is None else step

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom_cli.cli.ckpt_places import Json, Root, Run, candidates_in, checkpoints_of_words, chosen
-from transom_cli.cli.options import run_ids
+from transom_cli.cli.ckpt_places import Run, candidates_in, checkpoints_of_words, chosen
+from transom_cli.cli.options import Json, Root, run_ids
 from transom_cli.errors import NoCheckpoint, TransomError, UsageError
 from transom_cli.plural import several
 from transom_cli.view.text import size

@@ -12,25 +12,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.plural import several
-from transom_cli.view.text import size
+from transom_cli.view.text import size, span
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.snapshot.account import InMemory
     from transom_cli.ckpt.snapshot.verify import Checked
-    from transom_cli.layout import AttemptDir, RunDir
 
 
 @dataclass(frozen=True)
 class Seen:
-    """`age`: seconds since the oldest word of those that count. `silent`: by node why nothing of it counts. `unread`:
-    why nothing was read again. `checked`: by step what came out, or why nothing did."""
-
     steps: list[InMemory] = field(default_factory=list)
-    age: float = 0.0
-    silent: dict[str, str] = field(default_factory=dict)
-    unread: str = ""
-    checked: dict[int, Checked | str] = field(default_factory=dict)
+    age: float = 0.0  # seconds since the oldest word of those that count
+    silent: dict[str, str] = field(default_factory=dict)  # by node why nothing of it counts
+    unread: str = ""  # why nothing was read again
+    checked: dict[int, Checked | str] = field(default_factory=dict)  # by step what came out, or why nothing did
 
     @property
     def good(self) -> bool:
@@ -192,6 +189,4 @@ def _age(one: InMemory) -> float | None:
 
 
 def _span(seconds: float) -> str:
-    from transom_cli.view.text import span
-
     return span(seconds)

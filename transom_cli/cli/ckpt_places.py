@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transom_cli.cli.common import find_run, run_to_act_on, run_to_read
 from transom_cli.cli.options import run_ids
 from transom_cli.errors import NoCheckpoint, TransomError, UsageError
+from transom_cli.layout import RunDir
 
 if TYPE_CHECKING:
     from transom_cli.ckpt.inventory import Candidate
-    from transom_cli.layout import RunDir
 
 Run = Annotated[
     str | None,
     typer.Argument(metavar="RUN|PATH", help="A run, or a directory of checkpoints.", autocompletion=run_ids),
 ]
-Root = Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def checkpoints_of_words(run: str | None, root: Path | None, *, make: bool = False) -> Path:
@@ -51,13 +50,9 @@ def checkpoints_of_words(run: str | None, root: Path | None, *, make: bool = Fal
 
 def run_of_words(run: str | None, root: Path | None) -> RunDir | None:
     """The run that such words name, None where they name a folder that is no run's."""
-    from transom_cli.config.run_settings import runs_root
-    from transom_cli.layout import RunDir
-    from transom_cli.submit.rundir import find_run
-
     folder = _folder(run, root)
     if folder is None:
-        return find_run(runs_root(root), run)
+        return find_run(root, run)
     around = RunDir(folder.absolute()), RunDir(folder.absolute().parent)
     if around[0].settings.is_file():
         return around[0]
@@ -66,24 +61,22 @@ def run_of_words(run: str | None, root: Path | None) -> RunDir | None:
 
 def _folder(word: str | None, root: Path | None) -> Path | None:
     """The folder that a word names; None if it names a run, also where a folder of that name happens to be."""
-    from transom_cli.config.run_settings import runs_root
-    from transom_cli.submit.rundir import find_run, run_name
+    from transom_cli.submit.rundir import run_name
 
     if word is None or not Path(word).is_dir():
         return None
     with contextlib.suppress(TransomError):
         if Path(word).name == word:
-            run = find_run(runs_root(root), word)
+            run = find_run(root, word)
             if word in (run.run_id, run_name(run)):
                 return None
     return Path(word)
 
 
 def _of_run(wanted: str | None, root: Path | None, *, act: bool) -> Path:
-    from transom_cli.cli.common import run_to_act_on, run_to_read
-    from transom_cli.config.run_settings import checkpoints_of, read_settings, runs_root
+    from transom_cli.config.run_settings import checkpoints_of, read_settings
 
-    run = (run_to_act_on if act else run_to_read)(runs_root(root), wanted)
+    run = (run_to_act_on if act else run_to_read)(root, wanted)
     return checkpoints_of(run, read_settings(run))
 
 

@@ -1,14 +1,12 @@
 """`transom ckpt plan`: the memory that snapshots will take on each node."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from transom_cli.cli.ckpt_places import Json
+from transom_cli.cli.options import Json
 from transom_cli.cli.units import parameters
 from transom_cli.errors import UsageError
 from transom_cli.plural import several

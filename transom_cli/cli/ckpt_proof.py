@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom_cli.cli.ckpt_places import Json
+from transom_cli.cli.options import Json
 from transom_cli.errors import NoCheckpoint, TransomError
 from transom_cli.plural import several
 

@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from transom_cli.supervise.answering import Answering
 
 
-def run_to_read(root: Path, wanted: str | None) -> RunDir:
+def run_to_read(root: Path | None, wanted: str | None) -> RunDir:
     """Find a run. If it belongs to another user, print a note on stderr."""
     from transom_cli.errors import printable
     from transom_cli.ownership import other_owner, require_consistent
-    from transom_cli.submit.rundir import find_run
 
     found = find_run(root, wanted)
     owner = other_owner(found)
@@ -32,22 +31,19 @@ def run_to_read(root: Path, wanted: str | None) -> RunDir:
     return found
 
 
-def run_to_act_on(root: Path, wanted: str | None) -> RunDir:
+def run_to_act_on(root: Path | None, wanted: str | None) -> RunDir:
     """Find one of the user's own runs. Raises NotPermitted for another user's."""
-    from transom_cli.submit.rundir import find_run
-
     found = find_run(root, wanted, own=True)
     require_own_run(found)
     return found
 
 
-def run_to_request(root: Path, wanted: str | None) -> RunDir:
+def run_to_request(root: Path | None, wanted: str | None) -> RunDir:
     """Find one of the user's own runs, or a run of another user whose operator takes requests of others.
 
     Raises NotPermitted for any other run.
     """
     from transom_cli.ownership import other_owner, require_consistent
-    from transom_cli.submit.rundir import find_run
     from transom_cli.supervise.requests import on_call
 
     found = find_run(root, wanted, own=True)
@@ -57,6 +53,14 @@ def run_to_request(root: Path, wanted: str | None) -> RunDir:
             return found
     require_own_run(found)
     return found
+
+
+def find_run(root: Path | None, wanted: str | None, *, own: bool = False) -> RunDir:
+    """Find a run in the folder of runs: `root`, or as the settings say."""
+    from transom_cli.config.sources import runs_root
+    from transom_cli.submit import rundir
+
+    return rundir.find_run(runs_root(root, os.environ), wanted, own=own)
 
 
 def require_own_run(run: RunDir) -> None:
@@ -118,14 +122,18 @@ def os_error(error: OSError) -> TransomError:
     return TransomError("A system call failed", error.strerror or str(error), "`transom doctor` checks this host")
 
 
-def bounded(root: Path, run: str | None = None) -> Path:
-    """Return `root`, the folder of the runs. From now on, exit with code 22 if its file system stops responding.
+def bounded(root: Path | None, run: str | None = None) -> Path:
+    """Return the folder of the runs. From now on, exit with code 22 if its file system stops responding.
 
     Args:
+        root: the folder, if the user has named it.
         run: as the user names it; if it is a path, its file system is watched instead.
     """
-    leaving(root, run)
-    return root
+    from transom_cli.config.sources import runs_root
+
+    where = runs_root(root, os.environ)
+    leaving(where, run)
+    return where
 
 
 def leaving(root: Path, run: str | None) -> Answering:

@@ -1,13 +1,12 @@
 """`transom diagnose`: find what ended any job from its logs. `transom rules`: the rules that it uses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from transom_cli.cli.options import Json
 from transom_cli.cli.show import known_lines, require_files, show_diagnosis
 from transom_cli.errors import UsageError, printable
 from transom_cli.plural import several
@@ -34,7 +33,7 @@ def diagnose(
         typer.Option(metavar="PATH", help="Logs of a healthy run: lines that occur there are not new."),
     ] = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if there is an incident.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json_: Json = False,
 ) -> None:
     """Find the cause of a failure in a job's logs.
 
@@ -53,12 +52,18 @@ def diagnose(
 
 
 @rules_app.command(name="list")
-def list_(
-    rules: Rules = None, json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
-) -> None:
+def list_(rules: Rules = None, json_: Json = False) -> None:
     """List all rules, what they recognise and do."""
+    from transom_cli.core.codec import plain
+    from transom_cli.diagnose.logs import rule_files
 
-    run_list(tuple(rules or ()), as_json=json_)
+    found = rule_files.load(rules or ())
+    if json_:
+        print(json.dumps({"schema": 1, "rules": [plain(rule) for rule in found]}, indent=1))
+        return
+    for rule in found:
+        category = rule.category.value if rule.category else "benign"
+        print(f"{rule.name:24} {category:20} {rule.level.name.lower():10} {rule.action.value:26} {rule.source}")
 
 
 @rules_app.command()
@@ -69,8 +74,15 @@ def check(
 
     Tests them together with the built-in rules. Exit code 1: an example fails.
     """
+    from transom_cli.diagnose.logs import rule_files
 
-    raise typer.Exit(run_check(tuple(paths or ())))
+    rules = rule_files.load(paths or ())
+    wrong = rule_files.check(rules)  # neither ours nor theirs may match the other's examples
+    for line in wrong:
+        print(printable(line))
+    lines_tried = sum(len(rule.examples) + len(rule.look_alikes) for rule in rules)
+    print(f"{several(len(rules), 'rule')}, {several(lines_tried, 'line')} tried: {len(wrong) or 'none'} wrong")
+    raise typer.Exit(1 if wrong else 0)
 
 
 MAX_DRAFTS = 10
@@ -89,29 +101,3 @@ def run_learn(paths: tuple[Path, ...], healthy: tuple[Path, ...]) -> None:
             "No line near the end of these logs is new", hint="a rule needs a line that healthy logs do not contain"
         )
     print("\n".join(draft(new) for new in found[:MAX_DRAFTS]))
-
-
-def run_list(places: tuple[Path, ...], *, as_json: bool) -> None:
-    from transom_cli.core.codec import plain
-    from transom_cli.diagnose.logs import rule_files
-
-    rules = rule_files.load(places)
-    if as_json:
-        print(json.dumps({"schema": 1, "rules": [plain(rule) for rule in rules]}, indent=1))
-        return
-    for rule in rules:
-        category = rule.category.value if rule.category else "benign"
-        print(f"{rule.name:24} {category:20} {rule.level.name.lower():10} {rule.action.value:26} {rule.source}")
-
-
-def run_check(places: tuple[Path, ...]) -> int:
-    """Check a site's rules together with the built-in ones: neither may match the other's examples."""
-    from transom_cli.diagnose.logs import rule_files
-
-    rules = rule_files.load(places)
-    wrong = rule_files.check(rules)
-    for line in wrong:
-        print(printable(line))
-    lines_tried = sum(len(rule.examples) + len(rule.look_alikes) for rule in rules)
-    print(f"{several(len(rules), 'rule')}, {several(lines_tried, 'line')} tried: {len(wrong) or 'none'} wrong")
-    return 1 if wrong else 0

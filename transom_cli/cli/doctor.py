@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from transom_cli.cli.options import Json, Root
+from transom_cli.errors import TransomError, UsageError
+from transom_cli.slurm.port import BackendTrial
+from transom_cli.view.text import NEVER_CUT
+
 
 def doctor(
-    root: Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")] = None,
+    root: Root = None,
     site: Annotated[bool, typer.Option("--site", help="Also check what differs between sites.")] = False,
     job: Annotated[
         bool, typer.Option("--job", help="With --site: submit a job of one task, which takes a few seconds.")
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json_: Json = False,
 ) -> None:
     """Check whether transom can work from here.
 
@@ -35,13 +38,11 @@ def doctor(
     from transom_cli.config.load import load
     from transom_cli.doctor.examine import Site, examine
     from transom_cli.doctor.symptom import Grade, Symptom
-    from transom_cli.errors import TransomError, UsageError
-    from transom_cli.slurm.port import BackendTrial
     from transom_cli.slurm.runner import Runner
     from transom_cli.submit.unsupported import cluster_of
     from transom_cli.supervise.operator.registry import Registry, operator_folder
     from transom_cli.view.findings import symptom_lines
-    from transom_cli.view.terminal import Waiting, waiting
+    from transom_cli.view.terminal import Waiting, waiting, width
 
     def runs() -> Path:
         """Load all settings, even if --root is given, so that errors in them are reported."""
@@ -76,7 +77,6 @@ def doctor(
 
     if job and not site:
         raise UsageError("`--job` belongs to `--site`", hint="transom doctor --site --job")
-    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
     found: list[Symptom] = []
     bars: list[Waiting] = []
     there = cluster()
@@ -91,7 +91,7 @@ def doctor(
             break
         found.append(one)
         if not json_:
-            print("\n".join(symptom_lines(one, width)), flush=True)
+            print("\n".join(symptom_lines(one, width() or NEVER_CUT)), flush=True)
     failed = any(one.grade is Grade.FAIL for one in found)
     if json_:
         print(json.dumps({"schema": 1, "well": not failed, "found": [asdict(one) for one in found]}))

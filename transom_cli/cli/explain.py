@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom_cli.cli.status import Json, Root
+from transom_cli.cli.common import bounded, run_to_read
+from transom_cli.cli.options import Json, Root
 from transom_cli.errors import NoSuchRun, UsageError
+from transom_cli.layout import RunDir
 from transom_cli.plural import some
+from transom_cli.view.text import NEVER_CUT, clock_time
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from transom_cli.layout import RunDir
     from transom_cli.supervise.run_record import RunRecord
     from transom_cli.view.explain import Topic
 
@@ -59,7 +58,7 @@ def explain(
     transom explain --samples     which samples the newest run used
     """
 
-    from transom_cli.view.text import NEVER_CUT
+    from transom_cli.view.terminal import width
 
     if what and incident and what != incident:
         raise UsageError(f"`{what}` and `--incident {incident}` were both given", hint="give one of them")
@@ -68,9 +67,9 @@ def explain(
         _samples(found, json_=json_)
         return
     book = _read(found)
-    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else NEVER_CUT
+    room = width() or NEVER_CUT
     if what is None or _INCIDENT.fullmatch(what):
-        _incidents(found, book, what, width, json_=json_, verbose=verbose, full=full)
+        _incidents(found, book, what, room, json_=json_, verbose=verbose, full=full)
         return
     from transom_cli.view.explain import topic_document, topic_lines
 
@@ -78,13 +77,13 @@ def explain(
     if json_:
         print(json.dumps({"schema": 2, "run_id": book.run_id, "about": what, **topic_document(topic)}))
     else:
-        print("\n".join(topic_lines(topic, width)))
+        print("\n".join(topic_lines(topic, room)))
 
 
 def _samples(run: RunDir, *, json_: bool) -> None:
 
     from transom_cli.supervise.attempt_files import prove_samples
-    from transom_cli.view.samples import sample_document, sample_lines
+    from transom_cli.view.explain import sample_document, sample_lines
 
     proof = prove_samples(run)
     if json_:
@@ -95,10 +94,7 @@ def _samples(run: RunDir, *, json_: bool) -> None:
 
 def _which(run: str | None, what: str | None, root: Path | None) -> tuple[RunDir, str | None]:
     """Return the run and what to explain. A single argument is a run if there is one of that name."""
-    from transom_cli.cli.common import bounded, run_to_read
-    from transom_cli.config.sources import runs_root
-
-    where = bounded(runs_root(root, os.environ), run)
+    where = bounded(root, run)
     if run is not None and what is None and (_INCIDENT.fullmatch(run) or _STEP.fullmatch(run)):
         return run_to_read(where, None), run
     try:
@@ -138,7 +134,6 @@ def _incidents(
     from transom_cli.supervise.run_record import incidents
     from transom_cli.view.logs import root_of
     from transom_cli.view.read import read_run_settings
-    from transom_cli.view.text import clock_time
     from transom_cli.view.timeline import (
         brief_lines,
         build_timeline,

@@ -1,12 +1,10 @@
 """`transom goodput`: what the time of a run was spent on."""
 
-from __future__ import annotations
-
 import json
-import shutil
-import sys
 
-from transom_cli.cli.status import Json, Root, Run
+from transom_cli.cli.common import bounded, run_to_read
+from transom_cli.cli.options import Json, Root, Run
+from transom_cli.view.text import NEVER_CUT
 
 
 def goodput(run: Run = None, root: Root = None, json_: Json = False) -> None:
@@ -19,18 +17,14 @@ def goodput(run: Run = None, root: Root = None, json_: Json = False) -> None:
     transom goodput demo --json    every span, in ns
     """
 
-    from transom_cli.cli.common import bounded, run_to_read
-    from transom_cli.config.run_settings import runs_root
     from transom_cli.supervise.record_reader import read_run_record
     from transom_cli.view.goodput import goodput_document, goodput_lines
-    from transom_cli.view.terminal import waiting
-    from transom_cli.view.text import NEVER_CUT
+    from transom_cli.view.terminal import waiting, width
 
-    found = run_to_read(bounded(runs_root(root), run), run)
+    found = run_to_read(bounded(root, run), run)
     with waiting(f"reading {found.run_id}"):
         book = read_run_record(found, patience=3.0)
     if json_:
         print(json.dumps(goodput_document(book.run_id, book.account)))
         return
-    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else NEVER_CUT
-    print("\n".join(goodput_lines(book.run_id, book.account, width)))
+    print("\n".join(goodput_lines(book.run_id, book.account, width() or NEVER_CUT)))

@@ -1,7 +1,5 @@
 """`transom init`: write a settings file for a new run, from five questions or from an sbatch script."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

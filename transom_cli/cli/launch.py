@@ -1,7 +1,5 @@
 """`transom launch` in a script of the user's own, and `transom adopt`, which writes it there."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -11,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from transom_cli.cli.options import Root
+from transom_cli.cli.options import AutoBeat, Root
 from transom_cli.errors import UsageError, printable
 
 
@@ -44,9 +42,7 @@ def launch(
     once: Annotated[
         bool, typer.Option("--once", help="Skip this job step if an earlier attempt has completed it.")
     ] = False,
-    auto_beat: Annotated[
-        bool | None, typer.Option("--auto-beat/--no-auto-beat", help="Send heartbeats without a change in the trainer.")
-    ] = None,
+    auto_beat: AutoBeat = None,
     root: Root = None,
 ) -> None:
     """Start a training in place of `srun`.

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom_cli.cli.status import Root, Run
+from transom_cli.cli.common import run_to_read
+from transom_cli.cli.options import Root, Run
+from transom_cli.cli.units import duration
 from transom_cli.errors import TransomError, UsageError
+from transom_cli.plural import several
 
 if TYPE_CHECKING:
     from transom_cli.view.model import RunView
@@ -32,15 +35,11 @@ def logs(
     diagnosis blames.
     """
 
-    from transom_cli.cli.common import run_to_read
-    from transom_cli.cli.units import duration
-    from transom_cli.config.run_settings import runs_root
-    from transom_cli.plural import several
     from transom_cli.view.logs import MOST, Follower, drawn, find_root, launches, log_files
     from transom_cli.view.read import read_view
     from transom_cli.view.terminal import show
 
-    found = run_to_read(runs_root(root), run)
+    found = run_to_read(root, run)
     after = time.time() - duration(since, "--since") if since else 0.0
     view, ranks, nodes = read_view(found), rank or [], node or []
     output, root_line = Follower(found, view, ranks, nodes, launch), find_root(found, view)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import shutil
 import sys
 import time
 from dataclasses import asdict
@@ -14,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom_cli.cli.options import run_ids
-from transom_cli.errors import NotPermitted, Unknown, UsageError
+from transom_cli.cli.common import run_to_read
+from transom_cli.cli.options import Json, Root, run_ids
+from transom_cli.errors import NotPermitted, TransomError, Unknown, UsageError, printable
+from transom_cli.layout import RunDir
+from transom_cli.slurm.port import Node, Slurm, SlurmUnknown, cluster_command
+from transom_cli.view.text import NEVER_CUT
 
 if TYPE_CHECKING:
     from transom_cli.health.history.nodes import NodeHistory
-    from transom_cli.layout import RunDir
-    from transom_cli.slurm.port import Node, Slurm
     from transom_cli.supervise.operator.lift import Lifted
 
 
@@ -34,19 +35,17 @@ def nodes(
     all_: Annotated[
         bool, typer.Option("--all", help="Also show isolations of the last 90 days that have ended.")
     ] = False,
-    root: Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    root: Root = None,
+    json_: Json = False,
 ) -> None:
     """List isolated nodes and repeat offenders."""
 
-    from transom_cli.cli.common import run_to_read
-    from transom_cli.config.run_settings import runs_root
     from transom_cli.health.history.files import history_dir, read_history
     from transom_cli.health.history.nodes import fold
     from transom_cli.ownership import is_own
     from transom_cli.submit.rundir import path_error
 
-    found = run_to_read(runs_root(root), run) if run is not None else None
+    found = run_to_read(root, run) if run is not None else None
     if lift is not None and found is not None and not is_own(found):
         _request_lift(found, _names(lift), json_=json_)
         return
@@ -64,7 +63,6 @@ def nodes(
 
 def _names(expression: str) -> tuple[str, ...]:
     from transom_cli.slurm.parse import parse_nodes
-    from transom_cli.slurm.port import SlurmUnknown
 
     try:
         names, why = parse_nodes(expression), "It names no node."
@@ -82,23 +80,19 @@ def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: boo
     from transom_cli.health.check import limits_of
     from transom_cli.health.history.nodes import HistoryLimits, judge_history
     from transom_cli.view.tables import node_lines, node_rows, repeat_offender_lines
+    from transom_cli.view.terminal import width
 
     known, here, error = _ask_slurm(history)
     rows = [row for row in node_rows(history, known, ended=ended) if run in ("", row.standing.isolation.run)]
     limits = limits_of(HistoryLimits, load(None, {}, os.environ).health.limits)
     offenders = () if run else judge_history(history, limits)  # judged over all runs
     if json_:
-        document = {
-            "schema": 1,
-            "nodes": [row.as_json() for row in rows],
-            "repeat_offenders": plain(offenders),
-            "slurm": error,
-        }
-        print(json.dumps(document))
+        found = [row.as_json() for row in rows]
+        print(json.dumps({"schema": 1, "nodes": found, "repeat_offenders": plain(offenders), "slurm": error}))
         return
-    width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 10_000
-    blocks = ["\n".join(node_lines(row, now, width, here)) for row in rows]
-    blocks += ["\n".join(repeat_offender_lines(offenders, width))] if offenders else []
+    room = width() or NEVER_CUT
+    blocks = ["\n".join(node_lines(row, now, room, here)) for row in rows]
+    blocks += ["\n".join(repeat_offender_lines(offenders, room))] if offenders else []
     print("\n\n".join(blocks) or "your runs have isolated no nodes")
     if error:
         print(f"warning: Slurm does not answer, so the nodes' states in Slurm are missing: {error}", file=sys.stderr)
@@ -107,7 +101,6 @@ def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: boo
 def _ask_slurm(history: NodeHistory) -> tuple[dict[str, dict[str, Node]], str, str]:
     """Return nodes by cluster and name as Slurm knows them, the name of the cluster here, and Slurm's error or ""."""
     from transom_cli.bootstrap.slurm import slurm_client
-    from transom_cli.errors import TransomError
     from transom_cli.slurm.successor import known_nodes
 
     known: dict[str, dict[str, Node]] = {}
@@ -143,7 +136,6 @@ def _lift(history: NodeHistory, names: tuple[str, ...], run: str, folder: Path, 
 
     from transom_cli.bootstrap.slurm import slurm_client
     from transom_cli.config.load import load
-    from transom_cli.errors import TransomError, printable
     from transom_cli.health.history.files import read_history
     from transom_cli.health.history.nodes import fold
     from transom_cli.health.history.shared import publish
@@ -182,7 +174,6 @@ def _request_lift(found: RunDir, names: tuple[str, ...], *, json_: bool) -> None
     """Ask the operator of another user's run to use the nodes again."""
 
     from transom_cli.cli.requests import await_request, submit_request
-    from transom_cli.errors import printable
 
     result = await_request(found, submit_request(found, "lift", nodes=list(names))).result
     if json_:
@@ -192,7 +183,6 @@ def _request_lift(found: RunDir, names: tuple[str, ...], *, json_: bool) -> None
 
 
 def _require_resumed(lifted: list[Lifted], here: str) -> None:
-    from transom_cli.slurm.port import cluster_command
     from transom_cli.supervise.operator.lift import DENIED, UNKNOWN
 
     for word, error in ((DENIED, NotPermitted), (UNKNOWN, Unknown)):

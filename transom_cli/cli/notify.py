@@ -1,14 +1,13 @@
 """`transom notify`: test notification targets."""
 
-from __future__ import annotations
-
 import json
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from transom_cli.cli.common import run_to_act_on
+from transom_cli.cli.options import Json, Root, SettingsFile
 from transom_cli.errors import UsageError
 
 notify_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Test notifications.")
@@ -22,12 +21,12 @@ def notify() -> None:
 @notify_app.command()
 def test(
     target: Annotated[str | None, typer.Argument(help="Name of the target [default: all targets].")] = None,
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings file of a run (TOML).")] = None,
+    file: SettingsFile = None,
     run: Annotated[str | None, typer.Option("--run", help="Use the targets of this run (ID, name or path).")] = None,
     event: Annotated[str, typer.Option("--event", help="Event that the test message is about.")] = "incident",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the messages and send nothing.")] = False,
-    root: Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    root: Root = None,
+    json_: Json = False,
 ) -> None:
     """Send a test message to each target.
 
@@ -36,14 +35,13 @@ def test(
     """
 
     from transom_cli.bootstrap.notifications import senders_of
-    from transom_cli.cli.common import run_to_act_on
     from transom_cli.config.load import load
-    from transom_cli.config.run_settings import read_settings, runs_root
+    from transom_cli.config.run_settings import read_settings
     from transom_cli.notify.checks import preview, sample_message, select_targets, send_all
 
     if run is not None and file is not None:
         raise UsageError("`--run` and `-f` cannot be combined: a run has its own settings")
-    settings = load(file, {}, os.environ) if run is None else read_settings(run_to_act_on(runs_root(root), run))
+    settings = load(file, {}, os.environ) if run is None else read_settings(run_to_act_on(root, run))
     targets = select_targets([table.target() for table in settings.notify.targets], target)
     messages = [(t, sample_message(t, settings.name, event)) for t in targets]
     if dry_run:

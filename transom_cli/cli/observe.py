@@ -1,7 +1,5 @@
 """`transom observe`: watch a job without acting on it, and compare with what people did."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os
@@ -11,8 +9,10 @@ from typing import Annotated
 
 import typer
 
-from transom_cli.cli.options import Root
-from transom_cli.cli.status import Json
+from transom_cli.cli.common import bounded
+from transom_cli.cli.options import Json, Root, Set, SettingsFile
+from transom_cli.cli.run import assignment, operate_or_watch
+from transom_cli.cli.units import duration
 from transom_cli.errors import UsageError
 
 
@@ -20,12 +20,10 @@ def observe(
     job_id: Annotated[int | None, typer.Argument(metavar="JOBID", help="A pending or running job of yours.")] = None,
     log: Annotated[Path | None, typer.Option(help="The job's log [default: its output in Slurm].")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run [default: the job's name].")] = None,
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings file of this run (TOML).")] = None,
+    file: SettingsFile = None,
     cluster: Annotated[str | None, typer.Option("--clusters", "-M", help="Cluster that has the job.")] = None,
     root: Root = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see docs/settings.md.")
-    ] = None,
+    set_: Set = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start the operator in the background, and return.")] = False,
     foreground: Annotated[bool, typer.Option("--foreground", help="Run the operator in this process.")] = False,
     summary: Annotated[
@@ -50,10 +48,9 @@ def observe(
         raise UsageError("`--detach` and `--foreground` cannot be combined")
 
     from transom_cli.bootstrap.slurm import require_slurm, slurm_client
-    from transom_cli.cli.run import assignment, operate_or_watch
     from transom_cli.config.load import load
     from transom_cli.config.model import OBSERVE
-    from transom_cli.submit.observed import observe_job, require_observable
+    from transom_cli.submit.job_run import observe_job, require_observable
     from transom_cli.submit.prepare import leave_outer_run
 
     leave_outer_run()
@@ -74,12 +71,9 @@ def observe(
 def _summary(root: Path | None, since: str, *, json_: bool) -> None:
 
     from transom_cli.bootstrap.slurm import run_slurm
-    from transom_cli.cli.common import bounded
-    from transom_cli.cli.units import duration
-    from transom_cli.config.sources import runs_root
     from transom_cli.view.observed import read_summary, summary_document, summary_lines
 
     now = time.time()
-    where, begin = bounded(runs_root(root, os.environ)), now - duration(since, "--since")
+    where, begin = bounded(root), now - duration(since, "--since")
     found = read_summary(where, begin, now, lambda run: run_slurm(run, 10.0))
     print(json.dumps(summary_document(found)) if json_ else "\n".join(summary_lines(found)))

@@ -1,22 +1,18 @@
 """The process that operates all runs of a user. Typer is not imported: a long-lived process need not carry it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from transom_cli.errors import NotPermitted, OperatorAlive
+from transom_cli.cli.common import end, require_own_run
+from transom_cli.errors import NotPermitted, OperatorAlive, TransomError
 
 OPTIONS = {"--all", "--idle-exit"}
 
 
 def quick(words: Collection[str]) -> None:
     """Handle the command line of `transom operate --all` if it has no other options."""
-    from transom_cli.cli.common import end
-    from transom_cli.errors import TransomError
-
     if "--all" in words and set(words) <= OPTIONS:
         try:
             operate_all_runs(None, idle_exit="--idle-exit" in words)
@@ -33,8 +29,7 @@ def operate_all_runs(root: Path | None, *, idle_exit: bool) -> None:
         idle_exit: end when no run remains, and take up only registered runs.
     """
     from transom_cli.bootstrap.operator import operator_process
-    from transom_cli.cli.common import require_own_run
-    from transom_cli.config.run_settings import runs_root
+    from transom_cli.config.sources import runs_root
     from transom_cli.supervise.operator.process import operate_all, register_live
     from transom_cli.supervise.operator.registry import Registry, operator_folder
 
@@ -47,7 +42,7 @@ def operate_all_runs(root: Path | None, *, idle_exit: bool) -> None:
         )
     find_lost: Callable[[], None] | None = None
     if not idle_exit:
-        runs = runs_root(root)
+        runs = runs_root(root, os.environ)
         register_live(registry, runs)
         find_lost = partial(register_live, registry, runs, {})
     done = operate_all(registry, lambda: operator_process(registry, require_own_run, find_lost, idle_exit=idle_exit))

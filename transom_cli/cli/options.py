@@ -4,8 +4,6 @@ Completion runs at every press of TAB: with the standard library only, and from 
 cannot be read completes to nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path
@@ -15,8 +13,6 @@ import typer
 
 from transom_cli.errors import TransomError, UsageError
 from transom_cli.layout import RUN_ID
-
-Root = Annotated[Path | None, typer.Option("--root", help="Folder that holds the run directories.")]
 
 MAX_COMPLETIONS = 100  # the newest run IDs: more would not fit a screen
 
@@ -45,6 +41,21 @@ def newest(root: Path, start: str = "") -> list[str]:
     matches = (RUN_ID.fullmatch(path.name) for path in root.iterdir())
     dated = sorted(((m["stamp"], m[0]) for m in matches if m and m[0].startswith(start)), reverse=True)
     return [name for _, name in dated[:MAX_COMPLETIONS]]
+
+
+Run = Annotated[
+    str | None, typer.Argument(help="Run ID, name or path [default: the newest run].", autocompletion=run_ids)
+]
+Root = Annotated[  # readable=False: our own error says who may not read it
+    Path | None, typer.Option("--root", help="Folder that holds the run directories.", readable=False)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Print one line per change until the run ends.")]
+SettingsFile = Annotated[Path | None, typer.Option("-f", "--file", help="Settings file of a run (TOML).")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see docs/settings.md.")]
+AutoBeat = Annotated[
+    bool | None, typer.Option("--auto-beat/--no-auto-beat", help="Send heartbeats without a change in the trainer.")
+]
 
 
 # Shown below "Examples:" in a command's help and in docs/commands.md.

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transom_cli.cli.common import require_own_run
 from transom_cli.cli.options import Root
 from transom_cli.errors import UsageError
+from transom_cli.layout import RunDir
 
 if TYPE_CHECKING:
     from transom_cli.bootstrap.launcher import LaunchForm
-    from transom_cli.layout import RunDir
 
 
 def attempt_launcher(
@@ -29,7 +30,6 @@ def attempt_launcher(
 ) -> None:
     """Start and watch one attempt's training step (used by the sbatch templates)."""
     from transom_cli.bootstrap.launcher import LaunchForm
-    from transom_cli.layout import RunDir
 
     if kind not in ("srun", "torchrun"):
         raise UsageError(f"`--kind {kind}` is unknown", hint="use `srun` or `torchrun`")
@@ -49,7 +49,6 @@ def start_launcher(run: RunDir, form: LaunchForm) -> int:
     """Run a launcher in this process, after a look at the run directory. Returns the exit code of its training."""
 
     from transom_cli.bootstrap import launcher
-    from transom_cli.cli.common import require_own_run
     from transom_cli.modes import close_to_writers
     from transom_cli.supervise.launcher.allocation import require_run_dir
 
@@ -70,7 +69,6 @@ def operate(
     `transom run` and `transom attach` start this in the background. One process operates all of your runs on a host.
     """
     from transom_cli.bootstrap.operator import import_ahead, operator_for, services
-    from transom_cli.cli.common import require_own_run
     from transom_cli.cli.operate import operate_all_runs
     from transom_cli.submit.rundir import find_run
     from transom_cli.supervise.journal import fold

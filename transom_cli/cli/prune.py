@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom_cli.cli.status import Json, Root
+from transom_cli.cli.options import Json, Root
 from transom_cli.errors import TransomError, Unknown, UsageError
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ def prune(
 
     from transom_cli.cli.common import bounded
     from transom_cli.cli.units import duration, size
-    from transom_cli.config.sources import runs_root
     from transom_cli.core.prune import Limits, choose
     from transom_cli.view.terminal import waiting
 
@@ -64,7 +63,7 @@ def prune(
         size=size(max_size, "--max-size") if max_size is not None else None,
         last_checkpoints=last_checkpoints,
     )
-    where = bounded(runs_root(root, os.environ))
+    where = bounded(root)
     failed: list[str] = []
     with waiting("removing" if yes else "measuring runs"):
         stored, other, kept = _stored(where, limits)

@@ -5,8 +5,6 @@ here; everything else, including help and errors, is left to typer. `SHAPES` rep
 `cli.diagnose`; a test compares them.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys
@@ -24,17 +22,14 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Shape:
-    """A command's arguments: flags, path and text options by name, and the parameter of a positional argument.
-
-    many: the parameter of any number of paths instead, at least one.
-    """
+    """A command's arguments: flags, path and text options by name, and the parameter of a positional argument."""
 
     does: Callable[..., int]
     flags: dict[str, str]
     paths: dict[str, str]
     bare: str = ""
     texts: dict[str, str] = field(default_factory=dict)
-    many: str = ""
+    many: str = ""  # the parameter of any number of paths instead, at least one
 
 
 SHAPES = {

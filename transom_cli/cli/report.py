@@ -1,7 +1,5 @@
 """`transom report`: a run as one HTML file."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path
@@ -9,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from transom_cli.cli.options import output_path
+from transom_cli.cli.common import bounded, run_to_read
+from transom_cli.cli.options import Root, Run, output_path
 from transom_cli.cli.show import LEASE_PATIENCE
-from transom_cli.cli.status import Root, Run
 from transom_cli.errors import UsageError
 
 EVERY, SHARE = 30.0, 20.0  # seconds between two reports, and at least 20 times what one takes
@@ -40,15 +38,13 @@ def report(
     """
     import gc
 
-    from transom_cli.cli.common import bounded, run_to_read
-    from transom_cli.config.run_settings import runs_root
     from transom_cli.view.read_history import read_report
     from transom_cli.view.report.page import page, target, write
     from transom_cli.view.report.sections import document
     from transom_cli.view.terminal import waiting
 
     gc.disable()  # a month's journal is a million small values, all kept to the end
-    found = run_to_read(bounded(runs_root(root), run), run)
+    found = run_to_read(bounded(root, run), run)
     path = None if str(out) == "-" else target(found, out, force=force)
     if path is None and follow:
         raise UsageError("`--follow` rewrites a file", hint="omit `-o -`")

@@ -10,12 +10,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom_cli.cli.status import Json, Root, Run
-from transom_cli.errors import NoSuchRun, SlurmUnreachable, TransomError, Unknown, UsageError, printable
+from transom_cli.cli.common import bounded, require_own_run, run_to_act_on, run_to_request
+from transom_cli.cli.options import Json, Root, Run
+from transom_cli.cli.run import cancel_pending_operator, nodes_range, operate_or_watch
+from transom_cli.errors import (
+    NoCheckpoint,
+    NoSuchRun,
+    SlurmUnreachable,
+    StateDiffers,
+    TransomError,
+    Unknown,
+    UsageError,
+    printable,
+)
+from transom_cli.layout import RunDir
+from transom_cli.slurm.port import NoSuchJob, cluster_command
+from transom_cli.view.text import span
 
 if TYPE_CHECKING:
     from transom_cli.core.operator.state import State, UserRequest
-    from transom_cli.layout import RunDir
 
 STOP_PATIENCE = 60.0  # seconds; Slurm gives a job 30 s between TERM and KILL, in which it may save
 CONSIDERED = 50  # newest runs among which `resume` without a name looks
@@ -34,7 +47,6 @@ def stop(
     Asks first if no run is named. The job of a run that is only observed is left alone: the observation ends.
     """
 
-    from transom_cli.cli.run import cancel_pending_operator
     from transom_cli.ownership import is_own
     from transom_cli.supervise.journal import fold
     from transom_cli.view.terminal import waiting
@@ -113,9 +125,6 @@ def _continue(run: RunDir, state: State, changes: dict[str, str], *, force: bool
     """Submit another job of a run that has ended, and watch it. Returns the exit code."""
 
     from transom_cli.bootstrap.slurm import require_own_cluster, run_slurm
-    from transom_cli.cli.common import require_own_run
-    from transom_cli.cli.run import operate_or_watch
-    from transom_cli.slurm.port import NoSuchJob, cluster_command
     from transom_cli.supervise.operator.job import continue_run
     from transom_cli.supervise.requests import this_user
     from transom_cli.view.read import read_run_settings
@@ -151,7 +160,6 @@ def _continue(run: RunDir, state: State, changes: dict[str, str], *, force: bool
 def _require_resumable(run: RunDir, state: State, *, force: bool) -> None:
     from transom_cli.config.run_settings import read_run_file
     from transom_cli.core.operator.state import Phase
-    from transom_cli.errors import NoCheckpoint, StateDiffers
 
     what = f"Run `{run.run_id}` cannot be resumed"
     if state.policy.observe:
@@ -172,7 +180,6 @@ def _change_options(run: RunDir, state: State, changes: dict[str, str], *, force
         The new number of nodes with spares, and the fewest; (0, 0) if they stay.
     """
 
-    from transom_cli.cli.run import nodes_range
     from transom_cli.config.load import freeze
     from transom_cli.config.run_settings import read_run_file, read_settings
     from transom_cli.files import publish_text
@@ -214,15 +221,12 @@ def _newest_resumable(root: Any, *, yes: bool) -> str:
     """
     import time
 
-    from transom_cli.cli.common import bounded, run_to_act_on
-    from transom_cli.config.run_settings import runs_root
     from transom_cli.core.operator.state import Phase
     from transom_cli.ownership import is_own
     from transom_cli.submit.rundir import list_runs
     from transom_cli.supervise.journal import fold
-    from transom_cli.view.text import span
 
-    where = bounded(runs_root(root))
+    where = bounded(root)
     newest = run_to_act_on(where, None)
     for one in [one for one in list_runs(where) if is_own(one)][:CONSIDERED]:
         state = fold(one.journal).state
@@ -250,15 +254,11 @@ def _confirm(verb: str, run_id: str, question: str) -> None:
 
 
 def _found(run: str | None, root: Any) -> RunDir:
-    from transom_cli.cli.common import bounded, run_to_request
-    from transom_cli.config.run_settings import runs_root
-
-    return run_to_request(bounded(runs_root(root), run), run)
+    return run_to_request(bounded(root, run), run)
 
 
 def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:
 
-    from transom_cli.slurm.port import cluster_command
     from transom_cli.supervise.journal import fold
     from transom_cli.view.read import read_run_settings
     from transom_cli.view.terminal import waiting
@@ -296,7 +296,6 @@ def submit_request(found: RunDir, kind: str, **more: Any) -> str:
     """
     from transom_cli.bootstrap.slurm import require_own_cluster
     from transom_cli.ownership import is_own
-    from transom_cli.slurm.port import cluster_command
     from transom_cli.submit.rundir import path_error
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.lease import operator_alive
@@ -346,7 +345,6 @@ def _named(run: RunDir) -> str:
 
 
 def _require_stopped(run: RunDir, state: State) -> None:
-    from transom_cli.slurm.port import cluster_command
     from transom_cli.view.read import read_run_settings
 
     if not state.phase.over:

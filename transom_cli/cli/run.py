@@ -6,23 +6,22 @@ import os
 import re
 import sys
 from datetime import datetime, timezone
-from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom_cli.cli.options import Root, run_ids
-from transom_cli.cli.status import Plain
+from transom_cli.cli.common import leaving, run_to_act_on
+from transom_cli.cli.options import AutoBeat, Plain, Root, Run, Set, SettingsFile
 from transom_cli.errors import TransomError, UsageError, printable
+from transom_cli.layout import RunDir
 from transom_cli.plural import several
+from transom_cli.slurm.port import Job, JobState, Slurm, SlurmDenied, SlurmRefused
 
 if TYPE_CHECKING:
     from transom_cli.config.model import Settings
     from transom_cli.core.operator.state import State
     from transom_cli.health.history.records import Isolation
-    from transom_cli.layout import RunDir
-    from transom_cli.slurm.port import Job, Slurm
     from transom_cli.submit.prepare import Prepared
 
 
@@ -34,7 +33,7 @@ def run(
     words: Annotated[
         list[str], typer.Argument(metavar="SCRIPT | -- COMMAND...", help="An sbatch script, or a command.")
     ],
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="Settings file of this run (TOML).")] = None,
+    file: SettingsFile = None,
     name: Annotated[str | None, typer.Option(help="Name of the run [default: run, or the script's name].")] = None,
     root: Root = None,
     cluster: Annotated[
@@ -62,12 +61,8 @@ def run(
         str | None,
         typer.Option(metavar="IMAGE", help="Container image for the training step (Apptainer, Singularity)."),
     ] = None,
-    auto_beat: Annotated[
-        bool | None, typer.Option("--auto-beat/--no-auto-beat", help="Send heartbeats without a change in the trainer.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see docs/settings.md.")
-    ] = None,
+    auto_beat: AutoBeat = None,
+    set_: Set = None,
     log_json: Annotated[
         bool | None, typer.Option("--log-json/--log-text", help="Write the operator's log as JSON lines, or as text.")
     ] = None,
@@ -153,19 +148,16 @@ def run(
 
 
 def attach(
-    run: Annotated[
-        str | None, typer.Argument(help="Run ID, name or path [default: the newest run].", autocompletion=run_ids)
-    ] = None,
+    run: Run = None,
     root: Root = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start an operator if there is none, and return.")] = False,
     foreground: Annotated[bool, typer.Option("--foreground", help="Run the operator in this process.")] = False,
     as_lines: Plain = False,
 ) -> None:
     """Watch a run. Start an operator if it has none."""
-    from transom_cli.cli.common import leaving, run_to_act_on
-    from transom_cli.config.run_settings import runs_root
+    from transom_cli.config.sources import runs_root
 
-    where = runs_root(root)
+    where = runs_root(root, os.environ)
     unanswered = leaving(where, run)
     found = run_to_act_on(where, run)
     if not detach:
@@ -400,7 +392,6 @@ def _next_operator_started(made: RunDir) -> bool:
 
 
 def _submit_operator(made: RunDir, settings: Settings, slurm: Slurm, *, new: bool) -> int:
-    from transom_cli.slurm.port import SlurmDenied, SlurmRefused
     from transom_cli.supervise.operator.job import give_up_unsubmitted, submit_operator
 
     try:
@@ -415,7 +406,6 @@ def _submit_operator(made: RunDir, settings: Settings, slurm: Slurm, *, new: boo
 
 
 def _print_job(job: Job) -> None:
-    from transom_cli.slurm.port import JobState
     from transom_cli.view.slurm_reasons import reason_message
 
     reason = f": {reason_message(job.reason)}" if job.state is JobState.PENDING and job.reason else ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from transom_cli.cli.options import examples
+from transom_cli.cli.options import Json, examples
 from transom_cli.errors import SlurmUnreachable, UsageError
 
 if TYPE_CHECKING:
@@ -135,9 +135,7 @@ def down(dir: Dir = None) -> None:
 
 
 @sandbox_app.command()
-def status(
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False, dir: Dir = None
-) -> None:
+def status(json_: Json = False, dir: Dir = None) -> None:
     """Show the daemons and the nodes. Exit code 12: the cluster is not up; 2: there is none."""
 
     seen = existing(dir).status()

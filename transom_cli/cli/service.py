@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom_cli.cli.options import examples
-from transom_cli.errors import NotPermitted, UsageError
+from transom_cli.cli.options import Json, examples
+from transom_cli.errors import NotPermitted, TransomError, UsageError
 
 if TYPE_CHECKING:
     from transom_cli.doctor.service import Host, Service
@@ -21,8 +21,6 @@ service_app = typer.Typer(
     help="Start the operator again after a reboot.",
     epilog=examples("service"),
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 @service_app.command()
@@ -107,7 +105,6 @@ def _service() -> Service:
 def _host() -> Host:
     from transom_cli.doctor.config import config_of
     from transom_cli.doctor.service import read_host
-    from transom_cli.errors import TransomError
     from transom_cli.slurm.runner import Runner
 
     try:

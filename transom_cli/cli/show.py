@@ -80,11 +80,10 @@ def _show(view: RunView, *, everything: bool, phases: bool) -> None:
     from transom_cli.view.terminal import NOTE, show, under_watch, width
     from transom_cli.view.text import line
 
-    watched = under_watch()
-    room = width(os.environ, watched=watched)
+    room = width()
     more = [(), *(line(text) for text in step_breakdown_lines(view, room))] if phases else []
     show([*screen(view, room, everything=everything), *more])
-    if watched:
+    if under_watch():
         print(NOTE.format(run=view.run_id), file=sys.stderr)
 
 
@@ -100,14 +99,14 @@ def show_overview() -> int:
     from transom_cli.config.sources import runs_root
     from transom_cli.view.list_reader import Wanted, read_list
     from transom_cli.view.runs import list_lines
-    from transom_cli.view.terminal import show, under_watch, width
+    from transom_cli.view.terminal import show, width
     from transom_cli.view.text import line, row
 
     where = runs_root(None, os.environ)
     runs = read_list(where, Wanted(), lambda message: print(f"warning: {message}", file=sys.stderr)).views
     active, ended = [one for one in runs if not one.over], [one for one in runs if one.over]
     if active:
-        found = [*list_lines(active, width(os.environ, watched=under_watch())), ()]
+        found = [*list_lines(active, width()), ()]
         found += [row("watch", f"transom top {active[0].run_id}"), row("output", f"transom logs {active[0].run_id}")]
     else:
         found = [line("No run is active." if ended else f"There are no runs in {where} yet."), ()]
@@ -135,7 +134,7 @@ def show_list(
     from transom_cli.plural import several, was
     from transom_cli.view.list_reader import Wanted, read_list
     from transom_cli.view.runs import list_lines, list_row
-    from transom_cli.view.terminal import show, under_watch, width
+    from transom_cli.view.terminal import show, width
 
     after = time.time() - duration(since, "--since") if since is not None else None
     wanted = Wanted(everything, states(state), after)
@@ -149,7 +148,7 @@ def show_list(
     if json_:
         print(json.dumps({"schema": 2, "earlier": found.earlier, "runs": [list_row(view) for view in found.views]}))
     elif found.views:
-        show(list_lines(found.views, width(os.environ, watched=under_watch())))
+        show(list_lines(found.views, width()))
     elif not wanted.newest:
         print(f"no matching runs in {where}; `transom list` shows the newest", file=sys.stderr)
     elif not found.unreadable:

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from transom_cli.cli.status import Json
+from transom_cli.cli.options import Json, SettingsFile
+from transom_cli.cli.run import assignment
 from transom_cli.cli.units import parameters
+from transom_cli.errors import UsageError
+from transom_cli.view.text import plain, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +50,6 @@ Queue = Annotated[float, typer.Option("--queue", min=0.0, help="Mean wait of a r
 Runs = Annotated[int, typer.Option("--runs", min=1, help="Simulated runs per row.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the first run.")]
 Workers = Annotated[int, typer.Option("-j", "--jobs", min=0, help="Processes; 0: one per core.")]
-SettingsFile = Annotated[Path | None, typer.Option("-f", "--file", help="Settings file of a run (TOML).")]
 
 
 def simulate(
@@ -143,8 +145,6 @@ def simulate(
 
 
 def _check(nodes: int, spares: int, fewest: int, pool: int) -> None:
-    from transom_cli.errors import UsageError
-
     if fewest > nodes:
         raise UsageError(f"--min-nodes is {fewest}", f"the training has {nodes} nodes")
     if 0 < pool < nodes + spares:
@@ -157,7 +157,6 @@ def _policies(
     nodes: int, days: float, costs: Costs, known: Hazard | Trace, files: Sequence[Path | None], what_if: Sequence[str]
 ) -> list[tuple[str, Settings, Scenario]]:
     """Return each settings file, or what --what-if changes, with its name."""
-    from transom_cli.cli.run import assignment
     from transom_cli.simulate.setup import ASSUMED, assume, scenario_of
 
     def one(name: str, path: Path | None, flags: dict[str, str]) -> tuple[str, Settings, Scenario]:
@@ -175,8 +174,6 @@ def _policies(
 
 def numbers(text: str, option: str) -> list[int]:
     """Read `0,2,4` or `1-100`."""
-    from transom_cli.errors import UsageError
-
     found: list[int] = []
     for part in text.split(","):
         low, dash, high = (word.strip() for word in part.partition("-"))
@@ -189,7 +186,6 @@ def numbers(text: str, option: str) -> list[int]:
 
 
 def read_known(failures: str) -> Trace | Hazard:
-    from transom_cli.errors import UsageError
     from transom_cli.simulate.model import Hazard
     from transom_cli.simulate.traces import read_failures
 
@@ -226,7 +222,6 @@ def print_result(
 ) -> None:
 
     from transom_cli.simulate.campaign import Summary
-    from transom_cli.view.text import plain, table
 
     if json_:
         rows = [

@@ -1,23 +1,11 @@
 """`transom status`, `transom top` and `transom list`."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from transom_cli.cli.options import run_ids
+from transom_cli.cli.options import Json, Plain, Root, Run
 from transom_cli.cli.show import show_list, show_status
-
-Run = Annotated[
-    str | None, typer.Argument(help="Run ID, name or path [default: the newest run].", autocompletion=run_ids)
-]
-Root = Annotated[  # readable=False: our own error says who may not read it
-    Path | None, typer.Option("--root", help="Folder that holds the run directories.", readable=False)
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Plain = Annotated[bool, typer.Option("--plain", help="Print one line per change until the run ends.")]
 
 
 def status(

@@ -1,7 +1,5 @@
 """Values that users write on the command line: durations, sizes, states of runs."""
 
-from __future__ import annotations
-
 import difflib
 import re
 

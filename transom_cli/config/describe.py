@@ -1,7 +1,5 @@
 """Describe all settings, for `docs/settings.md`, help texts and the loader's hints. Pure."""
 
-from __future__ import annotations
-
 import types
 import typing
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Problems of all layers are collected and reported in one UsageError. Pydantic co
 this module inside the function that needs it.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping

@@ -11,25 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-from transom_cli.config.validation import Line, Text, Texts, empty_as_unset, many
+from transom_cli.config.validation import Line, Text, Texts, empty_as_unset, many, matching, one_of, unique
 from transom_cli.notify.events import DEFAULT_KINDS, KINDS
 from transom_cli.notify.messages import FIELDS, Target, unknown_fields
 
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=%-]*(@[A-Za-z0-9][A-Za-z0-9.-]*)?")
 _SECRET_KEYS = ("url", "token", "headers", "webhook", "password")
 _OF_KIND = {"command": ("argv",), "mail": ("to", "sender", "program"), "slack": (), "webhook": ()}
-
-
-def _event(value: str) -> str:
-    if value not in KINDS:
-        raise ValueError(f"{value!r} is not an event; valid are {', '.join(KINDS)}")
-    return value
-
-
-def _address(value: str) -> str:
-    if not _ADDRESS.fullmatch(value):
-        raise ValueError(f"{value!r} is not a mail address such as ops@example.org")
-    return value
 
 
 def _template(value: str) -> str:
@@ -56,8 +44,9 @@ def _no_url(value: Any) -> Any:
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
 SecretsPath = Annotated[Path | None, BeforeValidator(empty_as_unset), BeforeValidator(_no_url)]
-Event = Annotated[str, AfterValidator(_event)]
-Address = Annotated[str, AfterValidator(_address)]
+Event = Annotated[str, one_of("an event", KINDS)]
+_NO_ADDRESS = "{!r} is not a mail address such as ops@example.org"
+Address = Annotated[str, matching(_ADDRESS, _NO_ADDRESS)]
 Program = Annotated[Texts, AfterValidator(_program), BeforeValidator(many)]
 
 
@@ -71,7 +60,7 @@ class TargetTable(BaseModel):
     events: Annotated[tuple[Event, ...], BeforeValidator(many)] = DEFAULT_KINDS
     argv: Program = ()
     to: Annotated[tuple[Address, ...], BeforeValidator(many)] = ()
-    sender: Annotated[str, AfterValidator(lambda text: _address(text) if text else text)] = ""
+    sender: Annotated[str, matching(re.compile(f"({_ADDRESS.pattern})?"), _NO_ADDRESS)] = ""
     program: Program = ("/usr/sbin/sendmail",)
     subject: Annotated[Line, AfterValidator(_template)] = ""
     text: Annotated[Text, AfterValidator(_template)] = ""
@@ -102,18 +91,10 @@ def unknown_target_key(key: str) -> str:
     return f"no such key; valid are {', '.join(TargetTable.model_fields)}"
 
 
-def _unique(targets: tuple[TargetTable, ...]) -> tuple[TargetTable, ...]:
-    names = [target.name for target in targets]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(
-            f"two targets have the name {', '.join(repr(n) for n in twice)}: their secrets are found by name"
-        )
-    return targets
-
-
 def _serialize(targets: tuple[TargetTable, ...]) -> list[dict[str, Any]]:
     return [target.model_dump(mode="json", exclude_unset=True) for target in targets]
 
 
-Targets = Annotated[tuple[TargetTable, ...], AfterValidator(_unique), PlainSerializer(_serialize)]
+Targets = Annotated[
+    tuple[TargetTable, ...], unique("targets", "their secrets are found by name"), PlainSerializer(_serialize)
+]

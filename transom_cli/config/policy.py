@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-from transom_cli.config.validation import many
+from transom_cli.config.validation import many, one_of, unique
 from transom_cli.core.diagnose import CAUSES
 from transom_cli.core.policy import ISOLATE, REQUEUE, ROLLBACK, STOP, SWAP, Rule, compiled
 from transom_cli.diagnose.clue import ODDITIES, Category, Silent, Trouble
@@ -24,16 +24,8 @@ _OF_FAILURES = (
     *("category", "cause", "exit_code", "signal", "slurm_state"),
     *("before_first_step", "first_attempt", "against_node", "repeats"),
 )
+_EVIDENCE = ("category", "cause", "pattern", "exit_code", "signal", "slurm_state", "reported")
 _ENDED = tuple(state.value for state in JobState if state.ended)
-
-
-def _one_of(what: str, valid: tuple[str, ...]) -> Any:
-    def check(value: str) -> str:
-        if value not in valid:
-            raise ValueError(f"{value!r} is not a {what}; valid are {', '.join(valid)}")
-        return value
-
-    return AfterValidator(check)
 
 
 def _seconds(value: Any) -> Any:
@@ -59,14 +51,14 @@ def _expression(value: str) -> str:
 
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-CategoryName = Annotated[str, _one_of("category", tuple(c.value for c in Category))]
-Cause = Annotated[str, _one_of("cause", CAUSES)]
-EndState = Annotated[str, _one_of("state in which Slurm ends a job", _ENDED)]
+CategoryName = Annotated[str, one_of("a category", tuple(c.value for c in Category))]
+Cause = Annotated[str, one_of("a cause", CAUSES)]
+EndState = Annotated[str, one_of("a state in which Slurm ends a job", _ENDED)]
 ExitCode = Annotated[int, Field(ge=1, le=255)]
 Signal = Annotated[int, Field(ge=1, le=64)]
 Expression = Annotated[str, AfterValidator(_expression)]
 ActionName = Literal["relaunch", "swap", "isolate", "requeue", "stop", "ignore", "rollback"]
-Odd = Annotated[str, _one_of("reported anomaly", ODDITIES)]
+Odd = Annotated[str, one_of("a reported anomaly", ODDITIES)]
 _OF_LOSS = tuple(trouble.value for trouble in Trouble)
 _ROLLED_BACK = (*_OF_LOSS, Silent.CORRUPTION.value)
 OneOrMany = BeforeValidator(many)
@@ -102,16 +94,7 @@ class RuleTable(BaseModel):
     def _whole(self) -> RuleTable:
         if self.budget is None and (self.within is not None or self.then is not None):
             raise ValueError(f"rule {self.name!r} has `within` or `then`, but no `budget`")
-        conditions = (
-            self.category,
-            self.cause,
-            self.pattern,
-            self.exit_code,
-            self.signal,
-            self.slurm_state,
-            self.reported,
-        )
-        if self.action == STOP and not any(conditions):
+        if self.action == STOP and not any(getattr(self, name) for name in _EVIDENCE):
             raise ValueError(
                 f"rule {self.name!r} stops the run for any failure, but a stop needs evidence: add a category, a "
                 "cause, a pattern, an exit code, a signal or a Slurm state; or use another action with a budget "
@@ -152,19 +135,11 @@ class RuleTable(BaseModel):
         return Rule(**{**self.model_dump(), "then": self.then or ""})
 
 
-def unique(rules: tuple[RuleTable, ...]) -> tuple[RuleTable, ...]:
-    names = [rule.name for rule in rules]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"two rules have the name {', '.join(repr(n) for n in twice)}: budgets are counted by name")
-    return rules
-
-
 def _serialize(rules: tuple[RuleTable, ...]) -> list[dict[str, Any]]:
     return [rule.model_dump(mode="json", exclude_defaults=True) for rule in rules]
 
 
-Rules = Annotated[tuple[RuleTable, ...], AfterValidator(unique), PlainSerializer(_serialize)]
+Rules = Annotated[tuple[RuleTable, ...], unique("rules", "budgets are counted by name"), PlainSerializer(_serialize)]
 
 
 def merge_named(above: Any, below: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,10 +84,3 @@ def checkpoints_of(run: RunDir, settings: Settings) -> Path:
 
 def stall_limits(settings: Settings) -> StallLimits:
     return StallLimits(**settings.detect.model_dump())
-
-
-def runs_root(explicit: Path | None = None) -> Path:
-    """Return the folder of the run directories: `explicit`, or what the settings say."""
-    from transom_cli.config import sources
-
-    return sources.runs_root(explicit, os.environ)

@@ -4,8 +4,6 @@
 else that this command does.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path

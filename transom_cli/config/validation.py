@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+_FLAG = re.compile(r"-.*")
 _MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -45,22 +46,37 @@ def not_nul(value: str) -> str:
     return value
 
 
-def slurm_time(value: str) -> str:
-    if not _TIME.fullmatch(value):
-        raise ValueError(f"{value!r} is not a Slurm time: minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S or UNLIMITED")
-    return value
+def matching(pattern: re.Pattern[str], message: str) -> AfterValidator:
+    """Accept texts of this form. message: with a place for the text."""
+
+    def check(value: str) -> str:
+        if not pattern.fullmatch(value):
+            raise ValueError(message.format(value))
+        return value
+
+    return AfterValidator(check)
 
 
-def slurm_memory(value: str) -> str:
-    if not _MEMORY.fullmatch(value):
-        raise ValueError(f'{value!r} is not a Slurm size: an integer and a unit, such as "64G" (0: all)')
-    return value
+def one_of(what: str, valid: Collection[str]) -> AfterValidator:
+    def check(value: str) -> str:
+        if value not in valid:
+            raise ValueError(f"{value!r} is not {what}; valid are {', '.join(valid)}")
+        return value
+
+    return AfterValidator(check)
 
 
-def sbatch_flag(value: str) -> str:
-    if not value.startswith("-"):
-        raise ValueError(f'{value!r} is not a flag: each entry is one complete flag, such as "--switches=1"')
-    return value
+def unique(what: str, why: str) -> AfterValidator:
+    """Accept tables with names if all names differ."""
+
+    def check(tables: tuple[Any, ...]) -> tuple[Any, ...]:
+        names = [table.name for table in tables]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two {what} have the name {', '.join(repr(n) for n in twice)}: {why}")
+        return tables
+
+    return AfterValidator(check)
 
 
 def variables(value: dict[str, str]) -> dict[str, str]:
@@ -112,19 +128,20 @@ def empty_as_unset(value: Any) -> Any:
 
 Text = Annotated[str, AfterValidator(not_nul)]
 Line = Annotated[str, AfterValidator(one_line)]
-Flag = Annotated[str, AfterValidator(one_line), AfterValidator(sbatch_flag)]
+Flag = Annotated[
+    str,
+    AfterValidator(one_line),
+    matching(_FLAG, '{!r} is not a flag: each entry is one complete flag, such as "--switches=1"'),
+]
 OptionalLine = Annotated[Line | None, BeforeValidator(empty_as_unset)]
 Share = Annotated[Annotated[str, AfterValidator(shared_with)] | None, BeforeValidator(empty_as_unset)]
-OptionalTime = Annotated[
-    Annotated[str, AfterValidator(slurm_time)] | None,
-    BeforeValidator(empty_as_unset),
-    BeforeValidator(number_as_text),
+Time = Annotated[
+    str,
+    matching(_TIME, "{!r} is not a Slurm time: minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S or UNLIMITED"),
 ]
-OptionalMemory = Annotated[
-    Annotated[str, AfterValidator(slurm_memory)] | None,
-    BeforeValidator(empty_as_unset),
-    BeforeValidator(number_as_text),
-]
+Memory = Annotated[str, matching(_MEMORY, '{!r} is not a Slurm size: an integer and a unit, such as "64G" (0: all)')]
+OptionalTime = Annotated[Time | None, BeforeValidator(empty_as_unset), BeforeValidator(number_as_text)]
+OptionalMemory = Annotated[Memory | None, BeforeValidator(empty_as_unset), BeforeValidator(number_as_text)]
 OptionalText = Annotated[Text | None, BeforeValidator(empty_as_unset)]
 Texts = tuple[Text, ...]
 Lines = tuple[Line, ...]

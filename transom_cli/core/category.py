@@ -4,8 +4,6 @@ A run's own evidence names a cause (how it ended) and a line of a log; here both
 is no failure: an attempt that was left on purpose.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from transom_cli.diagnose.clue import Category

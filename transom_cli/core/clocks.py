@@ -4,8 +4,6 @@ A rank's wrapper records the end on its node's monotonic clock, which no time zo
 launcher measures how far that clock is from its own, and how exactly it knows that: half the time of a round trip.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 

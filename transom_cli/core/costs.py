@@ -4,8 +4,6 @@ A node-second is lost while a node of the run does not train: since it is not th
 that were not saved. The estimate uses what this run has measured, and for how long jobs of its partition waited.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from transom_cli.plural import several
@@ -22,21 +20,18 @@ Waits = tuple[tuple[int, float], ...]  # nodes of a job, and seconds for which i
 class Situation:
     """Measured when a launch has failed and its nodes are known. Times are in seconds.
 
-    nodes: that the run had. smaller: on which it could continue now; 0: it cannot. startup: from the order to start a
-    launch to its first step. repeated: of training that was not saved. queued: for which jobs with as many nodes as the
-    run waited, and missing: as the missing nodes; None: unknown. jobs: how many jobs these are. left: until the time
-    limit; None: unknown. top_up: the run asks Slurm for the missing nodes meanwhile.
+    queued: for which jobs with as many nodes as the run waited, and missing: as the missing nodes; None: unknown.
     """
 
-    nodes: int
-    smaller: int
-    startup: float
-    repeated: float
+    nodes: int  # that the run had
+    smaller: int  # on which it could continue now; 0: it cannot
+    startup: float  # from the order to start a launch to its first step
+    repeated: float  # of training that was not saved
     queued: float | None = None
     missing: float | None = None
-    jobs: int = 0
-    left: float | None = None
-    top_up: bool = False
+    jobs: int = 0  # how many jobs these are
+    left: float | None = None  # until the time limit; None: unknown
+    top_up: bool = False  # the run asks Slurm for the missing nodes meanwhile
 
     @property
     def words(self) -> str:

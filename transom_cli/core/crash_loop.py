@@ -4,8 +4,6 @@ The policy ends such a loop (`repeats` in a rule), and every screen names it: be
 would look healthy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -23,14 +21,11 @@ _LINE = 160  # characters of the root cause line
 
 @dataclass(frozen=True)
 class CrashLoop:
-    """count: failures in a row. step: the newest step that any of these starts reached. ends_at: the count at which
-    the policy ends the run; 0: only the restart budget ends it. first: ID of the first incident."""
-
-    count: int
-    step: int
+    count: int  # failures in a row
+    step: int  # the newest step that any of these starts reached
     line: str
-    first: str
-    ends_at: int = 0
+    first: str  # ID of the first incident
+    ends_at: int = 0  # the count at which the policy ends the run; 0: only the restart budget ends it
 
 
 def reached(incident: Incident) -> tuple[int, bool]:

@@ -3,8 +3,6 @@
 `transom advise` recommends by it. No run changes a limit by itself.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,16 +16,13 @@ class Stakes:
 
     Attributes:
         healthy, faulty: Cases per day: such as steps, and hangs.
-        false: An alarm about a healthy case.
-        missed: A fault that raises no alarm.
-        delay: A fault, per unit of the limit that it has to exceed first.
     """
 
     healthy: float
     faulty: float
-    false: float
-    missed: float = 0.0
-    delay: float = 0.0
+    false: float  # an alarm about a healthy case
+    missed: float = 0.0  # a fault that raises no alarm
+    delay: float = 0.0  # a fault, per unit of the limit that it has to exceed first
 
 
 @dataclass(frozen=True)

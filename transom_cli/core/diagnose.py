@@ -5,8 +5,6 @@ slurmd failed two probes or a check has proven a fault of it; a check's suspicio
 same node, excludes it for a while.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -68,24 +66,19 @@ _ENDINGS = {
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a diagnosis needs to know of the run around an incident.
+    """What a diagnosis needs to know of the run around an incident."""
 
-    nodes: of the job. idle: those of them that carry no rank. launched: the training step was started. step: the newest
-    of this attempt. max_step: of the run. durable: the newest checkpoint's step. starts: how often the job was started
-    again. taken: what was decided in earlier attempts.
-    """
-
-    nodes: tuple[str, ...] = ()
-    idle: tuple[str, ...] = ()
-    launched: bool = False
-    step: int = -1
-    max_step: int = -1
-    durable: int = -1
-    starts: int = 0
+    nodes: tuple[str, ...] = ()  # of the job
+    idle: tuple[str, ...] = ()  # those of them that carry no rank
+    launched: bool = False  # the training step was started
+    step: int = -1  # the newest of this attempt
+    max_step: int = -1  # of the run
+    durable: int = -1  # the newest checkpoint's step
+    starts: int = 0  # how often the job was started again
     slurm_reason: str = ""
     batch_host: str = ""
     incidents: tuple[Incident, ...] = ()
-    taken: tuple[Taken, ...] = ()
+    taken: tuple[Taken, ...] = ()  # what was decided in earlier attempts
     rules: tuple[Rule, ...] = ()
 
 

@@ -3,8 +3,6 @@
 Events are the core's only input, so an event holds everything that the core needs. The journal holds the events.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transom_cli.core.costs import Situation
@@ -13,16 +11,13 @@ from transom_cli.core.node_hazard import Hazard
 
 @dataclass(frozen=True)
 class Decided:
-    """What a rule decided about a failure.
+    """What a rule decided about a failure."""
 
-    rule: "" where no rule decided. words: which rule and why, for a person; "" where that is no news.
-    """
-
-    rule: str = ""
+    rule: str = ""  # "" where no rule decided
     action: str = ""
     category: str = ""
     fingerprint: str = ""
-    words: str = ""
+    words: str = ""  # which rule and why, for a person; "" where that is no news
 
 
 UNDECIDED = Decided()
@@ -53,7 +48,6 @@ class RankExit:
     """How one rank's process ended, as its own wrapper saw it.
 
     wall: for order alone; on that node's clock, or within `error` seconds on the launcher's (`core.clocks`).
-    mono: on that node's monotonic clock, if known.
     """
 
     rank: int
@@ -63,7 +57,7 @@ class RankExit:
     wall: float = 0.0
     step: int = -1
     since_start: bool = False  # `step` counts the steps since the process started
-    mono: float | None = None
+    mono: float | None = None  # on that node's monotonic clock, if known
     error: float | None = None
 
     @property
@@ -109,23 +103,19 @@ class NodeFault:
 class Stall:
     """The ranks make no step any more.
 
-    step: the last one that all ranks have done. seconds: since it, longer than the learned `limit`. culprits: the ranks
-    that stand out, see `core.stall`. nodes: where these are. overdue: nodes whose own table is late: nobody sees
-    what is on them. unseen: all ranks that do not step are on such nodes. stopped: the process of a rank is stopped,
-    which is more than a silence, also for a trainer that reports no steps. paused: a silence that this run came back
-    from, if the limit follows from it. early: the limit is wider, since the first step may be followed by compilations.
+    stopped: the process of a rank is stopped, which is more than a silence, also for a trainer that reports no steps.
     """
 
-    step: int
-    seconds: float
+    step: int  # the last one that all ranks have done
+    seconds: float  # since it, longer than the learned `limit`
     limit: float
-    culprits: tuple[int, ...] = ()
-    nodes: tuple[str, ...] = ()
-    overdue: tuple[str, ...] = ()
-    unseen: bool = False
+    culprits: tuple[int, ...] = ()  # the ranks that stand out, see `core.stall`
+    nodes: tuple[str, ...] = ()  # where these are
+    overdue: tuple[str, ...] = ()  # nodes whose own table is late: nobody sees what is on them
+    unseen: bool = False  # all ranks that do not step are on such nodes
     stopped: bool = False
-    paused: float = 0.0
-    early: bool = False
+    paused: float = 0.0  # a silence that this run came back from, if the limit follows from it
+    early: bool = False  # the limit is wider, since the first step may be followed by compilations
 
     @property
     def words(self) -> str:
@@ -164,24 +154,16 @@ class Submitted(Event):
 
 @dataclass(frozen=True)
 class SubmissionAnswered(Event):
-    """sbatch has answered a submission of action `key` with a job's id. 0: it was sent, and its answer was lost.
-
-    number: of the submission among those of this action, from 1.
-    """
+    """sbatch has answered a submission of action `key` with a job's id. 0: it was sent, and its answer was lost."""
 
     key: str
     job_id: int
-    number: int = 1
+    number: int = 1  # of the submission among those of this action, from 1
 
 
 @dataclass(frozen=True)
 class JobSeen(Event):
-    """The job as Slurm reports it. `state` is a JobState name; `reason` is Slurm's own reason.
-
-    succeeds: the job that was ours, where its launcher, alone, has submitted this one as its successor.
-    held_why: the launcher's reason, where it was the launcher that holds the job. by_launcher: the launcher, alone, has
-    requeued it. suspended_at: when Slurm last suspended or resumed it, in Slurm's own words; "" if it never did.
-    """
+    """The job as Slurm reports it. `state` is a JobState name; `reason` is Slurm's own reason."""
 
     job_id: int
     restarts: int
@@ -194,10 +176,10 @@ class JobSeen(Event):
     exit_code: int | None = None
     exit_signal: int | None = None
     lost_nodes: tuple[str, ...] = ()  # nodes of this run's last attempt that Slurm itself calls down or draining
-    succeeds: int = 0
-    held_why: str = ""
-    by_launcher: bool = False
-    suspended_at: str = ""
+    succeeds: int = 0  # the job that was ours, where its launcher, alone, has submitted this one as its successor
+    held_why: str = ""  # the launcher's reason, where it was the launcher that holds the job
+    by_launcher: bool = False  # the launcher, alone, has requeued it
+    suspended_at: str = ""  # when Slurm last suspended or resumed it, in Slurm's own words; "" if it never did
 
     @property
     def ended(self) -> bool:
@@ -234,21 +216,17 @@ class SlurmBack(Event):
 
 @dataclass(frozen=True)
 class LaunchSeen(Event):
-    """The launcher started the training step on `nodes`; `idle` are the allocation's others: spares, given up.
-
-    succeeds: as in JobSeen. faults: what checks found against idle nodes, so that they carry no rank.
-    job_step: the name of the user's job step, "" if the job has only one. checkpoints: its folder, "": as set.
-    """
+    """The launcher started the training step on `nodes`; `idle` are the allocation's others: spares, given up."""
 
     attempt: str
     launch: int
     nodes: tuple[str, ...]
     world_size: int
     idle: tuple[str, ...] = ()
-    succeeds: int = 0
-    faults: tuple[NodeFault, ...] = ()
-    job_step: str = ""
-    checkpoints: str = ""
+    succeeds: int = 0  # as in JobSeen
+    faults: tuple[NodeFault, ...] = ()  # what checks found against idle nodes, so that they carry no rank
+    job_step: str = ""  # the name of the user's job step, "" if the job has only one
+    checkpoints: str = ""  # its folder, "": as set
 
 
 @dataclass(frozen=True)
@@ -263,25 +241,21 @@ class JobStepDone(Event):
 class RecoverySeen(Event):
     """The launcher handles a fault inside the allocation.
 
-    what: seen, evidence, examined, diagnosed, swapped (`nodes` carry no rank any more), rolled_back or recovered.
-    decided: what the launcher's policy made of it, which is the operator's too. durable: where the training was set
-    back, the newest step that it can continue from. step: with a diagnosis, the newest step that the ranks had done, by
-    their own exit records too; -1: unknown. since_start: it counts from the processes' start. situation: when a run
-    shrinks, from which `costs.comparison` makes `words`.
+    step: with a diagnosis, the newest step that the ranks had done, by their own exit records too; -1: unknown.
     """
 
     attempt: str
     incident: str  # the launcher's own name for it
-    what: str
+    what: str  # seen, evidence, examined, diagnosed, swapped (`nodes` carry no rank any more), rolled_back or recovered
     words: str
     cause: str = ""
     nodes: tuple[str, ...] = ()
     faults: tuple[NodeFault, ...] = ()  # of nodes that checks found faulty
-    decided: Decided = UNDECIDED
-    durable: int | None = None
+    decided: Decided = UNDECIDED  # what the launcher's policy made of it, which is the operator's too
+    durable: int | None = None  # where the training was set back, the newest step that it can continue from
     step: int = -1
-    since_start: bool = False
-    situation: Situation | None = None
+    since_start: bool = False  # it counts from the processes' start
+    situation: Situation | None = None  # when a run shrinks, from which `costs.comparison` makes `words`
 
 
 @dataclass(frozen=True)
@@ -290,11 +264,8 @@ class OutcomeSeen(Event):
 
     left: on purpose, to continue in another attempt; cause: time_limit, maintenance, isolated_nodes or preflight.
     cause: "hang" when the launcher ended ranks that no longer stepped; then suspects names the nodes that stood out.
-    durable: the newest checkpoint's step as the launcher knew it, or -1. step: the newest step of this attempt, or -1.
     blamed: nodes of the allocation that should carry no rank of the next attempt, for all that the launcher knows.
     taken: what its policy decided in this attempt; the times are seconds before this outcome, below zero.
-    since_start: the steps count from the start of the processes: `step` is the most that one launch has made.
-    job_step: as in LaunchSeen.
     """
 
     attempt: str
@@ -305,13 +276,13 @@ class OutcomeSeen(Event):
     nodes: tuple[str, ...] = ()
     cause: str = ""
     suspects: tuple[str, ...] = ()
-    durable: int = -1
+    durable: int = -1  # the newest checkpoint's step as the launcher knew it, or -1
     blamed: tuple[str, ...] = ()
-    step: int = -1
+    step: int = -1  # the newest step of this attempt, or -1
     faults: tuple[NodeFault, ...] = ()  # what checks found against nodes: before the first launch, or beside one
     taken: tuple[Taken, ...] = ()
-    since_start: bool = False
-    job_step: str = ""
+    since_start: bool = False  # steps count from the start of the processes: `step` is the most of one launch
+    job_step: str = ""  # as in LaunchSeen
 
 
 @dataclass(frozen=True)
@@ -345,14 +316,11 @@ class StallEnded(Event):
 
 @dataclass(frozen=True)
 class StepSeen(Event):
-    """The highest step that every rank has reached: the first of an attempt, then one line a minute.
-
-    since_start: it counts from the start of the processes, as automatic heartbeats do.
-    """
+    """The highest step that every rank has reached: the first of an attempt, then one line a minute."""
 
     attempt: str
     step: int
-    since_start: bool = False
+    since_start: bool = False  # it counts from the start of the processes, as automatic heartbeats do
 
 
 @dataclass(frozen=True)
@@ -364,14 +332,13 @@ class CheckpointSeen(Event):
 
 @dataclass(frozen=True)
 class SavesSeen(Event):
-    """The training's saves fail, or do so no longer. failed: in a row, 0: the last was good. step: of the last that
-    failed. good: the step of the newest good one, -1: none."""
+    """The training's saves fail, or do so no longer."""
 
     attempt: str
-    failed: int
-    step: int = -1
+    failed: int  # in a row, 0: the last was good
+    step: int = -1  # of the last that failed
     why: str = ""
-    good: int = -1
+    good: int = -1  # the step of the newest good one, -1: none
 
 
 @dataclass(frozen=True)
@@ -404,18 +371,16 @@ class OtherExclusion:
 class Isolated(Event):
     """A node is kept away from the run: `how` is drained or excluded.
 
-    others: as the shared history has them. hazard: the published one, updated by the user's own nodes; None if their
-    history could not be read. elsewhere: how often the node was at fault in the user's other runs, within
-    `node_hazard.RECENT`.
+    hazard: the published one, updated by the user's own nodes; None if their history could not be read.
     """
 
     key: str
     node: str
     how: str
     detail: str
-    others: tuple[OtherExclusion, ...] = ()
+    others: tuple[OtherExclusion, ...] = ()  # as the shared history has them
     hazard: Hazard | None = None
-    elsewhere: int = 0
+    elsewhere: int = 0  # how often the node was at fault in the user's other runs, within `node_hazard.RECENT`
 
 
 @dataclass(frozen=True)
@@ -484,14 +449,11 @@ class ResumeRequested(Event):
 
 @dataclass(frozen=True)
 class Resumed(Event):
-    """A person continues a run that is over, in a new job.
-
-    num_nodes: of the job, with spares; 0: as before. fewest: as in `Request`.
-    """
+    """A person continues a run that is over, in a new job."""
 
     who: str
-    num_nodes: int = 0
-    fewest: int = 0
+    num_nodes: int = 0  # of the job, with spares; 0: as before
+    fewest: int = 0  # as in `Request`
 
 
 @dataclass(frozen=True)

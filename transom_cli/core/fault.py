@@ -3,8 +3,6 @@
 Screens, notifications and the report use these words, so that a person recognises the incident everywhere.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,12 +38,10 @@ _NODE = re.compile(r"([^:]* (?:lost|silent)): (.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Fault:
-    """title: what broke. nodes: at fault. evidence: one line, or "" if the title has it. done: isolation or repair."""
-
-    title: str
-    nodes: tuple[str, ...] = ()
-    evidence: str = ""
-    done: str = ""
+    title: str  # what broke
+    nodes: tuple[str, ...] = ()  # at fault
+    evidence: str = ""  # one line, or "" if the title has it
+    done: str = ""  # isolation or repair
 
     @property
     def line(self) -> str:

@@ -131,20 +131,16 @@ class Mark:
 
 @dataclass(frozen=True)
 class Sign:
-    """A sign of trouble in the present attempt.
-
-    hang: the ranks stopped stepping (a hang, or a death that nobody reported). suspects: nodes that it points at.
-    ended: the Slurm state in which the job ended, with its exit code.
-    """
+    """A sign of trouble in the present attempt."""
 
     at: float
     words: str
-    suspects: tuple[str, ...] = ()
-    hang: bool = False
+    suspects: tuple[str, ...] = ()  # nodes that it points at
+    hang: bool = False  # the ranks stopped stepping (a hang, or a death that nobody reported)
     stall: Stall | None = None
     outcome: OutcomeSeen | None = None
     faults: tuple[NodeFault, ...] = ()
-    ended: str = ""
+    ended: str = ""  # the Slurm state in which the job ended, with its exit code
     exit_code: int | None = None
 
 

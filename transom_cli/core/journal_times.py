@@ -1,7 +1,5 @@
 """Moments of a run that its state does not keep, collected from the operator's journal event by event. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transom_cli.core import events as ev
@@ -13,24 +11,16 @@ _MANY = 64  # steps that are kept before the old ones are dropped
 
 @dataclass
 class JournalTimes:
-    """Moments from the journal (Unix time); None: unknown.
+    """Moments from the journal (Unix time); None: unknown."""
 
-    Attributes:
-        begun: The first event.
-        durable: When the newest checkpoint on disk was seen; `durable_step` is its step.
-        attempt: The current attempt, which the following fields describe.
-        running: When Slurm started it.
-        launched: When its newest launch was seen.
-        steps: (time, step) since its last launch: at least those of the last `RECENT` seconds.
-    """
-
-    begun: float | None = None
+    begun: float | None = None  # the first event
     submitted: float | None = None
     durable_step: int = -1
-    durable: float | None = None
-    attempt: str = ""
-    running: float | None = None
-    launched: float | None = None
+    durable: float | None = None  # when the newest checkpoint on disk was seen; `durable_step` is its step
+    attempt: str = ""  # the current attempt, which the following fields describe
+    running: float | None = None  # when Slurm started it
+    launched: float | None = None  # when its newest launch was seen
+    # (time, step) since its last launch: at least those of the last `RECENT` seconds
     steps: tuple[tuple[float, int], ...] = ()
 
     def hear(self, event: ev.Event, attempt: str) -> None:

@@ -4,8 +4,6 @@ A fingerprint is the same for one failure wherever and whenever it happens. Numb
 names are masked. A number that names the fault itself (an Xid, an error code, a signal) is kept.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from functools import lru_cache

@@ -22,15 +22,12 @@ RECENT = 30 * DAY  # earlier failures of a node count for so long
 
 @dataclass(frozen=True)
 class Use:
-    """A node was in use from `begin` to `end` seconds after a return. failed: it failed at the end.
-
-    recent: How many failures it had had within `RECENT`, before the one from which it returned.
-    """
+    """A node was in use from `begin` to `end` seconds after a return."""
 
     end: float
-    failed: bool
+    failed: bool  # it failed at the end
     begin: float = 0.0
-    recent: int = 0
+    recent: int = 0  # how many failures it had had within `RECENT`, before the one from which it returned
 
 
 @dataclass(frozen=True)
@@ -39,13 +36,12 @@ class Hazard:
 
     Attributes:
         failures, seconds: Failures and seconds of use in each period of `ENDS`.
-        base: Failures per second of nodes without an outage.
-        repeats: (failures, failures expected at the rates of all) after 0, 1, and 2 or more recent failures.
     """
 
     failures: tuple[float, ...]
     seconds: tuple[float, ...]
-    base: float
+    base: float  # failures per second of nodes without an outage
+    # (failures, failures expected at the rates of all) after 0, 1, and 2 or more recent failures
     repeats: tuple[tuple[float, float], ...] = ((0.0, 0.0),) * 3
 
     def updated(self, uses: Iterable[Use]) -> Hazard:

@@ -9,8 +9,6 @@ The cost of a pair is what was measured, or else the median of measured pairs wh
 grows with that height. With neither measurements nor switches there is no reason to leave Slurm's order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -39,11 +37,9 @@ class Network:
 
 @dataclass(frozen=True)
 class Placement:
-    """order: the nodes that carry ranks. spares: the others, nearest first. words: "" if Slurm's order stays."""
-
-    order: tuple[str, ...]
-    spares: tuple[str, ...] = ()
-    words: str = ""
+    order: tuple[str, ...]  # the nodes that carry ranks
+    spares: tuple[str, ...] = ()  # the others, nearest first
+    words: str = ""  # "" if Slurm's order stays
 
 
 class Costs:

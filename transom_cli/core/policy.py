@@ -5,8 +5,6 @@ fits: what the evidence itself speaks for. A rule can ask for less than the evid
 keeps away the nodes that the evidence is against, and drains the proven ones, within the cap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,41 +26,32 @@ _LINE = 200  # characters of a root cause line that are quoted
 class Rule:
     """A rule of the policy table. All conditions must hold; an empty condition always holds.
 
-    category: any of these (`diagnose.clue.Category`). cause: any of `core.diagnose.CAUSES`. pattern: an RE2 expression
-    that the root cause line contains. exit_code, signal: of the rank that died first, or of the job. slurm_state: in
-    which the job ended. before_first_step: no rank of the run has made a step. first_attempt: the job's first start.
-    against_node: the evidence allows isolating a node. repeats: the failure has happened this often in a row, and no
-    start got past the same step.
-
     reported: any of these anomalies of a training that still steps. A rule with this condition matches no failure, and
-    a rule without it matches no anomaly. lasting: the anomaly has lasted this many seconds. skip_batches: whether a
-    rollback skips the batches of the bad steps.
-
+    a rule without it matches no anomaly.
     budget: how often the action may be taken for one fingerprint within `within` seconds (None: in the whole run).
-    Then `then` is taken, or, without it, the next rule that matches decides. scope: whether the budget is counted for
-    the job or for each node. source: the file that the rule comes from.
+    Then `then` is taken, or, without it, the next rule that matches decides.
     """
 
     name: str
     action: str
-    category: tuple[str, ...] = ()
-    cause: tuple[str, ...] = ()
-    pattern: str = ""
-    exit_code: tuple[int, ...] = ()
+    category: tuple[str, ...] = ()  # any of these (`diagnose.clue.Category`)
+    cause: tuple[str, ...] = ()  # any of `core.diagnose.CAUSES`
+    pattern: str = ""  # an RE2 expression that the root cause line contains
+    exit_code: tuple[int, ...] = ()  # of the rank that died first, or of the job
     signal: tuple[int, ...] = ()
-    slurm_state: tuple[str, ...] = ()
-    before_first_step: bool | None = None
-    first_attempt: bool | None = None
-    against_node: bool | None = None
-    repeats: int = 0
+    slurm_state: tuple[str, ...] = ()  # in which the job ended
+    before_first_step: bool | None = None  # no rank of the run has made a step
+    first_attempt: bool | None = None  # the job's first start
+    against_node: bool | None = None  # the evidence allows isolating a node
+    repeats: int = 0  # the failure has happened this often in a row, and no start got past the same step
     reported: tuple[str, ...] = ()
-    lasting: float = 0.0
-    skip_batches: bool = True
-    scope: str = JOB
+    lasting: float = 0.0  # the anomaly has lasted this many seconds
+    skip_batches: bool = True  # whether a rollback skips the batches of the bad steps
+    scope: str = JOB  # whether the budget is counted for the job or for each node
     budget: int | None = None
     within: float | None = None
     then: str = ""
-    source: str = ""
+    source: str = ""  # the file that the rule comes from
 
 
 @dataclass(frozen=True)

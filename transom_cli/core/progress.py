@@ -34,15 +34,12 @@ class Counted:
 
 @dataclass(frozen=True)
 class OwnCheckpoint:
-    """The trainer's own newest checkpoint, which transom does not read.
+    """The trainer's own newest checkpoint, which transom does not read."""
 
-    path: from the job's directory, if it is below it. changed: Unix time.
-    """
-
-    path: str
+    path: str  # from the job's directory, if it is below it
     step: int
     sealed: bool
-    changed: float
+    changed: float  # Unix time
 
 
 @dataclass(frozen=True)

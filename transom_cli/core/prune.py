@@ -1,58 +1,41 @@
 """Chooses what `transom prune` removes. Pure: the command reads what is there, and removes what was chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run directory of ours that could be removed.
-
-    Attributes:
-        ended: When the run ended (Unix time).
-        size: Bytes of the whole directory, with its checkpoints.
-        checkpoints: (step, bytes) of the checkpoints in the directory that are complete, oldest first.
-        removable: False keeps it, whatever the limits are.
-    """
+    """A run directory of ours that could be removed."""
 
     run_id: str
-    ended: float
-    size: int
+    ended: float  # when the run ended (Unix time)
+    size: int  # bytes of the whole directory, with its checkpoints
+    # (step, bytes) of the checkpoints in the directory that are complete, oldest first
     checkpoints: tuple[tuple[int, int], ...] = ()
-    removable: bool = True
+    removable: bool = True  # False keeps it, whatever the limits are
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What to remove. A run is old enough if each limit on age and number that is given says so.
+    """What to remove. A run is old enough if each limit on age and number that is given says so."""
 
-    Attributes:
-        ended_before: Only runs that ended before this (Unix time).
-        newest: The newest runs that are never removed.
-        size: Bytes: of the runs that may be removed, the oldest ones until all of ours take no more than this.
-        last_checkpoints: Also the last checkpoint of a run.
-    """
-
-    ended_before: float | None = None
-    newest: int | None = None
+    ended_before: float | None = None  # only runs that ended before this (Unix time)
+    newest: int | None = None  # the newest runs that are never removed
+    # bytes: of the runs that may be removed, the oldest ones until all of ours take no more than this
     size: int | None = None
-    last_checkpoints: bool = False
+    last_checkpoints: bool = False  # also the last checkpoint of a run
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What to remove of a run: the steps of these checkpoints, or with `whole` the directory.
-
-    freed: Bytes. last: The step of its last checkpoint, which stays or goes with the directory; None if it has none.
-    """
+    """What to remove of a run: the steps of these checkpoints, or with `whole` the directory."""
 
     run_id: str
     whole: bool
     steps: tuple[int, ...]
-    freed: int
-    last: int | None
+    freed: int  # bytes
+    last: int | None  # the step of its last checkpoint, which stays or goes with the directory; None if it has none
 
 
 def choose(runs: Sequence[StoredRun], limits: Limits, other_bytes: int = 0) -> tuple[Removal, ...]:

@@ -13,18 +13,15 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Mark:
-    """After `step`, the samples up to `position` were used, counted from the start of the training.
+    """After `step`, the samples up to `position` were used, counted from the start of the training."""
 
-    launch: its attempt and number, as in `7.0.1`. size: samples in an epoch. order: what else decides it, in words.
-    """
-
-    launch: str
+    launch: str  # its attempt and number, as in `7.0.1`
     step: int
     position: int
     global_batch: int
-    size: int
+    size: int  # samples in an epoch
     world: int
-    order: str = ""
+    order: str = ""  # what else decides it, in words
 
 
 @dataclass(frozen=True)
@@ -44,17 +41,14 @@ class Steps:
 
 @dataclass(frozen=True)
 class Proof:
-    """kept: steps in their order. undone: steps that later launches replaced. size: samples in an epoch.
+    """repeated, omitted: ranges of positions, first to before last."""
 
-    repeated, omitted: ranges of positions, first to before last. broken: why nothing is proven, or "".
-    """
-
-    kept: tuple[Steps, ...] = ()
-    undone: tuple[Steps, ...] = ()
+    kept: tuple[Steps, ...] = ()  # steps in their order
+    undone: tuple[Steps, ...] = ()  # steps that later launches replaced
     repeated: tuple[tuple[int, int], ...] = ()
     omitted: tuple[tuple[int, int], ...] = ()
-    size: int = 0
-    broken: str = ""
+    size: int = 0  # samples in an epoch
+    broken: str = ""  # why nothing is proven, or ""
 
     @property
     def exact(self) -> bool:

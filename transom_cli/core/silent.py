@@ -36,24 +36,23 @@ class Guarded:
 
 @dataclass(frozen=True)
 class Doubt:
-    """A finding. clean: the newest step proven clean before it. nodes: of `ranks`, the ranks that differ.
+    """A finding.
 
-    repeat: what ranks repeat of the step, in their own numbers. equal: step, turn and digest of comparisons before it,
-    by which ranks see whether the training is deterministic.
+    equal: step, turn and digest of comparisons before it, by which ranks see whether the training is deterministic.
     """
 
     launch: int
     step: int
-    clean: int
+    clean: int  # the newest step proven clean before it
     kind: str
     item: str
     words: str
     ranks: tuple[int, ...]
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # of `ranks`, the ranks that differ
     placed: tuple[tuple[int, str], ...]  # every rank's node
     majority: bool = True
     digests: tuple[str, ...] = ()  # of each rank, if replicas differ
-    repeat: int = 0
+    repeat: int = 0  # what ranks repeat of the step, in their own numbers
     equal: tuple[tuple[int, int, int], ...] = ()
 
     def node_of(self, rank: int) -> str:
@@ -62,13 +61,11 @@ class Doubt:
 
 @dataclass(frozen=True)
 class Found:
-    """what: one of `diagnose.clue.Silent`. before: the newest clean step; -1: the present state is clean."""
-
-    what: Silent
+    what: Silent  # one of `diagnose.clue.Silent`
     step: int
     nodes: tuple[str, ...]
     words: str
-    before: int = -1
+    before: int = -1  # the newest clean step; -1: the present state is clean
 
     @property
     def clue(self) -> Clue:
@@ -79,10 +76,8 @@ class Found:
 
 @dataclass(frozen=True)
 class SilentState:
-    """open: the doubt that a repetition will settle. waited: readings since a doubt of this launch was first seen."""
-
-    open: Doubt | None = None
-    waited: int = 0
+    open: Doubt | None = None  # the doubt that a repetition will settle
+    waited: int = 0  # readings since a doubt of this launch was first seen
     judged: int = -1  # the newest launch in which a doubt was judged
     verdict: str = ""  # and how
     unsettled: int = 0  # doubts in a row that nothing settled

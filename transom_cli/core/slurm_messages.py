@@ -4,8 +4,6 @@ srun's messages reach the launcher at once. A file written by the rank wrapper m
 or never (a node that does not see the run directory).
 """
 
-from __future__ import annotations
-
 import re
 
 from transom_cli.core.events import RankExit

@@ -10,8 +10,6 @@ innermost frame first. A line that is none of these is left out: a dump may be c
 trainer's own.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

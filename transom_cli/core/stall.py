@@ -23,8 +23,6 @@ Ranks that have finished, and those whose agent ended in order, are not judged. 
 while others have some: in many trainers only rank 0 reports. A heartbeat with an old step number is a sign of life too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

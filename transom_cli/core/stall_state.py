@@ -1,7 +1,5 @@
 """Types of the stall detector (`core.stall`): limits, findings and state."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -92,10 +90,8 @@ class Pulse(NamedTuple):  # not a dataclass: an operator creates thousands per s
 
 @dataclass(frozen=True)
 class StallState:
-    """step: the highest step that every rank with heartbeats has reached, or -1. limit: allowed silence in seconds."""
-
-    step: int = -1
-    limit: float = 0.0
+    step: int = -1  # the highest step that every rank with heartbeats has reached, or -1
+    limit: float = 0.0  # allowed silence in seconds
     since_start: bool = False  # `step` counts from the start of the processes
     expected: tuple[str, ...] = ()
     clock: float = 0.0

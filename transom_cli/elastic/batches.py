@@ -18,20 +18,14 @@ from transom_cli.errors import UsageError
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward and backward pass of a rank.
+    """One forward and backward pass of a rank."""
 
-    Attributes:
-        samples: indices into the dataset.
-        weight: what to multiply the mean loss of these samples with. 0: the rank has no samples for this pass, which it
-            makes because others do (`samples` are then some that another rank has).
-        last: whether it is the rank's last one in this step, after which gradients are averaged over the ranks.
-        data: what the loader made of the samples.
-    """
-
-    samples: tuple[int, ...]
+    samples: tuple[int, ...]  # indices into the dataset
+    # what to multiply the mean loss of these samples with. 0: the rank has no samples for this pass, which it makes
+    # because others do (`samples` are then some that another rank has).
     weight: float
-    last: bool
-    data: Any = None
+    last: bool  # whether it is the rank's last one in this step, after which gradients are averaged over the ranks
+    data: Any = None  # what the loader made of the samples
 
 
 class GlobalBatches:

@@ -1,7 +1,5 @@
 """Gradients that do not depend on the number of ranks, bit for bit. See `VirtualRanks`."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -14,8 +14,6 @@ A row that overflows is judged by its largest possible value: no product of A an
 into the type and the row still has INF or NaN, it was computed wrong; otherwise the overflow is legitimate.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -38,11 +36,9 @@ def unit_of(kind: torch.finfo) -> float:
 
 @dataclass(frozen=True)
 class Accumulation:
-    """unit: unit roundoff of the sums. depth: roundings in a sum. inputs: roundoff of the factors before that."""
-
-    unit: float
-    depth: int
-    inputs: float = 0.0
+    unit: float  # unit roundoff of the sums
+    depth: int  # roundings in a sum
+    inputs: float = 0.0  # roundoff of the factors before that
 
     @property
     def error(self) -> float:

@@ -5,8 +5,6 @@ Each step takes the digests of some tensors (`ckpt.digest`) and reduces them to 
 from the majority are named. In `cycle` steps, every parameter and every moment has its turn.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks of notification targets and metrics: before submission, and with test messages."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

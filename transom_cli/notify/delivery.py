@@ -4,8 +4,6 @@ The operator waits for nothing: a file system, name server or command that hangs
 keeps an operator that takes over from sending again; each operator writes its own file and reads all of them.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -157,11 +155,8 @@ class DeliveryWorker:
 
     def submit(self, notification: Notification) -> None:
         """Queue a notification and return at once; ignore it if it was sent, is too old or unwanted."""
-        if (
-            notification.kind not in self.target.events
-            or notification.key in self._asked
-            or self._sent_before(notification)
-        ):
+        known = notification.key in self._asked or self._log.known(self.target.name, notification.key)
+        if known or notification.kind not in self.target.events:
             return
         if self._clock() - notification.at > MAX_AGE and not notification.final:
             return
@@ -173,9 +168,6 @@ class DeliveryWorker:
             self._changed.notify()
         if self._thread.ident is None:
             self._thread.start()
-
-    def _sent_before(self, notification: Notification) -> bool:
-        return self._log.known(self.target.name, notification.key)
 
     def close(self, *, over: bool) -> None:
         """Accept no more. If the run is over, still send what waits; otherwise leave it to the next operator."""
@@ -267,15 +259,11 @@ class DeliveryWorker:
 
 @dataclass(frozen=True)
 class EndWaits:
-    """Seconds that an operator waits at its end.
+    """Seconds that an operator waits at its end."""
 
-    final: to deliver the last notifications of a run that is over. leaving: for the current message, if another
-    operator may follow. cut: for an aborted command.
-    """
-
-    final: float = 30.0
-    leaving: float = 5.0
-    cut: float = 2.0
+    final: float = 30.0  # to deliver the last notifications of a run that is over
+    leaving: float = 5.0  # for the current message, if another operator may follow
+    cut: float = 2.0  # for an aborted command
 
 
 class Notifier:

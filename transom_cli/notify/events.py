@@ -3,8 +3,6 @@
 The same journal gives the same notifications with the same keys, so that a new operator knows which were sent.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transom_cli.core.fault import fault_of, outcome
@@ -27,17 +25,7 @@ KINDS = {
     "failed": "the run has failed and is not restarted",
     "stopped": "a user has stopped the run",
 }
-DEFAULT_KINDS = (
-    "incident",
-    "recovered",
-    "saves",
-    "held",
-    "unanswered",
-    "released",
-    "done",
-    "failed",
-    "stopped",
-)  # for a target without `events`
+DEFAULT_KINDS = tuple(kind for kind in KINDS if kind not in ("started", "planned", "isolated"))  # without `events`
 FINAL = ("done", "failed", "stopped")
 
 UNDIAGNOSED = 60.0  # seconds after which an incident without a diagnosis is sent
@@ -50,22 +38,14 @@ Fact = str | int | float | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Notification:
-    """A notification.
+    """A notification."""
 
-    Attributes:
-        key: Unique in the run; the same for the same fact, also from another operator.
-        at: Unix time.
-        headline: One line.
-        details: Further lines.
-        facts: For programs; "", None and () are left out.
-    """
-
-    key: str
+    key: str  # unique in the run; the same for the same fact, also from another operator
     kind: str
-    at: float
-    headline: str
-    details: tuple[str, ...] = ()
-    facts: tuple[tuple[str, Fact], ...] = ()
+    at: float  # Unix time
+    headline: str  # one line
+    details: tuple[str, ...] = ()  # further lines
+    facts: tuple[tuple[str, Fact], ...] = ()  # for programs; "", None and () are left out
 
     @property
     def final(self) -> bool:
@@ -122,14 +102,13 @@ def _by_change(before: State, after: State, at: float) -> list[Notification]:
 
 def unanswered(state: State, since: float, at: float) -> Notification:
     """Return a notification that the run directory has not responded since then; no journal event can say so."""
-    details = (
+    details: tuple[str, ...] = (
         "the operator waits for the file system and restarts nothing until it responds",
         "the launcher continues as long as its own node can read the files",
     )
     head = f"the run directory has not responded for {_span(at - since)}"
-    return Notification(
-        f"unanswered/{since:.0f}", "unanswered", at, head, (*details, *_lines(_job(state))), _facts(state)
-    )
+    details += _lines(_job(state))
+    return Notification(f"unanswered/{since:.0f}", "unanswered", at, head, details, _facts(state))
 
 
 def answered(state: State, since: float, at: float) -> Notification:
@@ -193,7 +172,7 @@ def _recovered(state: State, incident: Incident, at: float) -> Notification:
     details = _lines(
         fault.line,
         f"without {', '.join(out)}" if out else "",
-        _again(state.progress.step, again) if again else _progress(state),
+        f"at step {state.progress.step}; {several(again, 'step')} repeated" if again else _progress(state),
     )
     facts = _of(state, incident, seconds=round(seconds, 1), steps_again=again, result=incident.result)
     done = f"{fault.done}, " if fault.done else ""
@@ -206,10 +185,6 @@ def _steps_again(state: State, incident: Incident) -> int:
     known = incident.result == "recovered" and min(incident.step, state.progress.step, state.progress.durable) >= 0
     own = not (incident.since_start or state.progress.since_start)
     return max(0, incident.step - state.progress.step + 1) if known and own else 0
-
-
-def _again(step: int, again: int) -> str:
-    return f"at step {step}; {several(again, 'step')} repeated"
 
 
 def _held(state: State, at: float, cluster: str) -> Notification:
@@ -228,24 +203,13 @@ def _saves(before: State, after: State, at: float) -> list[Notification]:
         details = (now.words, *_lines(_progress(after), _job(after)))
         facts = _facts(after, failed=now.count, good=now.good if now.good >= 0 else None)
         key = f"saves/{now.attempt}/{now.since:.0f}"
-        return [
-            Notification(
-                key,
-                "saves",
-                at,
-                f"SAVES FAIL: a fault would lose all steps since the last good save: {now.why}",
-                details,
-                facts,
-            )
-        ]
+        head = f"SAVES FAIL: a fault would lose all steps since the last good save: {now.why}"
+        return [Notification(key, "saves", at, head, details, facts)]
     if was is not None and now is None:
         details = _lines(_progress(after), _job(after))
         key = f"saves/{was.attempt}/{was.since:.0f}/good"
-        return [
-            Notification(
-                key, "saves", at, f"saves succeed again, after {several(was.count, 'failure')}", details, _facts(after)
-            )
-        ]
+        head = f"saves succeed again, after {several(was.count, 'failure')}"
+        return [Notification(key, "saves", at, head, details, _facts(after))]
     return []
 
 

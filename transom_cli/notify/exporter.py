@@ -1,7 +1,5 @@
 """Exports metrics of a run in a thread of its own, beside the operator's loop: a text file and an HTTP endpoint."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -145,9 +143,8 @@ class MetricsExporter:
             part()
             self._troubles.pop(name, None)
         except Exception as error:
-            words = (error.strerror if isinstance(error, OSError) else None) or str(
-                error
-            )  # without the name of a temporary file
+            # without the name of a temporary file
+            words = (error.strerror if isinstance(error, OSError) else None) or str(error)
             if self._troubles.get(name) != words:
                 log.warning("metrics: cannot %s: %s", name, words)
             self._troubles[name] = words

@@ -4,8 +4,6 @@ Messages may contain lines of logs. So control characters are escaped, lengths a
 with names in braces: values are not expanded again.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass
@@ -24,16 +22,14 @@ class Target:
     """One of `[[notify.targets]]`. Its URL and token are in a file of their own (`notify.secrets`).
 
     Attributes:
-        events: Kinds of notifications to send.
-        argv: Of a command.
         to, sender, program: Of mail.
         subject, text: Templates; "" for the default.
     """
 
     name: str
     kind: str
-    events: tuple[str, ...] = DEFAULT_KINDS
-    argv: tuple[str, ...] = ()
+    events: tuple[str, ...] = DEFAULT_KINDS  # kinds of notifications to send
+    argv: tuple[str, ...] = ()  # of a command
     to: tuple[str, ...] = ()
     sender: str = ""
     program: tuple[str, ...] = ("/usr/sbin/sendmail",)
@@ -82,13 +78,11 @@ class About:
 
 @dataclass(frozen=True)
 class Message:
-    """keys: of all notifications in it, newest last. document: JSON values."""
-
     event: str
     subject: str
     text: str
-    keys: tuple[str, ...]
-    document: dict[str, Any]
+    keys: tuple[str, ...]  # of all notifications in it, newest last
+    document: dict[str, Any]  # JSON values
 
     @property
     def id(self) -> str:

@@ -5,8 +5,6 @@ Each sample has the run as a label, because one collector may read the files of 
 fixed lists only: never a node, an incident or a log line.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,32 +25,20 @@ Samples = tuple[tuple[tuple[str, ...], float], ...]
 
 @dataclass(frozen=True)
 class Family:
-    """A family of samples.
+    """A family of samples."""
 
-    Attributes:
-        name: Without unit and `_total`, which are added.
-        labels: Besides the run.
-        count: Of a summary; its one sample is the sum.
-    """
-
-    name: str
+    name: str  # without unit and `_total`, which are added
     kind: str
     help: str
     unit: str = ""
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()  # besides the run
     samples: Samples = ()
-    count: int = 0
+    count: int = 0  # of a summary; its one sample is the sum
 
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """A run at a moment.
-
-    Attributes:
-        saved: By place (disk, memory), the newest step and when it was committed.
-        sent: Number of messages by target and result.
-        spent: The run's time by kind (core.goodput).
-    """
+    """A run at a moment."""
 
     run_id: str
     name: str
@@ -60,9 +46,10 @@ class RunSnapshot:
     now: float
     state: State
     tables: tuple[NodeTable, ...] = ()
+    # by place (disk, memory), the newest step and when it was committed
     saved: Mapping[str, tuple[int, float | None]] | None = None
-    sent: Mapping[tuple[str, str], int] | None = None
-    spent: Sums | None = None
+    sent: Mapping[tuple[str, str], int] | None = None  # number of messages by target and result
+    spent: Sums | None = None  # the run's time by kind (core.goodput)
 
 
 def families(sight: RunSnapshot) -> tuple[Family, ...]:

@@ -1,7 +1,5 @@
 """Metrics in Prometheus' formats: a text file and an HTTP endpoint. Only this module imports prometheus-client."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

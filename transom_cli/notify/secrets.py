@@ -8,8 +8,6 @@
 It is read for each message, so that a URL can be changed while an operator runs. No error quotes its content.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -5,8 +5,6 @@ byte. Redirects are not followed, as they would take the message and its headers
 environment (https_proxy, no_proxy) is used, which many login nodes require.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -13,8 +13,6 @@ there is no proof that an attacker who can read and replace a piece cannot find 
 The hash function is the caller's, because this package uses only the standard library.
 """
 
-from __future__ import annotations
-
 import hmac
 import struct
 from collections.abc import Callable, Iterator, Sequence

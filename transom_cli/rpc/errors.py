@@ -1,7 +1,5 @@
 """How a call can fail, for the caller. Pure."""
 
-from __future__ import annotations
-
 from transom_cli.errors import TransomError
 
 

@@ -5,8 +5,6 @@ sealed memfd (`parcel`). The kernel tells who the peer is (SO_PEERCRED): it must
 socket is private as well.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -5,8 +5,6 @@ the environment, which the trainer and all its children would inherit. The train
 protects against other users and other hosts, not against the trainer.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

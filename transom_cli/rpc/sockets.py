@@ -1,7 +1,5 @@
 """TCP ports and peers of this host: a port that nobody can guess, and the user at the other end of a connection."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import secrets

@@ -5,8 +5,6 @@ call per MiB, where a socket with Python's own timeout needs nine, each of which
 are the kernel's too: none from 256 KiB to 4 MiB was faster in our measurements, and setting one disables autotuning.
 """
 
-from __future__ import annotations
-
 import socket
 import struct
 import time

@@ -1,7 +1,5 @@
 """Limits how fast a server sends bulk data: the training needs the same network. Uses no socket and never waits."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

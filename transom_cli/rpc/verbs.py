@@ -90,14 +90,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Verb:
-    """``handler``: called with the service and the request, and with the call's descriptors if ``fds`` is not 0.
-    ``request``: None if the fields are the handler's parameters, by name. ``limit``: bytes of the call's message.
-    ``fds``: descriptors that must come with it."""
+    """handler: called with the service and the request, and with the call's descriptors if ``fds`` is not 0."""
 
     handler: Callable[..., Reply]
-    request: type[Any] | None
-    limit: int = 4096
-    fds: int = 0
+    request: type[Any] | None  # None if the fields are the handler's parameters, by name
+    limit: int = 4096  # bytes of the call's message
+    fds: int = 0  # descriptors that must come with it
 
 
 Handler = Callable[[Call], Reply]

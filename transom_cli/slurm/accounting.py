@@ -9,8 +9,6 @@ start or instead of it. A job runs once at a time, so overlapping records reveal
 during what seems to be one start reveal the second.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -156,10 +154,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class MatchedStarts:
-    """starts: one for each attempt, None if accounting has none. alone: starts that match no attempt."""
-
-    starts: tuple[Start | None, ...]
-    alone: tuple[Start, ...]
+    starts: tuple[Start | None, ...]  # one for each attempt, None if accounting has none
+    alone: tuple[Start, ...]  # starts that match no attempt
 
 
 def own_starts(starts: Sequence[Start], since: float, tag: str) -> list[Start]:

@@ -1,7 +1,5 @@
 """The Slurm adapter on its own commands. This module holds every command line; `parse` reads every answer."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator, Sequence

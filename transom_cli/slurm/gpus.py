@@ -1,7 +1,5 @@
 """GPUs of a job that requests them per task: a step of one task per node must ask, or it has those of one task only."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -10,8 +10,6 @@ cluster may be renamed, and a run may be attached from elsewhere. Nothing is req
 confirmed its name.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, cast

@@ -6,8 +6,6 @@ fields of Slurm's, so nothing splits on it: `squeue` is given control characters
 the line.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace

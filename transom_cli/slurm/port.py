@@ -7,8 +7,6 @@ tests all of them. A call either returns what Slurm answered or raises one of th
 At the end: Slurm's commands as a person types them, and Slurm's times in seconds.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 import shlex
@@ -137,23 +135,19 @@ class Start:
     """One start of a job in accounting (`sacct -D`). A start that a requeue ended has the state PENDING.
 
     Attributes:
-        nodes: empty if the start never began: the job is pending, or was cancelled while pending.
         began, ended: seconds since the epoch, on the controller's clock; None: not yet.
-        by: ID of the user who cancelled the job, if known.
-        resized: times at which the job was shrunk.
-        comment: the --comment of the submission, "" if not known.
     """
 
     job_id: int
     state: JobState
     exit_code: int | None
     exit_signal: int | None
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # empty if the start never began: the job is pending, or was cancelled while pending
     began: float | None = None
     ended: float | None = None
-    by: int | None = None
-    resized: tuple[float, ...] = ()
-    comment: str = ""
+    by: int | None = None  # ID of the user who cancelled the job, if known
+    resized: tuple[float, ...] = ()  # times at which the job was shrunk
+    comment: str = ""  # the --comment of the submission, "" if not known
 
 
 @dataclass(frozen=True)
@@ -169,16 +163,12 @@ class Submission:
 
 @dataclass(frozen=True)
 class BackendTrial:
-    """Result of trying pyslurm once, for `transom doctor`.
+    """Result of trying pyslurm once, for `transom doctor`."""
 
-    works: what works, in a few words; empty if pyslurm does not work, with the reason in `why_not`.
-    detours: by call, why it goes through the command line. wish: the setting that requests pyslurm.
-    """
-
-    works: str = ""
+    works: str = ""  # what works, in a few words; empty if pyslurm does not work, with the reason in `why_not`
     why_not: str = ""
-    detours: Mapping[str, str] = field(default_factory=dict)
-    wish: str = ""
+    detours: Mapping[str, str] = field(default_factory=dict)  # by call, why it goes through the command line
+    wish: str = ""  # the setting that requests pyslurm
 
 
 class Slurm(Protocol):

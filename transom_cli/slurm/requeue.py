@@ -7,8 +7,6 @@ Only this order of calls works (docs/architecture.md, "Requeue with exclusions")
   the attempt ends FAILED at once. Slurm's own delay of 121 s avoids this; SETTLE replaces that delay.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math
@@ -79,35 +77,27 @@ class RestartRequest:
 
     Attributes:
         job_id, expect_restarts: the attempt that failed. A higher count means that the job was already requeued.
-        exclude: nodes to add to the job's exclusion list, whose other entries are kept.
-        dead: nodes whose slurmd does not answer; the job is shrunk off them first.
-        num_nodes: how many nodes the job requests (a shrink reduces it, so it is set again).
-        tag: the successor's comment, without spaces, unique to the run and the action.
-        submission: how a successor is submitted; --exclude, --comment, --nodes and --hold are added.
-        tasks_per_node: the job's --ntasks-per-node if its node count was changed before; 0: leave the tasks alone.
-        drop: our exclusions that have expired, removed from the old list unless they are in `exclude`.
-        resubmit: submit a successor even if a requeue would do.
-        held: job ID and restart count of a start that is held on purpose; only a person may release it.
-        since: when the run began, in seconds since the epoch. If Slurm has forgotten the job, accounting is queried
-            for a cancellation by a person. None: accounting is not queried.
-        known: IDs that sbatch has returned for this run.
-        unanswered: how many submissions for this request had no answer.
     """
 
     job_id: int
     expect_restarts: int
-    exclude: tuple[str, ...]
-    dead: tuple[str, ...]
-    num_nodes: int
-    tag: str
-    submission: Submission
+    exclude: tuple[str, ...]  # nodes to add to the job's exclusion list, whose other entries are kept
+    dead: tuple[str, ...]  # nodes whose slurmd does not answer; the job is shrunk off them first
+    num_nodes: int  # how many nodes the job requests (a shrink reduces it, so it is set again)
+    tag: str  # the successor's comment, without spaces, unique to the run and the action
+    submission: Submission  # how a successor is submitted; --exclude, --comment, --nodes and --hold are added
+    # our exclusions that have expired, removed from the old list unless they are in `exclude`
     drop: tuple[str, ...] = ()
+    # the job's --ntasks-per-node if its node count was changed before; 0: leave the tasks alone
     tasks_per_node: int = 0
-    resubmit: bool = False
+    resubmit: bool = False  # submit a successor even if a requeue would do
+    # job ID and restart count of a start that is held on purpose; only a person may release it
     held: tuple[int, int] | None = None
+    # when the run began, in seconds since the epoch. If Slurm has forgotten the job, accounting is queried for a
+    # cancellation by a person. None: accounting is not queried.
     since: float | None = None
-    known: tuple[int, ...] = ()
-    unanswered: int = 0
+    known: tuple[int, ...] = ()  # IDs that sbatch has returned for this run
+    unanswered: int = 0  # how many submissions for this request had no answer
 
 
 @dataclass(frozen=True)

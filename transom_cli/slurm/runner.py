@@ -1,7 +1,5 @@
 """Run Slurm's commands: no shell, a deadline, a clean environment, and errors by kind. The only place that does."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -47,21 +45,13 @@ class SlurmTimeout(SlurmUnknown):
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs Slurm's commands.
+    """Runs Slurm's commands."""
 
-    Attributes:
-        timeout: seconds for each command.
-        prefix: put before every command line (`sudo -n -u trainer`, or a wrapper of the site).
-        env: replaces the caller's environment.
-        umask: replaces the caller's, which sbatch passes on to the job; -1: the caller's.
-        cluster: the name for --clusters, for which Slurm's commands need slurmdbd; "": their default cluster.
-    """
-
-    timeout: float = 30.0
-    prefix: tuple[str, ...] = ()
-    env: Mapping[str, str] | None = None
-    cluster: str = ""
-    umask: int = -1
+    timeout: float = 30.0  # seconds for each command
+    prefix: tuple[str, ...] = ()  # put before every command line (`sudo -n -u trainer`, or a wrapper of the site)
+    env: Mapping[str, str] | None = None  # replaces the caller's environment
+    cluster: str = ""  # the name for --clusters, for which Slurm's commands need slurmdbd; "": their default cluster
+    umask: int = -1  # replaces the caller's, which sbatch passes on to the job; -1: the caller's
 
     def run(
         self,

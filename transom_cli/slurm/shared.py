@@ -1,7 +1,5 @@
 """One Slurm client for all runs of a user on a host: they share its answers, its process and its circuit breaker."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A successor is submitted held, so a submission whose answer was lost never start
 launcher may both be at work: if there are several successors, both choose the same one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Sequence

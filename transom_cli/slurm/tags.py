@@ -7,8 +7,6 @@
 A site's job_submit plugin may rewrite comments; `tagged` reports whether a tag is still there.
 """
 
-from __future__ import annotations
-
 _PREFIX = "transom:"
 _AFTER = ":after-"
 _HELD = "held:"

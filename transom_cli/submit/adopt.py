@@ -1,7 +1,5 @@
 """Finds the training steps of a user's own script, and writes `transom launch` in place of their `srun`. Pure."""
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ Both kinds of quotes group. A backslash escapes the next character, even inside 
 quotes. An unquoted `#` or an empty word ends the line. `#PBS` lines count everywhere, unless `--ignore-pbs` is given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

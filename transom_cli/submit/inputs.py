@@ -112,21 +112,7 @@ _NODE_LOCAL = {
 }
 
 
-_NETWORK = (
-    "nfs",
-    "nfs4",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "smb3",
-    "afs",
-    "panfs",
-    "wekafs",
-    "glusterfs",
-    "9p",
-)
+_NETWORK = "nfs nfs4 lustre gpfs beegfs ceph cifs smb3 afs panfs wekafs glusterfs 9p"
 
 
 def root_warning(root: Path, mountinfo: str | None = None, home: Path | None = None) -> str | None:
@@ -154,7 +140,7 @@ def root_warning(root: Path, mountinfo: str | None = None, home: Path | None = N
         )
     home = (home or Path.home()).resolve()
     together = mount != "/" and mount_of(home, mountinfo) == found
-    if kind in _NETWORK and (together or folder.is_relative_to(home)):
+    if kind in _NETWORK.split() and (together or folder.is_relative_to(home)):
         return (
             f"{root} is on the file system of home directories ({mount}, {kind}): the heartbeats, logs and checkpoints "
             "of a large run make it slow for all users, and a full quota stops the run. "

@@ -5,20 +5,22 @@ comment, by which later job steps and later starts of the job find it. If a site
 it by the job's ID and script.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
 
 from transom_cli.config.load import load
+from transom_cli.config.model import Settings
+from transom_cli.config.run_settings import policy_of
 from transom_cli.config.sources import outer_run_variables
-from transom_cli.errors import TransomError, UsageError
+from transom_cli.core.events import Started, Submitted
+from transom_cli.errors import NotPermitted, TransomError, UsageError
 from transom_cli.layout import RunDir, parse_attempt
 from transom_cli.ownership import is_own
 from transom_cli.slurm.guards import retry_unanswered
@@ -26,11 +28,13 @@ from transom_cli.slurm.port import Job, Slurm, SlurmRefused
 from transom_cli.slurm.runner import Runner, read_cluster_name
 from transom_cli.slurm.tags import of_run, run_tag, tag_of, tagged
 from transom_cli.submit.prepare import Prepared, create
-from transom_cli.submit.rundir import find_run, list_runs
+from transom_cli.submit.rundir import find_run, list_runs, new_run
 from transom_cli.submit.script import inspect_script
 from transom_cli.submit.submission import SubmissionRecord
+from transom_cli.supervise.journal import Journal, write_header
 
 _RUN = "TRANSOM_RUN_DIR"
+_OBSERVED = "#!/bin/sh\n# transom observes job {job}, which was submitted without it, and does not submit this file\n"
 PATIENCE = 600.0  # seconds for Slurm to answer
 SLACK = 60.0  # seconds that the clocks of a node and of the file server may differ by
 # Options that a successor of the job gets, from the batch script's environment. The script's own lines hold too.
@@ -153,12 +157,43 @@ def _complete_submission(run: RunDir, environ: Mapping[str, str]) -> None:
 
 def _begin_journal(run: RunDir, job_id: int) -> None:
     """Write what an operator would have: `transom attach` then continues with this job."""
-    from transom_cli.core.events import Started, Submitted
-    from transom_cli.supervise.journal import Journal
-
     journal = Journal(run.journal, 0)
     try:
         journal.append(Started(time.time(), 0))
         journal.append(Submitted(time.time(), "submit", job_id, released=True))
     finally:
         journal.close()
+
+
+# --- a job that somebody submitted without transom: nothing of its run reaches it ---
+
+
+def require_observable(job: Job, user: str) -> None:
+    """Raise NotPermitted for another user's job; UsageError for one that transom has, has ended, or is a part."""
+    name = f"job {job.job_id}"
+    if tagged(job.comment):
+        run = tag_of(job.comment).split(":")[1]
+        raise UsageError(
+            f"transom already operates {name}", f"it belongs to run `{run}`", f"`transom status {run}` shows it"
+        )
+    if job.user != user:
+        hint = "its owner can observe it"
+        raise NotPermitted(f"{name} belongs to {job.user}", "you can observe your own jobs", hint)
+    if job.part_of:
+        why = "it is part of a job array" if job.part_of == "array" else "it is part of a heterogeneous job"
+        raise UsageError(f"{name} cannot be observed", why, "observe a job of its own")
+    if job.state.ended:
+        hint = f"`transom diagnose {job.output or 'LOG'}` looks for the cause in its log"
+        raise UsageError(f"{name} has already ended", job.state.value, hint)
+
+
+def observe_job(job: Job, settings: Settings, cluster: str, log: Path | None) -> RunDir:
+    """Create the run. log: where the job writes, if not where Slurm says."""
+    text = _OBSERVED.format(job=job.job_id)
+    run = new_run(settings.root, settings.name, datetime.now(timezone.utc), settings, text)
+    if log is not None:
+        run.job_log(job.job_id).symlink_to(log.absolute())
+    requested = settings.job.cluster or ""
+    SubmissionRecord(requested_cluster=requested, cluster=cluster, observed=job.job_id).save(run)
+    write_header(run.journal, policy_of(settings), 0)
+    return run

@@ -11,15 +11,36 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from transom_cli.config.load import load
+from transom_cli.config.model import OBSERVE, Settings
+from transom_cli.config.run_settings import policy_of
+from transom_cli.config.sources import outer_run_variables
+from transom_cli.config.validation import flag_of
 from transom_cli.errors import UsageError
+from transom_cli.inherited import rank_variables
 from transom_cli.layout import RunDir
-
-if TYPE_CHECKING:
-    from transom_cli.config.model import Settings
-    from transom_cli.submit.script import ScriptFacts
-    from transom_cli.submit.submission import SubmissionRecord
+from transom_cli.submit import unsupported
+from transom_cli.submit.adopt import Kind, find_steps, step_notes
+from transom_cli.submit.directives import read_directives
+from transom_cli.submit.inputs import missing_program, read_script, root_warning, similar_program
+from transom_cli.submit.render import render_script
+from transom_cli.submit.rundir import new_run, path_error
+from transom_cli.submit.script import (
+    ScriptFacts,
+    added_options,
+    elements,
+    export_options,
+    inspect_script,
+    refuse_no_job,
+    refuse_whole,
+    script_notes,
+)
+from transom_cli.submit.sharing import check_sharing
+from transom_cli.submit.starters import apply, refuse_python_within_torchrun
+from transom_cli.submit.submission import SubmissionRecord, refuse_caller, sbatch_variables, script_environment
+from transom_cli.supervise.journal import write_header
 
 _SCRIPT_SUFFIXES = (".sbatch", ".slurm")
 _PYTHON = re.compile(r"python[\d.]*")
@@ -47,16 +68,9 @@ class Prepared:
         return tuple(replace(self, settings=settings, array=(i,)) for i, settings in named.items())
 
     def script(self, run_dir: Path) -> str:
-        from transom_cli.submit.render import render_script
-
         return self.script_text or render_script(self.settings, run_dir, self.words)
 
     def record(self, run_dir: Path) -> SubmissionRecord:
-        from transom_cli.submit.adopt import find_steps
-        from transom_cli.submit.directives import read_directives
-        from transom_cli.submit.script import ScriptFacts, added_options, export_options, inspect_script
-        from transom_cli.submit.submission import SubmissionRecord, sbatch_variables, script_environment
-
         cluster = self.settings.job.cluster or ""
         if not self.script_text:
             # Repeated on the command line, where the caller's SBATCH_* variables cannot override them.
@@ -94,8 +108,6 @@ def is_script(words: tuple[str, ...]) -> bool:
 
 def leave_outer_run() -> None:
     """Drop an outer run's variables, so that a run started inside it does not write into its run directory."""
-    from transom_cli.config.sources import outer_run_variables
-
     for name in outer_run_variables(os.environ):
         del os.environ[name]
 
@@ -105,8 +117,6 @@ def leave_outer_launch(words: tuple[str, ...]) -> None:
 
     The user's own script may take its rendezvous address from the shell, so it keeps MASTER_ADDR and MASTER_PORT.
     """
-    from transom_cli.inherited import rank_variables
-
     rendezvous = () if is_script(words) else tuple(n for n in ("MASTER_ADDR", "MASTER_PORT") if n in os.environ)
     dropped = (*rank_variables(os.environ), *rendezvous)
     for name in dropped:
@@ -164,10 +174,6 @@ def prepare(
         nodes_to_avoid: returns the nodes to exclude, given `job.cluster`.
         force: the command need not exist on this host.
     """
-    from transom_cli.config.model import OBSERVE
-    from transom_cli.submit.sharing import check_sharing
-    from transom_cli.submit.submission import refuse_caller
-
     refuse_caller(os.environ)
     kind = _prepare_script if is_script(words) else _prepare_command
     prepared = kind(words, run_file, flags, nodes_to_avoid, force)
@@ -187,12 +193,6 @@ def _prepare_script(
     nodes_to_avoid: Callable[[str], tuple[str, ...]],
     force: bool = False,
 ) -> Prepared:
-    from transom_cli.config.load import load
-    from transom_cli.config.validation import flag_of
-    from transom_cli.submit.adopt import step_notes
-    from transom_cli.submit.inputs import read_script
-    from transom_cli.submit.script import elements, inspect_script, refuse_no_job, refuse_whole, script_notes
-
     text = read_script(Path(words[0]))
     job_flags = sorted(key for key, value in flags.items() if key.startswith(("job.", "launch.")) and value)
     if job_flags:
@@ -244,11 +244,6 @@ def _prepare_command(
     nodes_to_avoid: Callable[[str], tuple[str, ...]],
     force: bool = False,
 ) -> Prepared:
-    from transom_cli.config.load import load
-    from transom_cli.submit.inputs import missing_program, similar_program
-    from transom_cli.submit.starters import apply, refuse_python_within_torchrun
-    from transom_cli.submit.unsupported import refuse_nested
-
     if "/" in words[0] and Path(words[0]).is_dir():
         raise UsageError(
             f"`{words[0]}` is a folder, neither a script nor a command",
@@ -267,7 +262,7 @@ def _prepare_command(
     if note:
         print(f"note: {note}", file=sys.stderr)
     refuse_python_within_torchrun(words, settings)
-    refuse_nested(words, settings, _given_options())
+    unsupported.refuse_nested(words, settings, _given_options())
     _check_auto_resume(settings, "", words)
     exclude = tuple(dict.fromkeys((*settings.job.exclude, *nodes_to_avoid(settings.job.cluster or ""))))
     settings = settings.model_copy(update={"job": settings.job.model_copy(update={"exclude": exclude})})
@@ -295,27 +290,21 @@ def _prepare_command(
 
 def _check_auto_resume(settings: Settings, script: str, words: tuple[str, ...]) -> None:
     """Raise UsageError if HyperPod would restart the training too."""
-    from transom_cli.submit.unsupported import HYPERPOD_FOLDER, find_auto_resume, judge_auto_resume
-
     own = () if script else (*settings.launch.srun_args, *words)
-    found = find_auto_resume(script, own, {**os.environ, **settings.job.env})
-    note = judge_auto_resume(found, hyperpod=Path(HYPERPOD_FOLDER).is_dir())
+    found = unsupported.find_auto_resume(script, own, {**os.environ, **settings.job.env})
+    note = unsupported.judge_auto_resume(found, hyperpod=Path(unsupported.HYPERPOD_FOLDER).is_dir())
     if note:
         print(f"note: {note}", file=sys.stderr)
 
 
 def _on_cluster(settings: Settings, script: str | None = None, line: int = 0) -> Settings:
     """Freeze the cluster's name in the settings: a later `transom attach` may have another environment."""
-    from transom_cli.submit.unsupported import cluster_of
-
-    name = cluster_of(settings.job.cluster, script, line, os.environ)
+    name = unsupported.cluster_of(settings.job.cluster, script, line, os.environ)
     return settings.model_copy(update={"job": settings.job.model_copy(update={"cluster": name or None})})
 
 
 def unused_settings(settings: Settings, script: str = "") -> list[str]:
     """Return the settings of job and launcher that do not apply to the user's own script."""
-    from transom_cli.submit.adopt import Kind, find_steps
-
     launched = any(step.kind is Kind.LAUNCHED for step in find_steps(script))
     used = {"chdir", "cluster", *(("signal_before",) if launched else ())}
     job = [f"job.{key}" for key in settings.job.model_fields_set - used]
@@ -337,11 +326,6 @@ def create(prepared: Prepared, cluster: str = "") -> RunDir:
     Args:
         cluster: the ClusterName of the Slurm that will have the job.
     """
-    from transom_cli.config.run_settings import policy_of
-    from transom_cli.submit.inputs import root_warning
-    from transom_cli.submit.rundir import new_run, path_error
-    from transom_cli.supervise.journal import write_header
-
     root = prepared.settings.root
     warning = root_warning(root)
     if warning:

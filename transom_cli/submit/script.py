@@ -6,8 +6,6 @@ Each element of a job array becomes a run. Its job is submitted as an array of o
 script finds its SLURM_ARRAY_TASK_ID, and a requeue, an exclusion or a cancellation affects only that element.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +29,6 @@ class ScriptFacts:
     """What the script's #SBATCH lines request; None if they do not say. lines: the line number of each option."""
 
     nodes: int | None = None  # the minimum
-    ntasks: int | None = None
     ntasks_per_node: int | None = None
     job_name: str | None = None
     comment: str | None = None
@@ -39,11 +36,9 @@ class ScriptFacts:
     error: str | None = None
     open_mode: str | None = None
     requeue: bool | None = None
-    signal: str | None = None
     exclude: str | None = None
     chdir: str | None = None
     export: str | None = None
-    partition: str | None = None
     clusters: str | None = None
     array: str | None = None
     lines: Mapping[str, int] = field(default_factory=dict)
@@ -68,7 +63,6 @@ def inspect_script(text: str, name: str = "the script") -> ScriptFacts:
             requeue = name == "requeue"
     return ScriptFacts(
         nodes=_count((values.get("nodes") or "").partition("-")[0]),
-        ntasks=_count(values.get("ntasks")),
         ntasks_per_node=_count(values.get("ntasks-per-node")),
         job_name=values.get("job-name"),
         comment=values.get("comment"),
@@ -76,11 +70,9 @@ def inspect_script(text: str, name: str = "the script") -> ScriptFacts:
         error=values.get("error"),
         open_mode=values.get("open-mode"),
         requeue=requeue,
-        signal=values.get("signal"),
         exclude=values.get("exclude"),
         chdir=values.get("chdir", values.get("workdir")),
         export=values.get("export"),
-        partition=values.get("partition"),
         clusters=values.get("clusters"),
         array=values.get("array"),
         lines=lines,

@@ -28,7 +28,8 @@ def check_sharing(settings: Settings) -> None:
     gid = group_id(name)
     if os.geteuid() != 0 and gid not in (*os.getgroups(), os.getegid()):
         raise UsageError(f"You are not a member of the group `{name}` ({_SETTING})", hint="your groups: id -Gn")
-    closed = next((path for path in _above(settings.root) if not _may_enter(path, gid)), None)
+    above = (path for path in (settings.root, *settings.root.parents) if path.exists())
+    closed = next((path for path in above if not _may_enter(path, gid)), None)
     if closed is not None:  # an access control list may allow it all the same
         print(
             f"warning: the group `{name}` ({_SETTING}) may not enter {closed} "
@@ -66,11 +67,6 @@ def share_folder(folder: Path, group: int) -> None:
     """What is created in the folder from now on belongs to the group, which can read it. Raises OSError."""
     os.chown(folder, -1, group)
     folder.chmod(SHARED)
-
-
-def _above(root: Path) -> list[Path]:
-    """Return the folders on the way to the runs that exist, the nearest first."""
-    return [path for path in (root, *root.parents) if path.exists()]
 
 
 def _may_enter(path: Path, gid: int) -> bool:

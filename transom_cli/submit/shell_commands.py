@@ -4,8 +4,6 @@ Understands quotes, comments, continued lines, here-documents, redirections and 
 is inside `$(...)`, backticks or `${...}` stays part of its word.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,15 +26,10 @@ class Word:
 
 @dataclass(frozen=True)
 class Command:
-    """words: without redirections. line: of the first word, from 1. background: it ends with `&`.
-
-    redirected: its output goes to a file or a pipe.
-    """
-
-    words: tuple[Word, ...]
-    line: int
-    background: bool = False
-    redirected: bool = False
+    words: tuple[Word, ...]  # without redirections
+    line: int  # of the first word, from 1
+    background: bool = False  # it ends with `&`
+    redirected: bool = False  # its output goes to a file or a pipe
 
     @property
     def assignments(self) -> dict[str, Word]:

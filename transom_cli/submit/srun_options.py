@@ -3,8 +3,6 @@
 The table is that of srun 22.05 to 25.11.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

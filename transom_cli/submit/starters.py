@@ -44,15 +44,14 @@ class Started:
 class _Flags:
     """The flags of a starter, without dashes.
 
-    ranks, nodes: they give these numbers. alone: they have no value. kept: the translation does what they say.
-    refused: why a command line with them cannot be translated.
+    ranks, nodes: they give these numbers.
     """
 
     ranks: str
     nodes: str
-    alone: frozenset[str] = frozenset()
-    kept: frozenset[str] = frozenset()
-    refused: Mapping[str, str] = field(default_factory=dict)
+    alone: frozenset[str] = frozenset()  # they have no value
+    kept: frozenset[str] = frozenset()  # the translation does what they say
+    refused: Mapping[str, str] = field(default_factory=dict)  # why a command line with them cannot be translated
 
 
 def _set(words: str) -> frozenset[str]:

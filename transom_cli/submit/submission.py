@@ -7,11 +7,12 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, MutableMapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import transom_cli
 from transom_cli.config.run_settings import read_run_file
+from transom_cli.core.codec import build, plain
 from transom_cli.errors import TransomError, UsageError
 from transom_cli.files import publish_text
 from transom_cli.inherited import TUNABLES, with_streaming_copies
@@ -103,39 +104,27 @@ def _unique_entries(entries: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class SubmissionRecord:
-    """How a run's job is submitted: what sbatch gets in addition to the script in the run directory.
-
-    Attributes:
-        requested_cluster: `job.cluster`; "": the cluster that Slurm's commands use by default.
-        cluster: the name that the controller reported when the run was created.
-        sbatch: the SBATCH_* variables of the user who submitted; None: they were not kept.
-        observed: the job that the run observes, if transom did not submit it.
-    """
+    """How a run's job is submitted: what sbatch gets in addition to the script in the run directory."""
 
     options: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     chdir: str = ""
     env: tuple[tuple[str, str], ...] = ()
-    requested_cluster: str = ""
-    cluster: str = ""
+    requested_cluster: str = ""  # `job.cluster`; "": the cluster that Slurm's commands use by default
+    cluster: str = ""  # the name that the controller reported when the run was created
+    # the SBATCH_* variables of the user who submitted; None: they were not kept
     sbatch: tuple[tuple[str, str], ...] | None = None
-    observed: int = 0
+    observed: int = 0  # the job that the run observes, if transom did not submit it
 
     def save(self, run: RunDir) -> None:
-        data = {**asdict(self), "env": dict(self.env), "sbatch": None if self.sbatch is None else dict(self.sbatch)}
-        publish_text(run.submission, json.dumps(data, indent=1) + "\n", private=True)
+        publish_text(run.submission, json.dumps(plain(self), indent=1) + "\n", private=True)
 
     @classmethod
     def load(cls, run: RunDir) -> SubmissionRecord:
         text = read_run_file(run, run.submission)
         try:
-            data = json.loads(text)
-            clusters = data.get("requested_cluster", ""), data.get("cluster", "")
-            words = tuple(data["options"]), tuple(data["args"]), data["chdir"], tuple(data["env"].items())
-            kept = data.get("sbatch")
-            sbatch = tuple(kept.items()) if kept is not None else None
-            return cls(*words, *clusters, sbatch, int(data.get("observed", 0)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return build(cls, json.loads(text))
+        except (ValueError, TypeError) as error:
             raise TransomError(f"`{run.submission}` is damaged", f"{type(error).__name__}: {error}", NEW_RUN) from error
 
     def submission(self, run: RunDir) -> Submission:

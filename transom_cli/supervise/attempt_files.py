@@ -1,7 +1,6 @@
 """Reads the files of a run's attempts. A file that is missing or incomplete counts as absent."""
 
-from __future__ import annotations
-
+import contextlib
 import json
 import os
 import time
@@ -18,12 +17,24 @@ from transom_cli.core.events import RankExit
 from transom_cli.core.goodput.account import Loss
 from transom_cli.core.operator.state import SavesFail, State
 from transom_cli.core.samples import Mark, Proof, prove
-from transom_cli.files import json_lines, read_json, tail
+from transom_cli.files import json_lines, listed, read_json, read_lines, tail
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.handoff_record import attempt_numbers
 
 _LAST = 4096  # bytes of progress.jsonl that hold its last line
 LIST_AGAIN = 1.0  # seconds after which a folder is listed although its modification time is the same
+
+
+def read_once(path: str, most: int) -> bytes:
+    """Read a file without a file object, which would be a third of the time: some are read thousands of times.
+
+    Raises OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, most)
+    finally:
+        os.close(descriptor)
 
 
 class ExitRecords:
@@ -148,13 +159,9 @@ def _sealed_step(told: dict[str, object]) -> int:
 
 
 def read_outcome(attempt: AttemptDir, now: float) -> ev.OutcomeSeen | None:
-    data = read_json(attempt.outcome)
-    if not data:
-        return None
-    try:
-        return replace(build(ev.OutcomeSeen, {**data, "at": now}), attempt=attempt.name)
-    except BadRecord:
-        return None
+    with contextlib.suppress(BadRecord):
+        return replace(build(ev.OutcomeSeen, {**read_json(attempt.outcome), "at": now}), attempt=attempt.name)
+    return None
 
 
 def read_saves(attempt: AttemptDir) -> SaveStatus | None:
@@ -167,34 +174,14 @@ def read_saves(attempt: AttemptDir) -> SaveStatus | None:
 
 def read_sign(attempt: AttemptDir) -> bytes:
     """Return the launcher's sign of life; empty if there is none. Takes three file system calls: it is read often."""
-    try:
-        descriptor = os.open(attempt.launcher_alive, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(descriptor, 64)
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
-
-
-def listed(path: Path) -> list[Path]:
-    try:
-        return sorted(path.iterdir())
-    except OSError:
-        return []
+    with contextlib.suppress(OSError):
+        return read_once(str(attempt.launcher_alive), 64)
+    return b""
 
 
 def read_losses(attempt: AttemptDir) -> Iterator[Loss]:
     """Yield the losses of the lines that have one, since older launchers wrote none. They may not be finite."""
-    try:
-        text = attempt.progress.read_bytes()
-    except OSError:
-        return
-    if b'"loss"' not in text:
-        return
-    for record in json_lines(text):
+    for record in read_lines(attempt.progress):
         at, launch, step, loss = (record.get(key) for key in ("wall", "launch", "step", "loss"))
         if not isinstance(at, (int, float)) or not isinstance(launch, int) or not isinstance(step, int):
             continue
@@ -206,11 +193,9 @@ def read_sample_marks(attempt: AttemptDir) -> Iterator[Mark]:
     """Yield what rank 0 of each launch recorded of its data position (`ckpt.samples`)."""
     files = [path for path in listed(attempt.samples(0).parent) if path.stem.isdecimal()]
     for path in sorted(files, key=lambda path: int(path.stem)):
-        try:
-            for record in json_lines(path.read_bytes()):
+        with contextlib.suppress(BadRecord):
+            for record in read_lines(path):
                 yield build(Mark, {**record, "launch": f"{attempt.name}.{path.stem}"})
-        except (OSError, BadRecord):
-            continue
 
 
 def prove_samples(run: RunDir) -> Proof:
@@ -240,11 +225,8 @@ SCHEMA = 1  # of the file that `supervise.launcher.reporting` writes
 
 def read_reports(attempt: AttemptDir) -> dict[str, Any]:
     """Return the reports; an empty document if there are none, or none that can be read."""
-    try:
-        data = json.loads(attempt.reports.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) and data.get("schema") == SCHEMA else {}
+    data = read_json(attempt.reports)
+    return data if data.get("schema") == SCHEMA else {}
 
 
 def saves_fail(run: RunDir, state: State) -> SavesFail | None:

@@ -3,8 +3,6 @@
 Scripts, submission options and evidence of the ranks are left out: they contain too much of what is not transom's.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -24,6 +22,7 @@ from transom_cli import __version__
 from transom_cli.config.sources import user_file
 from transom_cli.core.codec import plain
 from transom_cli.errors import TransomError
+from transom_cli.files import listed
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.notify.secrets import secret_values
 from transom_cli.redact import Redactor, is_secret_name
@@ -137,11 +136,8 @@ def _rank_logs(attempts: list[AttemptDir]) -> list[Path]:
 
 def _listed(folder: Path, ending: str = "") -> list[Path]:
     """Return the folder's files, in the order of the numbers in their names."""
-    try:
-        names = [one.name for one in folder.iterdir() if one.name.endswith(ending) and not one.name.startswith(".")]
-    except OSError:
-        return []
-    return [folder / name for name in sorted(names, key=_by_number)][-FILES:]
+    found = [one for one in listed(folder) if one.name.endswith(ending) and not one.name.startswith(".")]
+    return sorted(found, key=lambda one: _by_number(one.name))[-FILES:]
 
 
 def _by_number(name: str) -> list[str]:

@@ -4,8 +4,6 @@ It reads the present attempt, and newer ones of the same job. A missing file is 
 may appear seconds late.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,19 +15,10 @@ from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.incident import Stage
 from transom_cli.core.operator.silent_launcher import LAUNCHER_SILENT, LaunchEnd, handles_stall, lost_before_launch
 from transom_cli.core.operator.state import State
-from transom_cli.files import read_json, refresh_directory
+from transom_cli.files import listed, read_json, refresh_directory
 from transom_cli.heartbeat.table import NodeTable
 from transom_cli.layout import AttemptDir, RunDir, attempt_name, parse_attempt
-from transom_cli.supervise.attempt_files import (
-    ExitRecords,
-    FileChange,
-    Tail,
-    listed,
-    newest_checkpoint,
-    read_outcome,
-    read_saves,
-    read_sign,
-)
+from transom_cli.supervise import attempt_files
 from transom_cli.supervise.handoff_record import attempt_numbers, read_handoff
 from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 from transom_cli.supervise.requests import event_of
@@ -47,10 +36,10 @@ class AttemptFollower:
 
     def __init__(self, attempt: AttemptDir, limits: stall.StallLimits) -> None:
         self._dir = attempt
-        self._tail = Tail(attempt.launcher_journal)
+        self._tail = attempt_files.Tail(attempt.launcher_journal)
         self._watch = HeartbeatMonitor(attempt.nodes, limits, attempt.heartbeats)
-        self._journal_changed = FileChange(attempt.launcher_journal, LOOK_EVERY)
-        self._saves_changed = FileChange(attempt.saves, RARELY)
+        self._journal_changed = attempt_files.FileChange(attempt.launcher_journal, LOOK_EVERY)
+        self._saves_changed = attempt_files.FileChange(attempt.saves, RARELY)
         self._files_looked = self._sign_looked = float("-inf")
         self._outcome = False
         self._step = -1
@@ -125,7 +114,7 @@ class AttemptFollower:
             self._saves_looked = now
             yield from self._report_saves(now)
         if files and not self._outcome:
-            outcome = read_outcome(self._dir, now)
+            outcome = attempt_files.read_outcome(self._dir, now)
             if outcome is None and not suspended[0]:
                 outcome = self._abandoned(now, batch_host)
             if outcome is not None:
@@ -142,7 +131,7 @@ class AttemptFollower:
 
     def _launcher_lives(self, now: float) -> bool:
         if not 0.0 <= now - self._sign_looked < SIGN_EVERY:
-            self._sign_looked, sign = now, read_sign(self._dir)
+            self._sign_looked, sign = now, attempt_files.read_sign(self._dir)
             if sign and sign != self._sign:
                 self._sign, self._signed = sign, now
         return now - self._signed < LAUNCHER_SILENT
@@ -155,7 +144,7 @@ class AttemptFollower:
         if self.launcher_lives:
             self._ended_since = None
             return None
-        exits = ExitRecords(self._dir.exits(self._launch.launch)).read()
+        exits = attempt_files.ExitRecords(self._dir.exits(self._launch.launch)).read()
         gone = self._watch.gone(self._launch.launch, self._launch.world_size)
         end = LaunchEnd(self._launch, tuple(exits[n] for n in sorted(exits)), gone, self._taken)
         if not end.over:
@@ -220,7 +209,7 @@ class AttemptFollower:
         reported, at = self._saves if self._saves is not None else (None, 0.0)
         if not self._saves_changed(now) and self._saves_read == reported:
             return
-        saves = self._saves_read = read_saves(self._dir)
+        saves = self._saves_read = attempt_files.read_saves(self._dir)
         if saves is None:
             return
         same = reported is not None and (saves.failed > 0, saves.why) == (reported.failed > 0, reported.why)
@@ -328,7 +317,7 @@ class Follower:
         return handed is not None and handed.job_id == job_id
 
     def _checkpoint(self, now: float) -> Iterator[ev.Event]:
-        step = newest_checkpoint(self._checkpoints)
+        step = attempt_files.newest_checkpoint(self._checkpoints)
         if step > self._durable:
             self._durable = step
             yield ev.CheckpointSeen(now, step)

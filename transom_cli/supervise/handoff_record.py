@@ -1,11 +1,9 @@
 """What a launcher without an operator did with its job, as its journal records it."""
 
-from __future__ import annotations
-
-import os
+import contextlib
 from dataclasses import dataclass
 
-from transom_cli.files import json_lines, read_json
+from transom_cli.files import listed, read_json, read_lines
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 
 RECORD = "requeued"  # the type of the record in the launcher's journal
@@ -15,17 +13,15 @@ RECORD = "requeued"  # the type of the record in the launcher's journal
 class Handoff:
     """How an attempt was followed by another one.
 
-    how: requeued, resubmitted (as another job) or held (either way, to wait for a person).
     job_id, restarts: the start that follows on it.
-    why: the reason in the attempt's outcome. wall: when, by the launcher's clock.
     """
 
     attempt: str
-    how: str
+    how: str  # requeued, resubmitted (as another job) or held (either way, to wait for a person)
     job_id: int
     restarts: int
-    why: str = ""
-    wall: float = 0.0
+    why: str = ""  # the reason in the attempt's outcome
+    wall: float = 0.0  # when, by the launcher's clock
 
     @property
     def start(self) -> tuple[int, int]:
@@ -34,10 +30,7 @@ class Handoff:
 
 def read_handoff(attempt: AttemptDir) -> Handoff | None:
     """Return the handoff of an attempt; None if its launcher did not need to hand the job over, or could not."""
-    try:
-        records = [one for one in json_lines(attempt.launcher_journal.read_bytes()) if one.get("type") == RECORD]
-    except OSError:
-        return None
+    records = [one for one in read_lines(attempt.launcher_journal) if one.get("type") == RECORD]
     return _handed(attempt, records[-1]) if records else None
 
 
@@ -50,15 +43,9 @@ def newest_handoff(run: RunDir, before: tuple[int, int] | None = None) -> Handof
 def attempt_numbers(run: RunDir) -> list[tuple[int, int]]:
     """Return (job ID, restart count) of every attempt that has a folder."""
     found = []
-    try:
-        names = os.listdir(run.attempts)  # noqa: PTH208
-    except OSError:
-        return []
-    for name in names:
-        try:
-            found.append(parse_attempt(name))
-        except ValueError:
-            continue
+    for path in listed(run.attempts):
+        with contextlib.suppress(ValueError):
+            found.append(parse_attempt(path.name))
     return found
 
 

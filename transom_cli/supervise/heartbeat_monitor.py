@@ -5,8 +5,6 @@ The operator reads the launcher's file of all tables (`heartbeat.aggregate`). Me
 own files. If the launcher falls silent, they write them once a second, and the operator reads those.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -17,6 +15,7 @@ from transom_cli.core import stall
 from transom_cli.core.events import Stall
 from transom_cli.heartbeat.aggregate import Heard, Part, decode_all
 from transom_cli.heartbeat.table import BadTable, NodeTable, decode
+from transom_cli.supervise.attempt_files import read_once
 
 OVERDUE = 3.0  # an agent makes a table once a second
 SHARE = 0.06  # of a core: reading two thousand tables takes a while
@@ -186,7 +185,7 @@ class HeartbeatMonitor:
         files = 0
         for name in self._names(fetched):
             try:
-                self._take(name.removesuffix(_SUFFIX), _bytes(f"{self._folder}{name}"), now, from_file=True)
+                self._take(name.removesuffix(_SUFFIX), read_once(f"{self._folder}{name}", LARGEST), now, from_file=True)
             except OSError:
                 continue  # gone
             files += 1
@@ -318,12 +317,3 @@ def _condition(table: NodeTable) -> tuple[list[object], list[bool]]:
     for r in table.ranks:
         about.append((r.rank, r.launch, r.pid, r.count > 0, r.phase == "done", r.proc in _DEAD and r.proc))
     return about, [r.phase in _SLOW for r in table.ranks]
-
-
-def _bytes(path: str) -> bytes:
-    """Read a file without a file object, which would be a third of the time: there are thousands per second."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, LARGEST)
-    finally:
-        os.close(fd)

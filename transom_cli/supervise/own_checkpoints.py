@@ -1,7 +1,5 @@
 """The trainer's own checkpoints, by their names and places. They are not read, and nothing heavy is imported."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ The operator writes them once the run is done. They are read if no rule knows a 
 earlier run of the same name is not new.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path
@@ -14,6 +12,7 @@ from transom_cli.core.log_lines import log_order
 from transom_cli.diagnose.unknown.store import load, mine_logs, save
 from transom_cli.diagnose.unknown.templates import Templates
 from transom_cli.errors import TransomError
+from transom_cli.files import listed
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 
 log = logging.getLogger("transom.operator")
@@ -38,12 +37,9 @@ def of_past_runs(run: RunDir) -> Templates:
     own = _ID.fullmatch(run.run_id)
     if own is None:
         return Templates()
-    try:
-        beside = [path for path in run.path.parent.iterdir() if path.name < run.run_id]
-    except OSError:
-        return Templates()
+    beside = [path for path in listed(run.path.parent) if path.name < run.run_id]
     found = Templates()
-    names = ((path, _ID.fullmatch(path.name)) for path in sorted(beside, key=lambda path: path.name, reverse=True))
+    names = ((path, _ID.fullmatch(path.name)) for path in reversed(beside))
     former = [path for path, match in names if match is not None and match["name"] == own["name"]]
     kept = [RunDir(path).templates for path in former if RunDir(path).templates.exists()]
     for path in kept[:RUNS]:

@@ -1,21 +1,16 @@
 """Reads a run directory into a `RunRecord`: the operator's journal through the core, and each launcher's files."""
 
-from __future__ import annotations
-
 import gc
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 from transom_cli.core.events import Event, StepSeen
 from transom_cli.core.goodput import JournalHistory, account, attempt_of
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
-from transom_cli.files import json_lines, read_json
+from transom_cli.files import read_json, read_lines
 from transom_cli.layout import RunDir, parse_attempt
 from transom_cli.supervise.handoff_record import attempt_numbers, newest_handoff
-from transom_cli.supervise.journal import BLOCK, fold
+from transom_cli.supervise.journal import fold
 from transom_cli.supervise.lease import operator_alive
 from transom_cli.supervise.run_record import Launcher, RunRecord
 
@@ -57,8 +52,8 @@ def _read(run: RunDir, now: float | None, patience: float, gpus: int) -> RunReco
     attempts, launchers = [], []
     for number in sorted(attempt_numbers(run)):
         one = run.attempt(*number)
-        records = tuple(_lines(one.launcher_journal))
-        attempts.append(attempt_of(one.name, records, _lines(one.progress), read_json(one.outcome)))
+        records = tuple(read_lines(one.launcher_journal))
+        attempts.append(attempt_of(one.name, records, read_lines(one.progress), read_json(one.outcome)))
         launchers.append(Launcher(one.name, records))
     merged = journal.merged(attempts, now, alive=alive)
     held = _held(run, state, alive)
@@ -71,7 +66,7 @@ def read_findings(run: RunDir, node: str) -> tuple[tuple[float, str, str], ...]:
     found = []
     for number in sorted(attempt_numbers(run)):
         attempt = run.attempt(*number)
-        for record in _lines(attempt.findings(node)):
+        for record in read_lines(attempt.findings(node)):
             wall, words, verdict = record.get("wall"), record.get("words"), record.get("verdict")
             if isinstance(wall, (int, float)) and isinstance(words, str) and verdict not in WELL:
                 found.append((float(wall), attempt.name, f"{verdict}, {record.get('kind')}: {words}"))
@@ -86,13 +81,3 @@ def _held(run: RunDir, state: State, alive: bool) -> str:
     if handed is None or handed.how != "held" or parse_attempt(handed.attempt) < (state.job.id, state.job.restarts):
         return ""
     return held_words(handed.why)
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a journal; none if it cannot be read. It may be long and is not kept in memory."""
-    try:
-        with path.open("rb") as file:
-            while lines := file.readlines(BLOCK):
-                yield from json_lines(b"".join(lines))
-    except OSError:
-        return

@@ -1,7 +1,5 @@
 """Requests of people to a run's operator, as files of the owner or through the request socket."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os
@@ -13,7 +11,7 @@ from typing import Any
 from transom_cli.core import events as ev
 from transom_cli.files import publish_text
 from transom_cli.layout import RunDir
-from transom_cli.toml import tomllib
+from transom_cli.toml import read_toml
 
 STOP, LIFT, REQUEUE, RESUME = KINDS = ("stop", "lift", "requeue", "resume")
 MAX_NODES = 4096  # in one request to lift
@@ -46,10 +44,7 @@ def write_request(run: RunDir, kind: str, who: str, **more: Any) -> str:
 
 def on_call(run: RunDir) -> tuple[str, ...]:
     """Return the users whose requests the operator carries out (`run.on_call`)."""
-    try:
-        section = tomllib.loads(run.settings.read_text(encoding="utf-8", errors="surrogateescape")).get("run")
-    except (OSError, ValueError):
-        return ()
+    section = read_toml(run.settings).get("run")
     users = section.get("on_call") if isinstance(section, dict) else None
     return tuple(map(str, users)) if isinstance(users, list) else ()
 

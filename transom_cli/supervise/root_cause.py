@@ -1,7 +1,5 @@
 """Reads the logs of an attempt for the first cause: the end of one rank's log, or of the job's own output."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ An operator that was away reads a launcher's records late; here, each has the la
 operator read about is an incident too, under the launcher's own name for it (7.0/l1).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,24 +31,17 @@ class Launcher:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What the journals of a run say.
-
-    Attributes:
-        now: Unix time.
-        events: Of the operator's journal, without steps.
-        held: Why the job waits for a person; "" if it does not.
-        gpus: Of a node; 0 if unknown.
-    """
+    """What the journals of a run say."""
 
     run_id: str
-    now: float
+    now: float  # Unix time
     state: State
-    events: tuple[Event, ...]
+    events: tuple[Event, ...]  # of the operator's journal, without steps
     launchers: tuple[Launcher, ...]  # oldest first
     history: History
     account: Account
-    held: str = ""
-    gpus: int = 0
+    held: str = ""  # why the job waits for a person; "" if it does not
+    gpus: int = 0  # of a node; 0 if unknown
     times: JournalTimes = field(default_factory=JournalTimes)
 
 
@@ -136,28 +127,18 @@ NO_OUTCOME = "nothing tells how it ended"
 
 @dataclass(frozen=True)
 class AttemptSummary:
-    """One attempt. Times are Unix time; None if unknown.
-
-    Attributes:
-        nodes: Of its allocation.
-        launches: (number, when).
-        status: done, failed, left or stopped, as its launcher says; "" if it says nothing.
-        words: How it ended.
-        exit_code: Of its launcher.
-        runs: Its end is not known.
-        incident: For which the operator ended it, with its diagnosis.
-    """
+    """One attempt. Times are Unix time; None if unknown."""
 
     name: str
     began: float | None = None
     ended: float | None = None
-    nodes: tuple[str, ...] = ()
-    launches: tuple[tuple[int, float], ...] = ()
-    status: str = ""
-    words: str = ""
-    exit_code: int | None = None
-    runs: bool = False
-    incident: str = ""
+    nodes: tuple[str, ...] = ()  # of its allocation
+    launches: tuple[tuple[int, float], ...] = ()  # (number, when)
+    status: str = ""  # done, failed, left or stopped, as its launcher says; "" if it says nothing
+    words: str = ""  # how it ended
+    exit_code: int | None = None  # of its launcher
+    runs: bool = False  # its end is not known
+    incident: str = ""  # for which the operator ended it, with its diagnosis
     incident_words: str = ""
 
     @property

@@ -3,8 +3,6 @@
 The operator writes it when the run ends. `transom list` writes it for runs that ended without one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

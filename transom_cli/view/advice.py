@@ -3,8 +3,6 @@
 Closed forms of what `transom advise` simulates. Each sentence names its gain; below `CLEAR` there is none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import inf, sqrt
 from statistics import median

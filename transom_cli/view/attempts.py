@@ -1,7 +1,5 @@
 """A run's attempts, each with Slurm's accounting record of that start, as text and as JSON. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,17 +45,11 @@ class Accounting:
 
 @dataclass(frozen=True)
 class Row:
-    """A start of the job.
+    """A start of the job."""
 
-    Attributes:
-        attempt: The run's record; None if only accounting knows of it.
-        start: Accounting's record; None if it has none.
-        differences: What the two contradict each other in.
-    """
-
-    attempt: AttemptSummary | None
-    start: Start | None
-    differences: tuple[str, ...] = ()
+    attempt: AttemptSummary | None  # the run's record; None if only accounting knows of it
+    start: Start | None  # accounting's record; None if it has none
+    differences: tuple[str, ...] = ()  # what the two contradict each other in
 
     @property
     def began(self) -> float | None:

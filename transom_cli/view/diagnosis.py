@@ -1,7 +1,5 @@
 """Results of `transom diagnose` as text. Pure."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

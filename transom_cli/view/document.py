@@ -4,8 +4,6 @@ view/schema/status.json describes the document; within a schema number, keys are
 each is repeated in UTC under a key that ends in `_utc`. Durations are seconds.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, dataclass, field, replace
@@ -64,21 +62,14 @@ def _utc(at: float | None) -> str | None:
 
 @dataclass(frozen=True)
 class Change:
-    """One line of `--watch` in a pipe.
-
-    Attributes:
-        what: A phase, or the kind of an incident's mark.
-        incident: "" if it concerns the run.
-        repeated: The incident has had the same message before, and this kind of mark adds nothing to it.
-        brief: The incident has had the same message before.
-    """
+    """One line of `--watch` in a pipe."""
 
     at: float
-    what: str
+    what: str  # a phase, or the kind of an incident's mark
     message: str
-    incident: str = ""
-    repeated: bool = False
-    brief: bool = False
+    incident: str = ""  # "" if it concerns the run
+    repeated: bool = False  # the incident has had the same message before, and this kind of mark adds nothing to it
+    brief: bool = False  # the incident has had the same message before
 
     @property
     def line(self) -> str:
@@ -95,13 +86,9 @@ class Change:
 
 @dataclass
 class Changes:
-    """Compares views of one run. The first view brings everything that has happened so far.
+    """Compares views of one run. The first view brings everything that has happened so far."""
 
-    Attributes:
-        earlier: Whether the first view also brings incidents that are over, or only counts them.
-    """
-
-    earlier: bool = True
+    earlier: bool = True  # whether the first view also brings incidents that are over, or only counts them
     _phase: str = ""
     _marks: set[tuple[str, float, str]] = field(default_factory=set)
     _messages: set[tuple[str, str]] = field(default_factory=set)

@@ -1,7 +1,5 @@
 """Shortens an incident's timeline: ranks with the same evidence share an entry, and a long list is cut. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

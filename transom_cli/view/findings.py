@@ -3,8 +3,6 @@
 What several nodes have in common is one line, with the nodes folded as Slurm writes them.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The account of a run's time as text and as JSON. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,12 +48,10 @@ def goodput_lines(run_id: str, account: Account, width: int = 80) -> list[str]:
         found.append("note: no steps of this run were seen; the shares are lower bounds")
     found += ["", f"{'KIND':<12}{'TIME':>9}{'SHARE':>9}"]
     found += [_kind_row(kind, whole) for kind in Kind if whole.ns[kind] or kind is Kind.PRODUCTIVE]
-    for part in (
-        _attempts(account, width),
-        _recoveries(account, width),
-        _categories(account, width),
-        _causes(account, width),
-    ):
+    # With one kind of recovery, or few causes, the table of causes is enough.
+    recoveries = _sorts("RECOVERY", account.by_recovery, account, width) if len(account.by_recovery) > 1 else []
+    categories = _sorts("CATEGORY", account.by_category, account, width) if len(account.by_cause) > SHOWN else []
+    for part in (_attempts(account, width), recoveries, categories, _causes(account, width)):
         found += ["", *part] if part else []
     return [fit(line.rstrip(), width) for line in found]
 
@@ -134,16 +130,6 @@ def _attempts(account: Account, width: int) -> list[str]:
         before = f"{name:<12}{duration(s.wall):>9}{percent(s.goodput):>9}  "
         found += wrapped(before, largest_losses(s, 2), width)
     return [*found, *_more(len(account.attempts) - SHOWN, "earlier")]
-
-
-def _categories(account: Account, width: int) -> list[str]:
-    """With few causes, their own table is enough."""
-    return _sorts("CATEGORY", account.by_category, account, width) if len(account.by_cause) > SHOWN else []
-
-
-def _recoveries(account: Account, width: int) -> list[str]:
-    """With one kind, the causes' own table is enough."""
-    return _sorts("RECOVERY", account.by_recovery, account, width) if len(account.by_recovery) > 1 else []
 
 
 def _sorts(title: str, sorts: Sequence[Category], account: Account, width: int) -> list[str]:

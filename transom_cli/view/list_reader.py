@@ -1,7 +1,5 @@
 """Reads the runs that `transom list` shows, with few file calls: of a run that is over, only its summary."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -23,17 +21,11 @@ ENDED = 20  # runs that are over and shown by default
 
 @dataclass(frozen=True)
 class Wanted:
-    """The runs to show; by default every run that is not over, and the newest that are.
+    """The runs to show; by default every run that is not over, and the newest that are."""
 
-    Attributes:
-        everything: Also older ones.
-        states: Only runs with one of these; empty: any.
-        since: Only runs that are not over, or ended after it (Unix time).
-    """
-
-    everything: bool = False
-    states: Collection[str] = ()
-    since: float | None = None
+    everything: bool = False  # also older ones
+    states: Collection[str] = ()  # only runs with one of these; empty: any
+    since: float | None = None  # only runs that are not over, or ended after it (Unix time)
 
     @property
     def newest(self) -> bool:

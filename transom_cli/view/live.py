@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from transom_cli.view.model import RunView
 from transom_cli.view.outlook import continue_command
 from transom_cli.view.read import Reader
 from transom_cli.view.status import screen
-from transom_cli.view.terminal import coloured, show
+from transom_cli.view.terminal import coloured, show, width
 
 if TYPE_CHECKING:
     from transom_cli.view.watch.app import WatchApp
@@ -171,7 +170,7 @@ def _live_screen(
     last = app.run()
     monitor.stop()
     if last is not None:
-        show(screen(last, shutil.get_terminal_size((80, 24)).columns))
+        show(screen(last, width()))
     return None if app.left else last
 
 

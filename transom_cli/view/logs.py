@@ -1,7 +1,5 @@
 """The output of a run's ranks, merged: `transom logs`."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -27,17 +25,12 @@ _TONES = ("note", "good", "warn", "strong", "")  # by rank, in turn
 
 @dataclass(frozen=True)
 class RootLine:
-    """The line that the diagnosis blames.
-
-    Attributes:
-        number: Of the line in the file, from 1; 0: it is not there any more.
-        source: File and line of the trainer, from the Python traceback above it; "" without one.
-    """
+    """The line that the diagnosis blames."""
 
     path: Path
     text: str
-    number: int = 0
-    source: str = ""
+    number: int = 0  # of the line in the file, from 1; 0: it is not there any more
+    source: str = ""  # file and line of the trainer, from the Python traceback above it; "" without one
 
     @property
     def rank(self) -> int:
@@ -55,11 +48,9 @@ class RootLine:
 
 @dataclass(frozen=True)
 class LogLine:
-    """at: Unix time, of the line or of the last line before it that has one; 0: unknown."""
-
     rank: int | None
     text: str
-    at: float = 0.0
+    at: float = 0.0  # Unix time, of the line or of the last line before it that has one; 0: unknown
 
 
 @dataclass

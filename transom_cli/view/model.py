@@ -1,7 +1,5 @@
 """The read model of a run: plain values that every screen, document and report is drawn from. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -36,30 +34,19 @@ STALE = 60.0  # seconds: node states from older files are not shown as current
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node of the current attempt.
-
-    Attributes:
-        role: ranks, spare, or out (a spare has replaced it).
-        state: ok, slow, silent, suspect, probing, isolated, or waiting (no sign of it yet).
-        step: The last step that all of its ranks have finished; -1 if there is none.
-        beat_age: Seconds since the slowest of its ranks finished a step.
-        alive: The number of its ranks whose process is alive.
-        note: What is unusual about it.
-        gpus: Readings of its GPUs; None if there are none.
-        gpus_age: Seconds between the GPU readings and the newest heartbeat table of any node.
-    """
+    """A node of the current attempt."""
 
     node: str
-    role: str
-    state: str
-    step: int = -1
-    beat_age: float | None = None
+    role: str  # ranks, spare, or out (a spare has replaced it)
+    state: str  # ok, slow, silent, suspect, probing, isolated, or waiting (no sign of it yet)
+    step: int = -1  # the last step that all of its ranks have finished; -1 if there is none
+    beat_age: float | None = None  # seconds since the slowest of its ranks finished a step
     ranks: int = 0
-    alive: int = 0
+    alive: int = 0  # the number of its ranks whose process is alive
     phase: str = ""
-    note: str = ""
-    gpus: NodeGpus | None = None
-    gpus_age: float = 0.0
+    note: str = ""  # what is unusual about it
+    gpus: NodeGpus | None = None  # readings of its GPUs; None if there are none
+    gpus_age: float = 0.0  # seconds between the GPU readings and the newest heartbeat table of any node
 
     @property
     def differs(self) -> bool:
@@ -89,55 +76,35 @@ class PlannedSave:
 
 @dataclass(frozen=True)
 class Operation:
-    """A save or restore in progress.
+    """A save or restore in progress."""
 
-    Attributes:
-        what: saving, copying or restoring.
-        step: The checkpoint's step; -1 if unknown.
-        began: Unix time.
-        done: Units finished, of `total`; total is 0 if unknown.
-        unit: bytes or ranks.
-    """
-
-    what: str
-    step: int
+    what: str  # saving, copying or restoring
+    step: int  # the checkpoint's step; -1 if unknown
     message: str
-    began: float | None
-    done: int
+    began: float | None  # Unix time
+    done: int  # units finished, of `total`; total is 0 if unknown
     total: int
-    unit: str
+    unit: str  # bytes or ranks
 
 
 @dataclass(frozen=True)
 class IncidentView:
-    """An incident in brief.
-
-    Attributes:
-        result: open, recovered, stopped, ...
-        duration: Seconds to the next step, or to the incident's end; None while it is open.
-        marks: (Unix time, kind, message) of each thing seen or done.
-        category: Of the diagnosis, as in `diagnose.clue.Category`.
-        rule: The policy rule that decided.
-        nodes: The nodes at fault, as far as known.
-        isolated: (node, drained or excluded).
-        fault: The same as every screen words it.
-        planned: No fault: a time limit, a preemption, a node to be drained, or a person's request.
-    """
+    """An incident in brief."""
 
     id: str
     began: float
     message: str
-    result: str
-    duration: float | None
-    marks: tuple[tuple[float, str, str], ...]
-    category: str = ""
-    rule: str = ""
+    result: str  # open, recovered, stopped, ...
+    duration: float | None  # seconds to the next step, or to the incident's end; None while it is open
+    marks: tuple[tuple[float, str, str], ...]  # (Unix time, kind, message) of each thing seen or done
+    category: str = ""  # of the diagnosis, as in `diagnose.clue.Category`
+    rule: str = ""  # the policy rule that decided
     action: str = ""
     fingerprint: str = ""
-    nodes: tuple[str, ...] = ()
-    isolated: tuple[tuple[str, str], ...] = ()
-    fault: Fault = NOTHING
-    planned: bool = False
+    nodes: tuple[str, ...] = ()  # the nodes at fault, as far as known
+    isolated: tuple[tuple[str, str], ...] = ()  # (node, drained or excluded)
+    fault: Fault = NOTHING  # the same as every screen words it
+    planned: bool = False  # no fault: a time limit, a preemption, a node to be drained, or a person's request
 
     def outcome(self, now: float) -> str:
         """Return what was done, and how it ended: `relaunched, back in 6.2 s`."""
@@ -149,47 +116,32 @@ class IncidentView:
 
 @dataclass(frozen=True)
 class Preflight:
-    """Nodes are being checked before the ranks start.
+    """Nodes are being checked before the ranks start."""
 
-    Attributes:
-        since: Unix time.
-        checked: Nodes that have answered, of `of`.
-        probes: All have answered, and the probe computes and communicates on them.
-    """
-
-    since: float
-    checked: int
+    since: float  # Unix time
+    checked: int  # nodes that have answered, of `of`
     of: int
-    probes: bool = False
+    probes: bool = False  # all have answered, and the probe computes and communicates on them
 
 
 @dataclass(frozen=True)
 class Standbys:
-    """Standbys that are ready for the next launch (`launch.standby`).
-
-    Attributes:
-        ranks: Number of standbys, with those on spares.
-        nodes: Number of ready ones by node.
-        words: The same for a person, with where they wait.
-    """
+    """Standbys that are ready for the next launch (`launch.standby`)."""
 
     launch: int
-    ranks: int
-    nodes: dict[str, int]
-    words: str
+    ranks: int  # number of standbys, with those on spares
+    nodes: dict[str, int]  # number of ready ones by node
+    words: str  # the same for a person, with where they wait
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """The ranks save and end, and the run continues in its next attempt.
-
-    why: As in `core.launcher.state.Reason`. until: The end of the attempt, if known.
-    """
+    """The ranks save and end, and the run continues in its next attempt."""
 
     since: float
     message: str
-    why: str = ""
-    until: float | None = None
+    why: str = ""  # as in `core.launcher.state.Reason`
+    until: float | None = None  # the end of the attempt, if known
 
 
 @dataclass(frozen=True)

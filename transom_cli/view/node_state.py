@@ -3,8 +3,6 @@
 The strongest applies: isolated, probing, silent, suspect, slow, ok.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,7 +18,7 @@ LETTERS = {"ok": ".", "slow": "s", "silent": "!", "suspect": "?", "probing": "p"
 _BAD = ("suspect", "fail")  # verdicts of findings, as in `health.finding`
 _GONE = {"X": "is gone", "Z": "is dead", "T": "is stopped"}  # by /proc state letter
 _HEARTBEATS = "host:heartbeats"  # the agent's finding that the node has no place for heartbeats
-BLIND_AFTER = 60.0  # seconds from a launch's start, as in `supervise.launcher.blind_nodes`
+BLIND_AFTER = 60.0  # seconds from a launch's start, as in `supervise.launcher.monitor`
 _LOGS = "log:"  # prefix of findings in a rank's log, which count for one launch only
 
 

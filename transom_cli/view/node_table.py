@@ -3,8 +3,6 @@
 Ages of GPU readings are differences of one clock, the node's or the file system's. Not exercised on hardware.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from transom_cli.health.gpu.status import GpuStatus, NodeGpus, gpus_of

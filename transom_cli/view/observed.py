@@ -1,7 +1,5 @@
 """What transom would have done in observed runs, beside what people did (`transom observe --summary`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -32,33 +30,25 @@ _FATES = {
 
 @dataclass(frozen=True)
 class Compared:
-    """A withheld action and what happened instead.
-
-    Attributes:
-        what: As in `WouldHave`.
-        fate: In words.
-        after: Seconds until then; None if nothing has happened, or it is not known when.
-    """
+    """A withheld action and what happened instead."""
 
     run: str
     incident: str
     at: float
-    what: str
+    what: str  # as in `WouldHave`
     words: str
     nodes: tuple[str, ...]
-    fate: str
-    after: float | None
+    fate: str  # in words
+    after: float | None  # seconds until then; None if nothing has happened, or it is not known when
 
 
 @dataclass(frozen=True)
 class Summary:
-    """runs: number of observed runs. nodes_error: why Slurm's view of the nodes is missing."""
-
     since: float
     until: float
-    runs: int
+    runs: int  # number of observed runs
     compared: tuple[Compared, ...]
-    nodes_error: str = ""
+    nodes_error: str = ""  # why Slurm's view of the nodes is missing
 
 
 def read_summary(root: Path, since: float, now: float, connect: Callable[[RunDir], Slurm]) -> Summary:

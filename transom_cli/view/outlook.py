@@ -1,7 +1,5 @@
 """What comes next: planned saves, operations in progress, transom's next actions, the user's commands. Pure."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Reads a run directory into a `RunView`: journal, heartbeat tables and lease."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -26,7 +24,7 @@ from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
 from transom_cli.supervise.own_checkpoints import newest_own
-from transom_cli.toml import tomllib
+from transom_cli.toml import read_toml
 from transom_cli.view.model import FRESH, NodeView, Preflight, RunView, Standbys, build_view
 from transom_cli.view.node_state import NodeSight, NodeViews, blind_nodes
 from transom_cli.view.outlook import next_steps, rank_operation, step_time
@@ -47,40 +45,25 @@ _LAUNCH = re.compile(r"\btransom(?:_cli)?\s+(?:attempt-launcher|launch)\b")
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What the screens need from run.toml. It is read without the settings model, whose import takes long.
-
-    Attributes:
-        steps: Length of the training.
-        limit: Time limit of an attempt in seconds.
-        warned: The ranks get a signal before the time limit.
-        preflight: Nodes are checked before the ranks start.
-        probe: The preflight ends with a probe.
-        cluster: The cluster of the job, if there are several.
-        launcher: The batch script starts transom's launcher.
-        requirements: On nodes, besides their number.
-        gpus: Per node; 0 if unknown.
-    """
+    """What the screens need from run.toml. It is read without the settings model, whose import takes long."""
 
     checkpoints: Path
-    steps: int | None = None
-    limit: int | None = None
-    warned: bool = True
+    steps: int | None = None  # length of the training
+    limit: int | None = None  # time limit of an attempt in seconds
+    warned: bool = True  # the ranks get a signal before the time limit
     node_silent: float = SILENT
     first_step: float = FIRST_STEP
-    cluster: str = ""
-    launcher: bool = True
-    requirements: str = ""
-    gpus: int = 0
-    preflight: bool = True
-    probe: bool = True
+    cluster: str = ""  # the cluster of the job, if there are several
+    launcher: bool = True  # the batch script starts transom's launcher
+    requirements: str = ""  # on nodes, besides their number
+    gpus: int = 0  # per node; 0 if unknown
+    preflight: bool = True  # nodes are checked before the ranks start
+    probe: bool = True  # the preflight ends with a probe
 
 
 def read_run_settings(run: RunDir) -> RunSettings:
     """Return defaults if run.toml cannot be read."""
-    try:
-        settings = tomllib.loads(run.settings.read_text(encoding="utf-8", errors="surrogateescape"))
-    except (OSError, ValueError):
-        return RunSettings(run.checkpoints)
+    settings = read_toml(run.settings)
     job, detect = _section(settings, "job"), _section(settings, "detect")
     steps, directory = settings.get("steps"), _section(settings, "checkpoint").get("directory")
     gpus = job.get("gpus_per_node")

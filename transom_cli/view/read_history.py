@@ -1,7 +1,5 @@
 """Reads a run's whole history: everything that a report shows, and time series for the live screen."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

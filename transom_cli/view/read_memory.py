@@ -1,7 +1,5 @@
 """Reads what the nodes of an attempt report of checkpoints in their memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from transom_cli.ckpt.progress import Part, combined
@@ -16,24 +14,15 @@ from transom_cli.view.outlook import operations, planned_saves
 
 @dataclass(frozen=True)
 class Memory:
-    """What the nodes report of checkpoints.
+    """What the nodes report of checkpoints."""
 
-    Attributes:
-        step: The newest complete step in node memory; -1 if there is none.
-        committed: When it was committed (Unix time).
-        schedule: When the training saves, as text.
-        coming: When the training saves, as a plan.
-        parts: Saves and restores in progress.
-        directory: The training's checkpoint directory.
-    """
-
-    step: int = -1
-    committed: float | None = None
+    step: int = -1  # the newest complete step in node memory; -1 if there is none
+    committed: float | None = None  # when it was committed (Unix time)
     protection: str = ""
-    schedule: str = ""
-    coming: NextSaves | None = None
-    parts: tuple[Part, ...] = ()
-    directory: str = ""
+    schedule: str = ""  # when the training saves, as text
+    coming: NextSaves | None = None  # when the training saves, as a plan
+    parts: tuple[Part, ...] = ()  # saves and restores in progress
+    directory: str = ""  # the training's checkpoint directory
 
     def added_to(self, view: RunView, stepped: float | None = None) -> RunView:
         """Add it to a view. stepped: when the view's step finished; planned saves need a run that trains."""

@@ -5,8 +5,6 @@ per look, and unchanged files are not opened again. The tables come from the lau
 as it is current; else from the nodes' own files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

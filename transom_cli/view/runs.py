@@ -1,7 +1,5 @@
 """The table of `transom list`. Pure, and a module of its own because the command must start fast."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

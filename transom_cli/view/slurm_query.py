@@ -4,25 +4,23 @@
 user's state folder spares the others the same query for ten seconds. So does an answer about a job that waits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from transom_cli.core.codec import BadRecord, build, plain
+from transom_cli.errors import TransomError
 from transom_cli.files import make_private, publish_text, replace_text
-from transom_cli.slurm.port import Job, JobState
-
-if TYPE_CHECKING:
-    from transom_cli.layout import RunDir
-    from transom_cli.slurm.port import Slurm
-    from transom_cli.view.model import RunView
+from transom_cli.layout import RunDir
+from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm, SlurmUnknown
+from transom_cli.view import slurm_reasons
+from transom_cli.view.model import RunView
 
 OUTAGE = 10.0  # seconds for which a failed query counts for other processes
 KEPT = 10.0  # seconds for which an answer about a waiting job counts for other processes
@@ -67,17 +65,16 @@ class Outage:
 
     def kept(self, job_id: int) -> Job | None:
         """Return a recent answer about a waiting job, or None."""
-        answer = self._recent_answers().get(str(job_id))
-        return build_job(answer) if answer is not None else None
+        with contextlib.suppress(BadRecord):  # another version of transom wrote it
+            if (answer := self._recent_answers().get(str(job_id))) is not None:
+                return build(Job, answer)
+        return None
 
     def keep(self, job: Job) -> None:
         """Keep an answer for other processes if the job waits: then it rarely changes."""
         if job.state is not JobState.PENDING or not job.reason:
             return
-        answers = {
-            **self._recent_answers(),
-            str(job.job_id): {"asked_at": time.time(), **asdict(job), "state": "PENDING"},
-        }
+        answers = {**self._recent_answers(), str(job.job_id): {"asked_at": time.time(), **plain(job)}}
         with contextlib.suppress(OSError):
             self._answers.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             publish_text(self._answers, json.dumps(answers))
@@ -91,17 +88,6 @@ class Outage:
             return {}
 
 
-def build_job(answer: dict[str, Any]) -> Job | None:
-    """Return the job of a kept answer, or None if another version of transom wrote it."""
-    given = {key: value for key, value in answer.items() if key != "asked_at"}
-    given |= {key: tuple(given.get(key, ())) for key in ("nodes", "excluded")}
-    given["requirements"] = tuple((str(flag), str(value)) for flag, value in given.get("requirements", ()))
-    try:
-        return Job(**{**given, "state": JobState(given["state"])})
-    except (TypeError, ValueError, KeyError):
-        return None
-
-
 class _NoAnswer(NamedTuple):
     """at: when another process asked (Unix time); None: this one did."""
 
@@ -111,48 +97,33 @@ class _NoAnswer(NamedTuple):
 
 def with_slurm(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunView:
     """Add Slurm's answer where the run's files do not say enough. connect: makes a client of the run's cluster."""
-    from transom_cli.view.slurm_reasons import (
-        may_starve,
-        needs_operator_query,
-        needs_query,
-        with_answer,
-        with_error,
-        with_operator_job,
-    )
-
-    if needs_operator_query(view):
+    if slurm_reasons.needs_operator_query(view):
         answer = _query(view, view.operator_job, connect)
-        view = view if isinstance(answer, _NoAnswer) else with_operator_job(view, answer)
-    if not needs_query(view):
+        view = view if isinstance(answer, _NoAnswer) else slurm_reasons.with_operator_job(view, answer)
+    if not slurm_reasons.needs_query(view):
         return view
     answer = _query(view, view.job_id, connect)
     if isinstance(answer, _NoAnswer):
-        return with_error(view, answer.error, answer.at)
-    view = with_answer(view, answer)
-    return _with_starvation(view, connect) if may_starve(view) else view
+        return slurm_reasons.with_error(view, answer.error, answer.at)
+    view = slurm_reasons.with_answer(view, answer)
+    return _with_starvation(view, connect) if slurm_reasons.may_starve(view) else view
 
 
 def _with_starvation(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunView:
     """Say whether too few nodes are usable for the job, and which of them transom keeps away."""
-    from transom_cli.errors import TransomError
     from transom_cli.health.history.files import history_dir, read_history
     from transom_cli.health.history.nodes import fold
-    from transom_cli.layout import RunDir
-    from transom_cli.view.slurm_reasons import with_starvation
 
     try:
         nodes = connect(RunDir(Path(view.path)), SLURM_TIMEOUT).nodes()
         active = fold(read_history(history_dir(os.environ), view.now), view.now).active
     except (TransomError, OSError):
         return view  # Slurm's own reason remains
-    return with_starvation(view, nodes, {one.isolation.node: one.isolation.run for one in active})
+    return slurm_reasons.with_starvation(view, nodes, {one.isolation.node: one.isolation.run for one in active})
 
 
 def _query(view: RunView, job_id: int, connect: Callable[[RunDir, float], Slurm]) -> Job | _NoAnswer:
-    from transom_cli.errors import TransomError
     from transom_cli.health.history.files import history_dir
-    from transom_cli.layout import RunDir
-    from transom_cli.slurm.port import NoSuchJob, SlurmUnknown
 
     outage = Outage(history_dir(os.environ).parent, os.environ, view.cluster)
     recent = outage.recent()

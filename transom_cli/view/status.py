@@ -3,8 +3,6 @@
 Width None is for a pipe: laid out for 100 columns, and nothing is cut or wrapped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from transom_cli.plural import several

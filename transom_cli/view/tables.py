@@ -1,7 +1,5 @@
 """Tables of isolated nodes (`transom nodes`) and policy rules (`transom policy`). Pure."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -74,15 +74,13 @@ def error_console() -> Console:
 # --- width ---
 
 
-def width(environ: Mapping[str, str], *, watched: bool) -> int | None:
-    """Return the width in columns; None for a pipe. `watch` passes its own width in COLUMNS."""
-    if watched and environ.get("COLUMNS", "").isdecimal():
-        return int(environ["COLUMNS"])
-    if not sys.stdout.isatty():
-        return None
+def width() -> int | None:
+    """Return the width of stdout in columns; None for a pipe. `watch` passes its own width in COLUMNS."""
     import shutil
 
-    return shutil.get_terminal_size((80, 24)).columns
+    if sys.stdout.isatty() or (under_watch() and os.environ.get("COLUMNS", "").isdecimal()):
+        return shutil.get_terminal_size((80, 24)).columns
+    return None
 
 
 def under_watch() -> bool:

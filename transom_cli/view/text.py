@@ -4,8 +4,6 @@ A tone only repeats in colour what the words say. The same lines go to a pipe as
 (`view.terminal`).
 """
 
-from __future__ import annotations
-
 import textwrap
 import unicodedata
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 `transom explain`, the live screen and the report draw the same entries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -57,34 +55,18 @@ WITHOUT_NODES = (Kind.QUEUE, Kind.HOLD, Kind.IDLE)
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of the timeline.
-
-    Attributes:
-        took: Seconds since the entry before.
-        part: seen, decided, done, refused or withheld.
-        what: The kind of the journal's mark.
-    """
+    """An entry of the timeline."""
 
     at: float
-    took: float
-    part: str
-    what: str
+    took: float  # seconds since the entry before
+    part: str  # seen, decided, done, refused or withheld
+    what: str  # the kind of the journal's mark
     message: str
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """An incident with everything that is known of it.
-
-    Attributes:
-        duration: Seconds from the first sign to the next step, or to the end; None while it is open.
-        step: The newest step ever finished before it; -1 if none.
-        lost: Steps that had to be repeated; -1 if unknown.
-        cost: Time by kind; None if unknown.
-        gpu_hours: Of the run's own nodes; None if unknown.
-        since_start: `step` counts from the start of the processes.
-        root: File and line of the trainer that failed, or of its log; "" if not known.
-    """
+    """An incident with everything that is known of it."""
 
     id: str
     attempt: str
@@ -93,16 +75,16 @@ class Timeline:
     title: str
     fault: Fault
     result: str
-    duration: float | None
-    step: int
+    duration: float | None  # seconds from the first sign to the next step, or to the end; None while it is open
+    step: int  # the newest step ever finished before it; -1 if none
     nodes: tuple[str, ...]
     decided: Decided
     entries: tuple[Entry, ...]
-    lost: int
-    cost: Sums | None
-    gpu_hours: float | None
-    since_start: bool = False
-    root: str = ""
+    lost: int  # steps that had to be repeated; -1 if unknown
+    cost: Sums | None  # time by kind; None if unknown
+    gpu_hours: float | None  # of the run's own nodes; None if unknown
+    since_start: bool = False  # `step` counts from the start of the processes
+    root: str = ""  # file and line of the trainer that failed, or of its log; "" if not known
 
 
 def build_timeline(incident: Incident, book: RunRecord, *, full: bool = False) -> Timeline:

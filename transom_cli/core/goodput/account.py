@@ -1,7 +1,5 @@
 """The account of a run's time: sums by kind, attempt, cause and category, shares, and time series. Pure."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,25 +56,19 @@ class Category:
 
 @dataclass(frozen=True)
 class Account:
-    """The account of a run.
-
-    Attributes:
-        spans: In order of time, without gap or overlap, from submission to `until`.
-        by_cause: Lost time by cause, the most expensive first.
-        by_category: The same by category.
-        by_recovery: The same by how the training continued, without causes after which it has not.
-    """
+    """The account of a run."""
 
     begin: int
     until: int
     over: bool
     steps_seen: bool
-    spans: tuple[Span, ...]
+    spans: tuple[Span, ...]  # in order of time, without gap or overlap, from submission to `until`
     causes: tuple[Cause, ...]
     whole: Sums
     attempts: tuple[tuple[str, Sums], ...]
-    by_cause: tuple[tuple[Cause, Sums], ...]
-    by_category: tuple[Category, ...]
+    by_cause: tuple[tuple[Cause, Sums], ...]  # lost time by cause, the most expensive first
+    by_category: tuple[Category, ...]  # the same by category
+    # the same by how the training continued, without causes after which it has not
     by_recovery: tuple[Category, ...] = ()
 
 

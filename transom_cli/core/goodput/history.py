@@ -5,8 +5,6 @@ The journal adds when the job waited, and what a launcher did not write. It is p
 Slurm's states are interpreted in one place.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

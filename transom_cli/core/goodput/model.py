@@ -1,7 +1,5 @@
 """The values of an account. Times are integer nanoseconds since the epoch, so that sums are exact. Pure."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 
@@ -73,51 +71,35 @@ class Sign:
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of the training step.
-
-    Attributes:
-        exact: The samples are the launcher's own, and the last one is the last step.
-        since_start: Steps count from the start of the processes, so repeated steps cannot be recognised.
-        job_step: As in `events.LaunchSeen`. Only steps of the same one are compared.
-        done: When that job step was done, if this is its last launch and the script may start another one.
-        how: How its ranks were started, after a fault.
-    """
+    """One start of the training step."""
 
     number: int
     at: int
     samples: tuple[Sample, ...] = ()
-    exact: bool = False
-    since_start: bool = False
-    job_step: str = ""
+    exact: bool = False  # the samples are the launcher's own, and the last one is the last step
+    since_start: bool = False  # steps count from the start of the processes, so repeated steps cannot be recognised
+    job_step: str = ""  # as in `events.LaunchSeen`. Only steps of the same one are compared.
+    # when that job step was done, if this is its last launch and the script may start another one
     done: int | None = None
-    how: How = How.RELAUNCH
+    how: How = How.RELAUNCH  # how its ranks were started, after a fault
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the job. Unknown values are None or empty.
-
-    Attributes:
-        began: When the launcher came up, or Slurm reported RUNNING.
-        checked: When the preflight checks ended.
-        ended: When the launcher ended, with `status` and `cause` as in `events.OutcomeSeen`.
-        step: The newest step, from the outcome; -1 if steps count from the start of the processes.
-        handoff: When the launcher requeued the job; `held` says whether it is held.
-        launcher: The attempt had a launcher; without one, it is known from Slurm alone.
-    """
+    """One start of the job. Unknown values are None or empty."""
 
     name: str
-    began: int | None = None
-    checked: int | None = None
+    began: int | None = None  # when the launcher came up, or Slurm reported RUNNING
+    checked: int | None = None  # when the preflight checks ended
     launches: tuple[Launch, ...] = ()
     signs: tuple[Sign, ...] = ()
-    ended: int | None = None
+    ended: int | None = None  # when the launcher ended, with `status` and `cause` as in `events.OutcomeSeen`
     status: str = ""
     cause: str = ""
-    step: int = -1
-    handoff: int | None = None
+    step: int = -1  # the newest step, from the outcome; -1 if steps count from the start of the processes
+    handoff: int | None = None  # when the launcher requeued the job; `held` says whether it is held
     held: bool = False
-    launcher: bool = False
+    launcher: bool = False  # the attempt had a launcher; without one, it is known from Slurm alone
 
     @property
     def order(self) -> tuple[int, int]:
@@ -127,39 +109,25 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the operator knew from `at` on.
-
-    Attributes:
-        kind: Of time in which no launch runs.
-        attempt: The current attempt.
-        restarted: The operator has just started, and nobody watched before.
-    """
+    """What the operator knew from `at` on."""
 
     at: int
-    kind: Kind
-    attempt: str = ""
-    restarted: bool = False
+    kind: Kind  # of time in which no launch runs
+    attempt: str = ""  # the current attempt
+    restarted: bool = False  # the operator has just started, and nobody watched before
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why time was lost.
+    """Why time was lost."""
 
-    Attributes:
-        key: An operator's incident (i2), a launcher's (7.0/l1), an attempt, or "start".
-        step: The newest step finished before it; -1: none or unknown.
-        lost: Number of steps to repeat; -1: unknown so far.
-        how: How the training continued; None: not yet, or no fault was the cause.
-        hang: By the diagnosis.
-    """
-
-    key: str
+    key: str  # an operator's incident (i2), a launcher's (7.0/l1), an attempt, or "start"
     category: str = ""
     at: int = 0
-    step: int = -1
-    lost: int = -1
-    how: How | None = None
-    hang: bool = False
+    step: int = -1  # the newest step finished before it; -1: none or unknown
+    lost: int = -1  # number of steps to repeat; -1: unknown so far
+    how: How | None = None  # how the training continued; None: not yet, or no fault was the cause
+    hang: bool = False  # by the diagnosis
 
     @property
     def recovery(self) -> str:
@@ -168,20 +136,13 @@ class Cause:
 
 @dataclass(frozen=True)
 class History:
-    """The input of an account.
-
-    Attributes:
-        until: The end of the run, or now.
-        alive: An operator is alive at that time.
-        steps_seen: Steps of the run were seen, and not only its checkpoints.
-        signs: (attempt, sign) of the operator's incidents.
-    """
+    """The input of an account."""
 
     begin: int
-    until: int
+    until: int  # the end of the run, or now
     over: bool
-    alive: bool
-    steps_seen: bool = False
+    alive: bool  # an operator is alive at that time
+    steps_seen: bool = False  # steps of the run were seen, and not only its checkpoints
     observations: tuple[Observation, ...] = ()
     attempts: tuple[Attempt, ...] = ()
-    signs: tuple[tuple[str, Sign], ...] = ()
+    signs: tuple[tuple[str, Sign], ...] = ()  # (attempt, sign) of the operator's incidents

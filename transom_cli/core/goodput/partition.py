@@ -4,8 +4,6 @@ Spans are only ever appended up to the next boundary (`_Ledger.until`), so whate
 whatever order, the lengths of the spans add up to the whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -48,19 +46,12 @@ class _Ledger:
 
 @dataclass(frozen=True)
 class _Ending:
-    """How a launch ended.
+    """How a launch ended."""
 
-    Attributes:
-        stop: From then on, it is known not to step.
-        sign: The first sign of the fault.
-        goes_on: It has not ended.
-        purpose: The attempt's status if it was ended on purpose.
-    """
-
-    stop: int
-    sign: Sign | None = None
-    goes_on: bool = False
-    purpose: str = ""
+    stop: int  # from then on, it is known not to step
+    sign: Sign | None = None  # the first sign of the fault
+    goes_on: bool = False  # it has not ended
+    purpose: str = ""  # the attempt's status if it was ended on purpose
 
 
 class _Walk:
@@ -136,7 +127,8 @@ class _Walk:
     def _end(self, attempt: Attempt, later: Sequence[Attempt]) -> int:
         if attempt.ended is not None:
             return attempt.ended
-        other = (p.at for p in self._history.observations if p.at > self.ledger.now and _newer(p.attempt, attempt))
+        after = (p for p in self._history.observations if p.at > self.ledger.now and p.attempt)
+        other = (p.at for p in after if Attempt(p.attempt).order > attempt.order)
         began = (a.began for a in later if a.began is not None)
         return min((*other, *began, self._history.until))
 
@@ -265,7 +257,3 @@ def _rising(samples: Sequence[Sample], begin: int, end: int) -> list[Sample]:
         if sample.at >= begin and (not found or sample.step > found[-1].step):
             found.append(sample if sample.at <= end else replace(sample, at=end))
     return found
-
-
-def _newer(name: str, attempt: Attempt) -> bool:
-    return bool(name) and Attempt(name).order > attempt.order

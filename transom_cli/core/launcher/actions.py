@@ -1,7 +1,5 @@
 """The actions that the launcher's state machine orders. Frozen."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transom_cli.core.costs import Situation
@@ -14,29 +12,24 @@ class StartLaunch:
 
     Only this action changes the members of a training (`supervise.launcher.group` carries it out).
 
-    faults: findings against nodes that carry no rank because of them.
     lost: only these ranks are started. The others are processes of the launch before, and enter their training again.
-    replicas: the ranks that train before the lost ones have joined; (): they wait for them.
     """
 
     launch: int
     nodes: tuple[str, ...]
-    faults: tuple[NodeFault, ...] = ()
+    faults: tuple[NodeFault, ...] = ()  # findings against nodes that carry no rank because of them
     lost: tuple[int, ...] = ()
-    replicas: tuple[int, ...] = ()
+    replicas: tuple[int, ...] = ()  # the ranks that train before the lost ones have joined; (): they wait for them
 
 
 @dataclass(frozen=True)
 class RollBack:
-    """From `launch` on, in this attempt and later ones, training resumes from step `to` or an older one.
-
-    skip: first and last step whose batches are to be left out; None: none. why: for a person.
-    """
+    """From `launch` on, in this attempt and later ones, training resumes from step `to` or an older one."""
 
     launch: int
     to: int
-    skip: tuple[int, int] | None
-    why: str
+    skip: tuple[int, int] | None  # first and last step whose batches are to be left out; None: none
+    why: str  # for a person
 
 
 @dataclass(frozen=True)
@@ -98,15 +91,12 @@ class ReplaceRanks:
 
 @dataclass(frozen=True)
 class ReadLogs:
-    """alive: the launch has not been ended. Also find out which of its ranks wait for orders.
-
-    without: nodes that do not answer.
-    """
+    """alive: the launch has not been ended. Also find out which of its ranks wait for orders."""
 
     launch: int
     rank: int | None  # whose logs are read first
     alive: bool = False
-    without: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # nodes that do not answer
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ loss went wrong, or whose weights are doubtful, is ended at once, since its stat
 checkpoint.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transom_cli.core.diagnose import CORRUPTED, DIVERGED, SLOW, taken_in

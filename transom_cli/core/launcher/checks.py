@@ -5,8 +5,6 @@ During training, a proven fault ends the launch at once, long before a collectiv
 and counts if the launch fails. What could not be checked accuses no node.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transom_cli.core.diagnose import NODE_FAULT, PREFLIGHT

@@ -3,50 +3,14 @@
 Events about another launch than the present one change nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from transom_cli.core.clocks import first_bad
 from transom_cli.core.launcher import anomalies, checks, departure, failure, growth, hangs, reentry
+from transom_cli.core.launcher import events as ev
 from transom_cli.core.launcher.actions import Action, Journal
-from transom_cli.core.launcher.events import (
-    THIS_LAUNCHER,
-    AnomalyReported,
-    AttemptStarted,
-    CheckpointDurable,
-    CheckpointPlanned,
-    Event,
-    FaultsFound,
-    GracePeriodOver,
-    HangJudged,
-    LaunchEnded,
-    LogsRead,
-    MemoryPersisted,
-    NodeReturned,
-    NodesChecked,
-    NodesDraining,
-    NodeUnreachable,
-    QueueSeen,
-    RanksEntered,
-    RanksExited,
-    RanksKilled,
-    SlurmAway,
-    SpareChecked,
-    Stalled,
-    StandbyTook,
-    StartFailed,
-    Stepped,
-    StopRequested,
-    TasksSeen,
-    Tick,
-    TimeLimitNear,
-    TopUpEnded,
-    TopUpStarted,
-    TopUpSubmitted,
-)
 from transom_cli.core.launcher.failure import fail
 from transom_cli.core.launcher.judgement import Sign, ignore
 from transom_cli.core.launcher.outcome import close, finish, persist_limit, stop
@@ -55,7 +19,7 @@ from transom_cli.core.launcher.state import Decision, Phase, Reason, State, afte
 _AFTER_AWAY = 3  # times the limit for a step to start after slurmctld was away: it learns late of the last step's end
 
 
-def decide(state: State, event: Event) -> Decision:
+def decide(state: State, event: ev.Event) -> Decision:
     handler = _HANDLERS.get(type(event))
     if handler is None:
         raise TypeError(f"no handler for {type(event).__name__}")
@@ -84,7 +48,7 @@ def next_deadline(state: State) -> float | None:
 # --- time ---
 
 
-def _tick(state: State, e: Tick) -> Decision:
+def _tick(state: State, e: ev.Tick) -> Decision:
     state, actions = departure.persist(state, e.at)
     state, late = _late(state, e.at)
     state, response = anomalies.respond(state, e.at)
@@ -119,17 +83,17 @@ def _phase_deadline(state: State) -> float | None:
 def _phase_late(state: State, at: float) -> Decision:
     number, waited = state.launch.number, f"{at - state.since:.0f} s"
     if state.phase is Phase.PERSISTING:
-        return departure.memory_persisted(state, MemoryPersisted(at, number, -1, departure.TOO_LATE))
+        return departure.memory_persisted(state, ev.MemoryPersisted(at, number, -1, departure.TOO_LATE))
     if state.phase is Phase.ENDING:
-        stuck = (THIS_LAUNCHER, f"the end of launch {number}, which has taken {waited} so far,")
-        return _ended(state, LaunchEnded(at, number, survivors=(stuck,)))
+        stuck = (ev.THIS_LAUNCHER, f"the end of launch {number}, which has taken {waited} so far,")
+        return _ended(state, ev.LaunchEnded(at, number, survivors=(stuck,)))
     if reentry.replacing(state):
         return fail(state, at, reentry.late(state))
     if state.phase is Phase.READING and state.launch.ended is None:
         unjudged = state.incident is not None and state.incident.stalled and not state.launch.culprits
         return reentry.end_all(state, at, f"no answer for {waited}", evidence=unjudged)
     if state.phase is Phase.READING:
-        return failure.logs_read(state, LogsRead(at, number, "unknown", f"no answer for {waited}", "logs"))
+        return failure.logs_read(state, ev.LogsRead(at, number, "unknown", f"no answer for {waited}", "logs"))
     if state.phase is Phase.CHECKING:
         return checks.late(state, at)
     if state.launch.awaited:
@@ -140,11 +104,11 @@ def _phase_late(state: State, at: float) -> Decision:
 # --- the launch ---
 
 
-def _start_failed(state: State, e: StartFailed) -> Decision:
+def _start_failed(state: State, e: ev.StartFailed) -> Decision:
     return finish(state, e.at, "failed", e.words) if state.trains(e.launch) else (state, ())
 
 
-def _slurm_away(state: State, e: SlurmAway) -> Decision:
+def _slurm_away(state: State, e: ev.SlurmAway) -> Decision:
     """A step that could not be requested has not begun: it is neither failed nor late."""
     launch = state.launch
     if not state.trains(e.launch) or launch.tasks_seen:
@@ -155,7 +119,7 @@ def _slurm_away(state: State, e: SlurmAway) -> Decision:
     return replace(state, since=e.at, launch=replace(launch, slurm_away=True)), entries
 
 
-def _tasks_seen(state: State, e: TasksSeen) -> Decision:
+def _tasks_seen(state: State, e: ev.TasksSeen) -> Decision:
     launch = state.launch
     if not state.trains(e.launch) or launch.tasks_seen:
         return state, ()
@@ -163,7 +127,7 @@ def _tasks_seen(state: State, e: TasksSeen) -> Decision:
     return replace(state, launch=replace(launch, tasks_seen=True, startup=startup)), ()
 
 
-def _ranks_exited(state: State, e: RanksExited) -> Decision:
+def _ranks_exited(state: State, e: ev.RanksExited) -> Decision:
     launch = state.launch
     if e.launch == launch.number and reentry.reading(state):
         return reentry.more_exits(state, e)
@@ -206,7 +170,7 @@ def _settle(state: State, at: float) -> Decision:
     return fail(state, at, Sign(first.words if first else silent, exits=launch.exits))
 
 
-def _ranks_killed(state: State, e: RanksKilled) -> Decision:
+def _ranks_killed(state: State, e: ev.RanksKilled) -> Decision:
     new = reentry.killing_new(state)
     if not new and not reentry.replacing(state):
         return hangs.killed(state, e)
@@ -227,7 +191,7 @@ def _ended_well(state: State, at: float, which: str) -> Decision:
     return finish(state, at, "done", words)
 
 
-def _ended(state: State, e: LaunchEnded) -> Decision:
+def _ended(state: State, e: ev.LaunchEnded) -> Decision:
     if e.launch != state.launch.number or state.phase is not Phase.ENDING:
         return state, ()
     if state.open_incident is not None:
@@ -239,7 +203,7 @@ def _ended(state: State, e: LaunchEnded) -> Decision:
 # --- steps and silence ---
 
 
-def _stepped(state: State, e: Stepped) -> Decision:
+def _stepped(state: State, e: ev.Stepped) -> Decision:
     launch, before = state.launch, state.progress
     if not state.trains(e.launch) or not before.newer(e.step, e.since_start):
         return state, ()
@@ -255,7 +219,7 @@ def _stepped(state: State, e: Stepped) -> Decision:
     return after(entries, departure.first_step(state)) if before.step < 0 else (state, entries)
 
 
-def _stalled(state: State, e: Stalled) -> Decision:
+def _stalled(state: State, e: ev.Stalled) -> Decision:
     if not state.trains(e.launch) or not state.runs or state.stop:
         return state, ()
     if e.stall.step < 0 and max(state.progress.max_step, state.before.step) < 0 and not e.stall.stopped:
@@ -264,7 +228,7 @@ def _stalled(state: State, e: Stalled) -> Decision:
     return ignore(state, e.at, sign) or fail(state, e.at, sign)
 
 
-def _unreachable(state: State, e: NodeUnreachable) -> Decision:
+def _unreachable(state: State, e: ev.NodeUnreachable) -> Decision:
     """Act on a vanished node while all ranks wait, even if the limit for a stall is not known yet."""
     if not state.runs or state.stop or e.node not in state.nodes.training:
         return state, ()
@@ -279,43 +243,43 @@ def _unreachable(state: State, e: NodeUnreachable) -> Decision:
     return fail(state, e.at, Sign(words, stalled=True, suspects=(e.node,)))
 
 
-def _spare_checked(state: State, e: SpareChecked) -> Decision:
+def _spare_checked(state: State, e: ev.SpareChecked) -> Decision:
     nodes = state.nodes
     if e.node not in nodes.allocated or e.node in (*nodes.training, *nodes.given_up):
         return state, ()
     return replace(state, nodes=nodes.with_ready(e.node) if e.good else nodes.without_spares((e.node,))), ()
 
 
-_HANDLERS: dict[type[Event], Callable[[State, Any], Decision]] = {
-    AttemptStarted: checks.attempt_started,
-    NodesChecked: checks.nodes_checked,
-    FaultsFound: checks.faults_found,
-    SpareChecked: _spare_checked,
-    NodeReturned: growth.node_returned,
-    TopUpSubmitted: growth.submitted,
-    TopUpStarted: growth.started,
-    TopUpEnded: growth.ended,
-    QueueSeen: growth.queue_seen,
-    TasksSeen: _tasks_seen,
-    StartFailed: _start_failed,
-    SlurmAway: _slurm_away,
-    Tick: _tick,
-    RanksExited: _ranks_exited,
-    RanksEntered: reentry.entered,
-    StandbyTook: reentry.standby_took,
-    HangJudged: hangs.judged,
-    RanksKilled: _ranks_killed,
-    Stalled: _stalled,
-    NodeUnreachable: _unreachable,
-    Stepped: _stepped,
-    CheckpointDurable: departure.checkpoint_durable,
-    LaunchEnded: _ended,
-    LogsRead: failure.logs_read,
-    AnomalyReported: anomalies.reported,
-    TimeLimitNear: departure.time_limit_near,
-    NodesDraining: departure.nodes_draining,
-    CheckpointPlanned: departure.checkpoint_planned,
-    MemoryPersisted: departure.memory_persisted,
-    StopRequested: departure.stop_requested,
-    GracePeriodOver: departure.grace_period_over,
+_HANDLERS: dict[type[ev.Event], Callable[[State, Any], Decision]] = {
+    ev.AttemptStarted: checks.attempt_started,
+    ev.NodesChecked: checks.nodes_checked,
+    ev.FaultsFound: checks.faults_found,
+    ev.SpareChecked: _spare_checked,
+    ev.NodeReturned: growth.node_returned,
+    ev.TopUpSubmitted: growth.submitted,
+    ev.TopUpStarted: growth.started,
+    ev.TopUpEnded: growth.ended,
+    ev.QueueSeen: growth.queue_seen,
+    ev.TasksSeen: _tasks_seen,
+    ev.StartFailed: _start_failed,
+    ev.SlurmAway: _slurm_away,
+    ev.Tick: _tick,
+    ev.RanksExited: _ranks_exited,
+    ev.RanksEntered: reentry.entered,
+    ev.StandbyTook: reentry.standby_took,
+    ev.HangJudged: hangs.judged,
+    ev.RanksKilled: _ranks_killed,
+    ev.Stalled: _stalled,
+    ev.NodeUnreachable: _unreachable,
+    ev.Stepped: _stepped,
+    ev.CheckpointDurable: departure.checkpoint_durable,
+    ev.LaunchEnded: _ended,
+    ev.LogsRead: failure.logs_read,
+    ev.AnomalyReported: anomalies.reported,
+    ev.TimeLimitNear: departure.time_limit_near,
+    ev.NodesDraining: departure.nodes_draining,
+    ev.CheckpointPlanned: departure.checkpoint_planned,
+    ev.MemoryPersisted: departure.memory_persisted,
+    ev.StopRequested: departure.stop_requested,
+    ev.GracePeriodOver: departure.grace_period_over,
 }

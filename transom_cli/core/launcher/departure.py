@@ -8,21 +8,10 @@ If ranks are dead or hang, the nodes' snapshot daemons write their memory to dis
 that is done or has taken too long. After a stop request it begins early enough to finish before Slurm's KILL.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
+from transom_cli.core.launcher import events as ev
 from transom_cli.core.launcher.actions import Action, EndLaunch, Journal, PersistMemory, RequestCheckpoint
-from transom_cli.core.launcher.events import (
-    CheckpointDurable,
-    CheckpointPlanned,
-    GracePeriodOver,
-    LaunchEnded,
-    MemoryPersisted,
-    NodesDraining,
-    StopRequested,
-    TimeLimitNear,
-)
 from transom_cli.core.launcher.failure import enlarge, nearest_spares, resize, swap, without
 from transom_cli.core.launcher.outcome import finish, persist_limit, saved_words, stop
 from transom_cli.core.launcher.state import Decision, Departure, Memory, Phase, Reason, State, after
@@ -30,11 +19,11 @@ from transom_cli.core.launcher.state import Decision, Departure, Memory, Phase, 
 TOO_LATE = "what the nodes held in memory did not become durable in time"
 
 
-def time_limit_near(state: State, e: TimeLimitNear) -> Decision:
+def time_limit_near(state: State, e: ev.TimeLimitNear) -> Decision:
     return begin(_preempt_anomaly(replace(state, warned=True)), Reason.TIME_LIMIT)
 
 
-def nodes_draining(state: State, e: NodesDraining) -> Decision:
+def nodes_draining(state: State, e: ev.NodesDraining) -> Decision:
     """Leave a node that somebody drains for repair, without losing any step."""
     nodes = state.nodes
     new = tuple(n for n in e.nodes if n in nodes.allocated and n not in nodes.draining)
@@ -63,7 +52,7 @@ def begin(state: State, reason: Reason) -> Decision:
     return replace(state, departure=departure), (RequestCheckpoint(state.launch.number),)
 
 
-def stop_requested(state: State, e: StopRequested) -> Decision:
+def stop_requested(state: State, e: ev.StopRequested) -> Decision:
     """Ranks get Slurm's signal too. What was in progress is not resumed."""
     if state.stop:
         return state, ()
@@ -73,7 +62,7 @@ def stop_requested(state: State, e: StopRequested) -> Decision:
     return replace(begun[0], stop=e), begun[1]
 
 
-def checkpoint_planned(state: State, e: CheckpointPlanned) -> Decision:
+def checkpoint_planned(state: State, e: ev.CheckpointPlanned) -> Decision:
     departure = state.departure
     if not state.trains(e.launch) or departure.reason is Reason.NONE:
         return state, ()
@@ -90,10 +79,10 @@ def checkpoint_planned(state: State, e: CheckpointPlanned) -> Decision:
         else f"the ranks cannot receive the request to save: {e.words}"
     )
     entries = () if known else (Journal("", "leaving", what, departure.reason.value),)
-    return after(entries, checkpoint_durable(state, CheckpointDurable(e.at, state.progress.durable)))
+    return after(entries, checkpoint_durable(state, ev.CheckpointDurable(e.at, state.progress.durable)))
 
 
-def checkpoint_durable(state: State, e: CheckpointDurable) -> Decision:
+def checkpoint_durable(state: State, e: ev.CheckpointDurable) -> Decision:
     launch, progress = state.launch, state.progress
     durable, after_step = max(e.step, progress.durable), state.durable_after
     if launch.began is not None and max(progress.durable, launch.began[1]) < e.step <= progress.step:
@@ -110,7 +99,7 @@ def end(state: State, at: float) -> Decision:
     return state.enter(Phase.ENDING, at), (EndLaunch(state.launch.number, "", evidence=False),)
 
 
-def ended(state: State, e: LaunchEnded) -> Decision:
+def ended(state: State, e: ev.LaunchEnded) -> Decision:
     state = replace(state, launch=replace(state.launch, ended=e))
     if state.stop:
         return stop(state, e.at, f"; {saved_words(state)}")
@@ -130,7 +119,7 @@ def ended(state: State, e: LaunchEnded) -> Decision:
     return finish(state, e.at, "left", why, cause="maintenance")
 
 
-def grace_period_over(state: State, e: GracePeriodOver) -> Decision:
+def grace_period_over(state: State, e: ev.GracePeriodOver) -> Decision:
     if state.memory is not Memory.NONE:
         state = replace(state, memory=Memory.NONE, persisted=TOO_LATE)
     if state.phase is Phase.PERSISTING and state.parting is not None:
@@ -138,7 +127,7 @@ def grace_period_over(state: State, e: GracePeriodOver) -> Decision:
     return stop(state, e.at, f", and not all could be ended in time; {saved_words(state)}")
 
 
-def memory_persisted(state: State, e: MemoryPersisted) -> Decision:
+def memory_persisted(state: State, e: ev.MemoryPersisted) -> Decision:
     """Put the result into the outcome."""
     if state.memory is not Memory.REQUESTED:
         return state, ()

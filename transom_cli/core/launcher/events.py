@@ -1,7 +1,5 @@
 """The events that the launcher's state machine decides about. Frozen; `at` is in seconds, on the launcher's clock."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transom_cli.core.clocks import NodeClock
@@ -18,30 +16,19 @@ class Event:
 
 @dataclass(frozen=True)
 class AttemptStarted(Event):
-    """The attempt has its nodes.
+    """The attempt has its nodes."""
 
-    durable: the newest checkpoint's step, or -1. step: the newest step of the attempts before, or -1.
-    stuck: number of attempts before this one, in a row, without progress.
-    made: steps of the last attempt that made any, if steps count from the start of the processes; else -1.
-    isolated: nodes that should carry no rank. insist: nobody else keeps them out, so they carry none even if there are
-    too few others. lacked: the attempt before this one ended for this reason.
-    probation: nodes that are no longer excluded, and carry no rank while others do.
-    memory: agents run, so that the nodes may hold snapshots.
-    taken: decisions of the attempts before; their times are relative to this one, below zero.
-    ends_at: when the job's time is up; None: unknown.
-    """
-
-    durable: int = -1
-    step: int = -1
-    stuck: int = 0
-    isolated: tuple[str, ...] = ()
-    insist: bool = False
-    lacked: bool = False
-    memory: bool = False
-    taken: tuple[Taken, ...] = ()
-    made: int = -1
-    probation: tuple[str, ...] = ()
-    ends_at: float | None = None
+    durable: int = -1  # the newest checkpoint's step, or -1
+    step: int = -1  # the newest step of the attempts before, or -1
+    stuck: int = 0  # number of attempts before this one, in a row, without progress
+    isolated: tuple[str, ...] = ()  # nodes that should carry no rank
+    insist: bool = False  # nobody else keeps them out, so they carry none even if there are too few others
+    lacked: bool = False  # too few others ended the attempt before this one
+    memory: bool = False  # agents run, so that the nodes may hold snapshots
+    taken: tuple[Taken, ...] = ()  # decisions of the attempts before; their times are relative to this one, below zero
+    made: int = -1  # steps of the last attempt that made any, if steps count from the start of the processes; else -1
+    probation: tuple[str, ...] = ()  # nodes that are no longer excluded, and carry no rank while others do
+    ends_at: float | None = None  # when the job's time is up; None: unknown
 
 
 @dataclass(frozen=True)
@@ -139,14 +126,11 @@ class Stalled(Event):
 
 @dataclass(frozen=True)
 class NodeUnreachable(Event):
-    """A node has been silent for `silent_for` seconds while others report, and its slurmd does not answer either.
-
-    limit: seconds without a step that are not unusual; 0 if that is not known yet.
-    """
+    """A node has been silent for `silent_for` seconds while others report, and its slurmd does not answer either."""
 
     node: str
     silent_for: float
-    limit: float = 0.0
+    limit: float = 0.0  # seconds without a step that are not unusual; 0 if that is not known yet
 
 
 @dataclass(frozen=True)
@@ -167,18 +151,16 @@ class CheckpointDurable(Event):
 class LaunchEnded(Event):
     """Answer to `EndLaunch`.
 
-    unheard: nodes whose agent did not confirm the end. survivors: (node, process that survives there); the node is
-    THIS_LAUNCHER if the launcher itself failed. evidence: one line per rank, if requested.
-    suspects: after a hang, nodes that the others waited for, by the evidence. clocks: of the nodes, as measured.
+    survivors: (node, process that survives there); the node is THIS_LAUNCHER if the launcher itself failed.
     """
 
     launch: int
     exits: tuple[RankExit, ...] = ()
-    unheard: tuple[str, ...] = ()
+    unheard: tuple[str, ...] = ()  # nodes whose agent did not confirm the end
     survivors: tuple[tuple[str, str], ...] = ()
-    evidence: tuple[str, ...] = ()
-    suspects: tuple[str, ...] = ()
-    clocks: tuple[NodeClock, ...] = ()
+    evidence: tuple[str, ...] = ()  # one line per rank, if requested
+    suspects: tuple[str, ...] = ()  # after a hang, nodes that the others waited for, by the evidence
+    clocks: tuple[NodeClock, ...] = ()  # of the nodes, as measured
 
     @property
     def complete(self) -> bool:
@@ -203,22 +185,18 @@ class HangJudged(Event):
 
 @dataclass(frozen=True)
 class RanksKilled(Event):
-    """Answer to `KillRanks`: the exits of the launch, with those of the killed ranks.
-
-    unheard: nodes of these ranks that did not answer. words: what went wrong.
-    """
+    """Answer to `KillRanks`: the exits of the launch, with those of the killed ranks."""
 
     launch: int
     exits: tuple[RankExit, ...] = ()
-    unheard: tuple[str, ...] = ()
-    words: str = ""
+    unheard: tuple[str, ...] = ()  # nodes of these ranks that did not answer
+    words: str = ""  # what went wrong
 
 
 @dataclass(frozen=True)
 class LogsRead(Event):
     """Answer to `ReadLogs`: category and line as in `core.events.Examined`.
 
-    port_taken: the line says that another program uses the launch's rendezvous port.
     hearing: ranks of a launch that is alive which could enter their training again; elastic: without the others too.
     """
 
@@ -226,7 +204,7 @@ class LogsRead(Event):
     category: str
     line: str
     where: str = ""
-    port_taken: bool = False
+    port_taken: bool = False  # the line says that another program uses the launch's rendezvous port
     hearing: tuple[int, ...] = ()
     elastic: bool = False
 
@@ -250,16 +228,15 @@ class StandbyTook(Event):
 
 @dataclass(frozen=True)
 class NodesChecked(Event):
-    """Answer to `CheckNodes`: the faults found. words: a summary.
+    """Answer to `CheckNodes`: the faults found.
 
-    links: seconds of a message between two nodes. switches: above a node, from the top down. Both empty if the user has
-    chosen the order of the nodes.
+    switches: above a node, from the top down. links, switches: empty if the user has chosen the order of the nodes.
     """
 
     key: str
     faults: tuple[NodeFault, ...] = ()
-    words: str = ""
-    links: tuple[tuple[str, str, float], ...] = ()
+    words: str = ""  # a summary
+    links: tuple[tuple[str, str, float], ...] = ()  # seconds of a message between two nodes
     switches: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
@@ -272,22 +249,21 @@ class FaultsFound(Event):
 
 @dataclass(frozen=True)
 class AnomalyReported(Event):
-    """An anomaly of a launch that steps: `what` is one of `diagnose.oddity.ODDITIES`. over: it has ended.
+    """An anomaly of a launch that steps: `what` is one of `diagnose.oddity.ODDITIES`.
 
-    key: identifies the anomaly across events. nodes: the likely cause. step: at which it was found.
-    For a bad loss: before: the newest step whose state is from before the trouble, or -1; back_to: the newest step up
-    to that with a checkpoint, or -1.
+    step: at which it was found. For a bad loss: before: the newest step whose state is from before the trouble, or -1;
+    back_to: the newest step up to that with a checkpoint, or -1.
     """
 
     launch: int
-    key: str
+    key: str  # identifies the anomaly across events
     what: str
     words: str
     step: int
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()  # the likely cause
     before: int = -1
     back_to: int = -1
-    over: bool = False
+    over: bool = False  # it has ended
 
 
 @dataclass(frozen=True)
@@ -316,30 +292,23 @@ class NodesDraining(Event):
 
 @dataclass(frozen=True)
 class CheckpointPlanned(Event):
-    """Answer to `RequestCheckpoint`: the step at which all ranks will save, or -1 and the reason in `words`.
-
-    keeps: ranks survive TERM until they have saved, and must be ended. again: a repeated request may succeed.
-    alone: the ranks have no Checkpointer, and handle the warning before the time limit by themselves.
-    """
+    """Answer to `RequestCheckpoint`: the step at which all ranks will save, or -1 and the reason in `words`."""
 
     launch: int
     step: int
     words: str = ""
-    keeps: bool = False
-    again: bool = False
-    alone: bool = False
+    keeps: bool = False  # ranks survive TERM until they have saved, and must be ended
+    again: bool = False  # a repeated request may succeed
+    alone: bool = False  # the ranks have no Checkpointer, and handle the warning before the time limit by themselves
 
 
 @dataclass(frozen=True)
 class MemoryPersisted(Event):
-    """Answer to `PersistMemory`: the newest durable step (-1: not known).
-
-    words: what was done, or why it failed; "" if there was nothing to do.
-    """
+    """Answer to `PersistMemory`: the newest durable step (-1: not known)."""
 
     launch: int
     step: int
-    words: str = ""
+    words: str = ""  # what was done, or why it failed; "" if there was nothing to do
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ The launcher relaunches on the same nodes, or replaces the nodes to blame by spa
 run may shrink, or ends the attempt with an outcome that names cause and suspects.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import replace

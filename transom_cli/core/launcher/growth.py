@@ -6,21 +6,12 @@ training of its own. Both kinds are checked, and become spares. Once a probe fin
 and the next launch has more nodes. So a top-up job that ends is no more than some lost nodes.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transom_cli.core import costs
 from transom_cli.core.launcher import departure
+from transom_cli.core.launcher import events as ev
 from transom_cli.core.launcher.actions import Action, CancelTopUp, CheckNodes, Journal, SubmitTopUp, WatchSpares
-from transom_cli.core.launcher.events import (
-    NodeReturned,
-    NodesChecked,
-    QueueSeen,
-    TopUpEnded,
-    TopUpStarted,
-    TopUpSubmitted,
-)
 from transom_cli.core.launcher.state import Decision, Growth, Reason, State, after
 from transom_cli.plural import several
 
@@ -72,7 +63,7 @@ def stepped(state: State) -> State:
     return replace(state, growth=replace(state.growth, tries=0))
 
 
-def node_returned(state: State, e: NodeReturned) -> Decision:
+def node_returned(state: State, e: ev.NodeReturned) -> Decision:
     """Check a silent node that answers again, once in an attempt. Nodes with findings against them stay out."""
     nodes, growth = state.nodes, state.growth
     known = (*growth.returned, *growth.checking, *nodes.draining)
@@ -81,7 +72,7 @@ def node_returned(state: State, e: NodeReturned) -> Decision:
     return _check(state, e.at, (e.node,))
 
 
-def submitted(state: State, e: TopUpSubmitted) -> Decision:
+def submitted(state: State, e: ev.TopUpSubmitted) -> Decision:
     growth = replace(state.growth, requested=False)
     if not e.job_id:
         return replace(state, growth=_in_vain(growth, e.at)), (Journal("", "top-up", e.words),)
@@ -89,7 +80,7 @@ def submitted(state: State, e: TopUpSubmitted) -> Decision:
     return state, (Journal("", "top-up", e.words or f"job {e.job_id} asks Slurm for the nodes that the run lacks"),)
 
 
-def started(state: State, e: TopUpStarted) -> Decision:
+def started(state: State, e: ev.TopUpStarted) -> Decision:
     """Check the nodes of a top-up job. The event is repeated until they are joined."""
     if e.job_id != state.growth.top_up or state.growth.joined or _busy_or_off(state):
         return state, ()
@@ -100,7 +91,7 @@ def started(state: State, e: TopUpStarted) -> Decision:
     return after((entry,), _check(state, e.at, e.nodes))
 
 
-def ended(state: State, e: TopUpEnded) -> Decision:
+def ended(state: State, e: ev.TopUpEnded) -> Decision:
     """Its nodes are gone. Those with ranks count as lost nodes, and none of them is blamed."""
     growth = state.growth
     if e.job_id != growth.top_up:
@@ -112,11 +103,11 @@ def ended(state: State, e: TopUpEnded) -> Decision:
     return state, (Journal("", "top-up", f"job {e.job_id} is over: {e.words}"),)
 
 
-def queue_seen(state: State, e: QueueSeen) -> Decision:
+def queue_seen(state: State, e: ev.QueueSeen) -> Decision:
     return replace(state, growth=replace(state.growth, waits=e.waits)), ()
 
 
-def checked(state: State, e: NodesChecked) -> Decision:
+def checked(state: State, e: ev.NodesChecked) -> Decision:
     """Nodes without a finding become spares."""
     growth = state.growth
     bad = tuple(n for n in growth.checking if any(f.node == n for f in e.faults))
@@ -179,7 +170,7 @@ def _left(state: State, at: float) -> float | None:
 def _check(state: State, at: float, nodes: tuple[str, ...]) -> Decision:
     state = replace(state, growth=replace(state.growth, checking=(*state.growth.checking, *nodes)))
     if not state.policy.preflight:
-        return checked(state, NodesChecked(at, KEY))
+        return checked(state, ev.NodesChecked(at, KEY))
     return state, (CheckNodes(KEY, nodes, "quick"),)
 
 

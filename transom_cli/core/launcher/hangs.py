@@ -8,8 +8,6 @@ A hang that comes back without progress is of the survivors' own making, or the 
 other cases, the launch is ended.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transom_cli.core.launcher import reentry

@@ -15,16 +15,12 @@ from transom_cli.core.policy import IGNORE
 
 @dataclass(frozen=True)
 class Sign:
-    """The first sign of a failure: one line for a person, and the evidence.
-
-    exits: if ranks exited or the step did not start; None otherwise. stalled: ranks stopped stepping; suspects: nodes
-    that stand out then.
-    """
+    """The first sign of a failure: one line for a person, and the evidence."""
 
     words: str
-    exits: tuple[RankExit, ...] | None = None
-    stalled: bool = False
-    suspects: tuple[str, ...] = ()
+    exits: tuple[RankExit, ...] | None = None  # if ranks exited or the step did not start; None otherwise
+    stalled: bool = False  # ranks stopped stepping
+    suspects: tuple[str, ...] = ()  # nodes that stand out then
     faults: tuple[NodeFault, ...] = ()
     stall: Stall | None = None
 

@@ -5,20 +5,10 @@ decision that is not carried out, the state is the one before it, with the incid
 the launch ends by itself, nothing more is decided.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transom_cli.core.incident import Stage
-from transom_cli.core.launcher.actions import (
-    Action,
-    FinishAttempt,
-    Journal,
-    RequestCheckpoint,
-    RollBack,
-    StartLaunch,
-    WithheldOutcome,
-)
+from transom_cli.core.launcher import actions as act
 from transom_cli.core.launcher.events import Stepped
 from transom_cli.core.launcher.state import Decision, Memory, Phase, State
 
@@ -28,7 +18,9 @@ def undecided(state: State) -> bool:
     return state.phase is Phase.TRAINING and state.open_incident is None
 
 
-def withhold(before: State, state: State, action: Action, now: Stepped, *, begun: bool, lives: bool) -> Decision | None:
+def withhold(
+    before: State, state: State, action: act.Action, now: Stepped, *, begun: bool, lives: bool
+) -> Decision | None:
     """Return the state and the actions instead of `action`; None: carry it out.
 
     Args:
@@ -37,22 +29,22 @@ def withhold(before: State, state: State, action: Action, now: Stepped, *, begun
         begun, lives: Whether the training was started, and still has ranks.
     """
     incident = state.incident.id if state.incident is not None else ""
-    if isinstance(action, StartLaunch) and begun:
+    if isinstance(action, act.StartLaunch) and begun:
         out = state.nodes.given_up
         words = f"relaunched the ranks {'without ' + ', '.join(out) if out else 'on the same nodes'}"
-        return _resume(before, state, now), (Journal(incident, "withheld", words, nodes=out),)
-    if isinstance(action, FinishAttempt) and not state.stop and action.outcome.status in ("failed", "left"):
-        record = WithheldOutcome(action.outcome)
+        return _resume(before, state, now), (act.Journal(incident, "withheld", words, nodes=out),)
+    if isinstance(action, act.FinishAttempt) and not state.stop and action.outcome.status in ("failed", "left"):
+        record = act.WithheldOutcome(action.outcome)
         if not begun:
             state, actions = _start_anyway(state, now.at)
             return state, (record, *actions)
         return (_resume(before, state, now), (record,)) if lives else None
-    if isinstance(action, RollBack):
+    if isinstance(action, act.RollBack):
         words = f"would have set the training back to step {action.to}: {action.why}"
-        return state, (Journal(incident, "reported", words),)
-    if isinstance(action, RequestCheckpoint):
+        return state, (act.Journal(incident, "reported", words),)
+    if isinstance(action, act.RequestCheckpoint):
         words = f"would have made all ranks save, and left: {state.departure.reason.value}"
-        return state, (Journal("", "reported", words),)
+        return state, (act.Journal("", "reported", words),)
     return None
 
 
@@ -90,4 +82,4 @@ def _start_anyway(state: State, at: float) -> Decision:
         launch=state.launch.next(),
         memory=Memory.HELD if state.before.memory else Memory.NONE,
     )
-    return state.enter(Phase.TRAINING, at), (StartLaunch(state.launch.number, carrying),)
+    return state.enter(Phase.TRAINING, at), (act.StartLaunch(state.launch.number, carrying),)

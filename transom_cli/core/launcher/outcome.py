@@ -1,7 +1,5 @@
 """How an attempt ends: the outcome, the batch script's exit code, and what follows where no operator runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

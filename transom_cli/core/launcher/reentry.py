@@ -12,8 +12,6 @@ the others wait for them at its rendezvous. If that is not possible, the launch 
 Elastic replicas train on without the lost ranks, which join them later.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transom_cli.core.clocks import failed_first

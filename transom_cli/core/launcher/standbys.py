@@ -4,8 +4,6 @@ The standbys on the nodes of the running launch have a rank each, that of the pr
 only imports: they become the ranks of any node that the spare replaces.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -48,14 +46,11 @@ def on_spares(state: State, borrowed: Collection[str], srun_args: Sequence[str])
 
 @dataclass(frozen=True)
 class Taken:
-    """The ranks that standbys become: those of the running launch's nodes, and by node those of spares.
-
-    why: not all of them can be standbys, so that none is.
-    """
+    """The ranks that standbys become: those of the running launch's nodes, and by node those of spares."""
 
     here: tuple[int, ...] = ()
     spares: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    why: str = ""
+    why: str = ""  # not all of them can be standbys, so that none is
 
 
 def take(

@@ -1,7 +1,5 @@
 """The operator's actions. Each has a key that is the same after a restart, and is safe to repeat."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
@@ -60,16 +58,13 @@ class Restart(Action):
 
 @dataclass(frozen=True)
 class Patch(Action):
-    """Set the exclusions of a pending job (requeued by Slurm, or exclusions have expired).
-
-    start: let it start at once; Slurm delays a requeued job by about 121 s. num_nodes: request this many, 0: unchanged.
-    """
+    """Set the exclusions of a pending job (requeued by Slurm, or exclusions have expired)."""
 
     job_id: int
     exclude: tuple[str, ...]
     drop: tuple[str, ...] = ()
-    start: bool = False
-    num_nodes: int = 0
+    start: bool = False  # let it start at once; Slurm delays a requeued job by about 121 s
+    num_nodes: int = 0  # request this many, 0: unchanged
 
 
 @dataclass(frozen=True)

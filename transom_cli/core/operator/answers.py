@@ -3,8 +3,6 @@
 An answer counts once, and only to an action that is pending. A failed action is an answer too.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transom_cli.core import events as ev

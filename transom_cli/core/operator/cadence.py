@@ -7,8 +7,6 @@ questions, which runs of one user share: 600 runs of 100 users may start in the 
 below two calls a minute while nothing happens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from transom_cli.core.incident import Stage
@@ -25,28 +23,20 @@ AGE = 30.0  # seconds: an answer that another run got is new enough while nothin
 
 @dataclass(frozen=True)
 class Pause:
-    """seconds: until the next question. age: how old, in seconds, an answer to another run's question may be then."""
-
-    seconds: float
-    age: float
+    seconds: float  # until the next question
+    age: float  # how old, in seconds, an answer to another run's question may be then
 
 
 @dataclass(frozen=True)
 class Cadence:
-    """Seconds between two questions.
+    """Seconds between two questions."""
 
-    Attributes:
-        first: between two urgent questions, just after a change; and before the first question that is not urgent, up
-            to twice as long, so that runs of a user that change together share it.
-        blind: while the job runs and no launcher gives a sign of life, up to a third more.
-        calm: while the job waits, or runs under a living launcher: a third less to a third more.
-        held: while the job is held, up to a third more.
-    """
-
+    # between two urgent questions, just after a change; and before the first question that is not urgent, up to twice
+    # as long, so that runs of a user that change together share it
     first: float = 1.0
-    blind: float = 30.0
-    calm: float = 90.0
-    held: float = 300.0
+    blind: float = 30.0  # while the job runs and no launcher gives a sign of life, up to a third more
+    calm: float = 90.0  # while the job waits, or runs under a living launcher: a third less to a third more
+    held: float = 300.0  # while the job is held, up to a third more
 
     def delay(self, state: State, *, silent: bool, spread: float, rest: float) -> float:
         """Return in how many seconds to ask after a change. silent, spread, rest: as in `pause`."""

@@ -4,8 +4,6 @@ It answers any event in any state; a late or repeated event changes nothing. It 
 unknown event type raises TypeError.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,10 +11,22 @@ from typing import Any
 from transom_cli.core import events as ev
 from transom_cli.core.diagnose import PREFLIGHT
 from transom_cli.core.incident import Sign, Stage
-from transom_cli.core.operator import answers, idle, job, observing, relaunches, resuming
+from transom_cli.core.operator import answers, idle, job, observing, relaunches
 from transom_cli.core.operator import incident as inc
 from transom_cli.core.operator.actions import Release, Submit
-from transom_cli.core.operator.state import Leaving, Phase, SavesFail, State, Step, both, order
+from transom_cli.core.operator.state import (
+    Budget,
+    Idle,
+    Job,
+    Launch,
+    Leaving,
+    Phase,
+    SavesFail,
+    State,
+    Step,
+    both,
+    order,
+)  # fmt: skip
 from transom_cli.layout import parse_attempt
 from transom_cli.plural import several
 
@@ -299,6 +309,40 @@ def _resume_requested(state: State, e: ev.ResumeRequested) -> Step:
     return order(state, Release(f"release/{state.attempt}/{e.request}", state.job.id)) if held else (state, ())
 
 
+def _resumed(state: State, e: ev.Resumed) -> Step:
+    """A person continues a run that is over, as the same run in a new job.
+
+    What the run knows of its training, nodes and incidents stays; its budgets begin again.
+    """
+    if not state.phase.over or state.phase is Phase.DONE or state.policy.observe:
+        return state, ()
+    request = replace(state.request, waived="", shrunk="")
+    if e.num_nodes:
+        request = replace(request, num_nodes=e.num_nodes, fewest=e.fewest)
+    past = (*state.past_jobs, *((state.job.id,) if state.job.id else ()))
+    state = replace(
+        state.requested(e.at, "resume", e.who, result="the run continues in a new job"),
+        request=request,
+        job=Job(starts=state.job.starts + bool(state.job.id)),
+        launch=Launch(),
+        idle=Idle(),
+        progress=state.progress.new_start().charged(),
+        budget=Budget(),
+        isolation=state.isolation.without(state.isolation.expired(e.at)),
+        slurm_error="",
+        saves_fail=None,
+        stop_requested=False,
+        submissions=(),
+        pending=(),
+        verdict="",
+        exit_code=None,
+        past_jobs=past,
+        resumed_at=e.at,
+    )
+    number = 1 + sum(one.what == "resume" for one in state.requests)  # one may have been refused, and left no job
+    return order(state.in_phase(Phase.SUBMITTING, e.at), Submit(f"submit/{number}"))
+
+
 def _files_restored(state: State, e: ev.FilesRestored) -> Step:
     words = f"{', '.join(e.files)} deleted by somebody else (a purge of old files?), and written again"
     return state.requested(e.at, "restored", "the operator", result=words), ()
@@ -335,6 +379,6 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], Step]] = {
     ev.LiftRequested: _lift_requested,
     ev.RequeueRequested: _requeue_requested,
     ev.ResumeRequested: _resume_requested,
-    ev.Resumed: resuming.resumed,
+    ev.Resumed: _resumed,
     ev.FilesRestored: _files_restored,
 }

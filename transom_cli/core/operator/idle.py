@@ -4,8 +4,6 @@ A fault of such a node is not an incident of the run. A node that was given up o
 that fails two probes is isolated, so that neither the next attempt nor anybody else's job gets it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transom_cli.core import events as ev

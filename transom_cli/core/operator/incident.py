@@ -4,8 +4,6 @@ A sign (an outcome, a silent node, a stall, the end of the job) opens an inciden
 fault with many symptoms stays one incident with one isolation and one restart.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transom_cli.core.clocks import first_bad

@@ -4,8 +4,6 @@ The cap limits how many nodes are isolated within a window of time. More nodes a
 wrong limit in a check than as many bad nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,13 +22,10 @@ WHOLE = "all of the job's nodes are down at once"
 
 @dataclass(frozen=True)
 class Choice:
-    """new: nodes to isolate. again: excluded nodes to drain now, since their faults are proven. capped: which nodes
-    stay in because of the cap. refused: why the run must stop, if proven faults alone exceed the cap."""
-
-    new: tuple[str, ...] = ()
-    again: tuple[str, ...] = ()
-    capped: str = ""
-    refused: str = ""
+    new: tuple[str, ...] = ()  # nodes to isolate
+    again: tuple[str, ...] = ()  # excluded nodes to drain now, since their faults are proven
+    capped: str = ""  # which nodes stay in because of the cap
+    refused: str = ""  # why the run must stop, if proven faults alone exceed the cap
 
     def orders(self, state: State, diagnosis: Diagnosis, incident: str) -> tuple[Isolate, ...]:
         targets = [(f"{incident}/drain/{n}", n) for n in self.again] + [

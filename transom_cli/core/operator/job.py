@@ -4,8 +4,6 @@ A report about another job, or about an earlier start of ours, changes nothing. 
 answer to that restart counts.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transom_cli.core import events as ev

@@ -5,8 +5,6 @@ incident then stays open, so that nothing is decided about it twice, until the r
 silent nodes are back, or the job ends or is requeued. Exclusions are never in force.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transom_cli.core import events as ev

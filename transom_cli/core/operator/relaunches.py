@@ -3,8 +3,6 @@
 The operator stays out of such a fault until the launcher hands the attempt up with its outcome, or falls silent.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transom_cli.core.events import RecoverySeen

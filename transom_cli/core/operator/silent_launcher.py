@@ -4,8 +4,6 @@ A launcher that lives handles stalls and failed ranks itself. If it falls silent
 the operator takes over; the records of the ranks then take the place of the launcher's outcome.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from transom_cli.core.clocks import first_bad
@@ -44,14 +42,13 @@ def lost_before_launch(silent: float, *, began: bool, first_step: float) -> str:
 class LaunchEnd:
     """What shows that a launch has ended.
 
-    exits: as the rank wrappers recorded them. gone: the agents report that the process of every rank has ended; the
-    disk may not have accepted their records. fault: the newest fault of the launch that the launcher took up.
+    gone: the agents report that the process of every rank has ended; the disk may not have accepted their records.
     """
 
     launch: LaunchSeen
-    exits: tuple[RankExit, ...]
+    exits: tuple[RankExit, ...]  # as the rank wrappers recorded them
     gone: bool
-    fault: RecoverySeen | None = None
+    fault: RecoverySeen | None = None  # the newest fault of the launch that the launcher took up
 
     @property
     def failed(self) -> bool:

@@ -73,18 +73,14 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class SavesFail:
-    """The training's saves fail, and none succeeded since.
-
-    count: failures in a row. step: of the last one. good: step of the newest successful save, -1: none. attempt: in
-    which the first of them failed, at `since`.
-    """
+    """The training's saves fail, and none succeeded since."""
 
     since: float
-    attempt: str
-    count: int
-    step: int
+    attempt: str  # in which the first of them failed, at `since`
+    count: int  # failures in a row
+    step: int  # of the last one
     why: str
-    good: int
+    good: int  # step of the newest successful save, -1: none
 
     @property
     def words(self) -> str:
@@ -162,14 +158,13 @@ class Launch:
 
 @dataclass(frozen=True)
 class UserRequest:
-    """What a person asked of the run, or its operator did to its files. name: of the request, "" if it has none.
-    result: what it led to."""
+    """What a person asked of the run, or its operator did to its files."""
 
     at: float
     what: str  # stop, lift, requeue, resume or restored
     who: str
-    name: str = ""
-    result: str = ""
+    name: str = ""  # of the request, "" if it has none
+    result: str = ""  # what it led to
 
 
 @dataclass(frozen=True)
@@ -233,17 +228,13 @@ class Isolation:
 
 @dataclass(frozen=True)
 class WouldHave:
-    """An action that was not carried out, since the run is only observed.
-
-    key: of the action. what: drain, exclude, requeue, cancel, release, update, or what the launcher would have done.
-    nodes: to isolate; or without which the job would have been requeued.
-    """
+    """An action that was not carried out, since the run is only observed."""
 
     at: float
-    key: str
-    what: str
+    key: str  # of the action
+    what: str  # drain, exclude, requeue, cancel, release, update, or what the launcher would have done
     words: str
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()  # to isolate; or without which the job would have been requeued
     attempt: str = ""
 
     @property

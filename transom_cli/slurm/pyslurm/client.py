@@ -7,8 +7,6 @@ pyslurm's version names the Slurm release that it was built for (25.11.2: Slurm 
 library, which can talk to controllers of the same release and of a few others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

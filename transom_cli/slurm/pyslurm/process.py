@@ -4,8 +4,6 @@ It can exit during its import, die of a signal inside libslurm, hang there, or r
 as WorkerLost, so that the caller can use Slurm's commands instead.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

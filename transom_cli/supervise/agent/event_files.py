@@ -12,8 +12,6 @@ What a value's step counts is unknown. It is taken only if it moves at the pace 
 bar's position is (`StepOffset`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -61,9 +59,7 @@ class BadEvents(ValueError):
 
 @dataclass(frozen=True)
 class Scalar:
-    """at: Unix time."""
-
-    at: float
+    at: float  # Unix time
     step: int
     tag: str
     value: float

@@ -10,8 +10,6 @@ For every rank n on this node, the incident's folder gets:
 torchrun itself, which is not a rank, is `launcher-<node>`. /proc is read first, because py-spy pauses the process.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait

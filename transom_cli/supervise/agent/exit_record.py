@@ -5,8 +5,6 @@ Loaded when the rank has been started, so that it is no part of the start-up.
 # pathlib would cost more than all the rest
 # ruff: noqa: PTH104, PTH118, PTH208
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -6,8 +6,6 @@ rank is already further, the launcher orders a larger step. That is safe at any 
 first order have begun a checkpoint that is never committed, and all ranks meet at the next one.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -6,8 +6,6 @@ kind: "log:" and a category of `diagnose.clue`, or "host:" and a check of `healt
 `health.finding`. rank: null for the node itself. skipped: how many findings before this one were not written.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

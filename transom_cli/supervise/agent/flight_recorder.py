@@ -8,8 +8,6 @@ After the dump, the watchdog aborts the rank, which then looks like a rank that 
 whenever an incident ends a launch, not only in a hang. They are in node memory, and would be lost with the attempt.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat
@@ -17,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from transom_cli.files import make_private
+from transom_cli.files import listed, make_private
 from transom_cli.heartbeat.paths import flight_prefix
 
 LIMIT = 64 << 20  # bytes of one dump
@@ -68,11 +66,7 @@ def copy_all(beats_dir: str, launch: int, folder: Path, deadline: float) -> dict
 def _dumps(beats_dir: str, launch: int) -> list[tuple[int, Path]]:
     start = os.path.basename(flight_prefix("", launch))  # noqa: PTH119
     named = re.compile(re.escape(start) + r"(\d{1,9})(?!\d)")
-    try:
-        paths = sorted(Path(beats_dir).iterdir())
-    except OSError:
-        return []
-    return [(int(found[1]), path) for path in paths if (found := named.match(path.name))]
+    return [(int(found[1]), path) for path in listed(Path(beats_dir)) if (found := named.match(path.name))]
 
 
 def _words(said: list[str]) -> str:

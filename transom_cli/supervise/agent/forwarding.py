@@ -12,8 +12,6 @@ visible and nothing is forwarded. Tested with real processes, but not on a clust
 This module is imported after the trainer has started, so that it does not delay the start of ranks.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

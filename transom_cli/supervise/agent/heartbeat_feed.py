@@ -5,8 +5,6 @@ the agent writes its table to the run directory rarely. If no call comes for `SI
 writes it once a second again: the operator and the next launcher read the files then.
 """
 
-from __future__ import annotations
-
 import base64
 import threading
 import time
@@ -21,15 +19,11 @@ SILENT = 1.5  # seconds from an answer to the next call; a launcher makes it at 
 
 @dataclass(frozen=True)
 class Beats:
-    """A request for heartbeats.
+    """A request for heartbeats."""
 
-    ``seen``: the number of the newest table that the caller has. ``steps``: send the step breakdowns, too. ``over``:
-    the attempt has its outcome.
-    """
-
-    seen: int
-    steps: bool = False
-    over: bool = False
+    seen: int  # the number of the newest table that the caller has
+    steps: bool = False  # send the step breakdowns, too
+    over: bool = False  # the attempt has its outcome
 
 
 class HeartbeatFeed:

@@ -4,8 +4,6 @@ slurmstepd writes them on the node itself, so the data comes from the node's own
 not read a thousand logs over the network from one host.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

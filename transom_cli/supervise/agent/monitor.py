@@ -4,8 +4,6 @@ The heartbeat table must not wait for them. Health is read without the run direc
 the connection even if that file system hangs. The other thread reads the logs and writes the findings.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -5,8 +5,6 @@ answer to `VERBOSE STATUS`. An NCCL that cannot write JSON (before 2.28) refuses
 One process answers for the whole job, so two nodes ask: those of the first rank and the last one.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import time

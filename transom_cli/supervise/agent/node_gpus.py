@@ -4,8 +4,6 @@ Readings are judged one by one, and NVML's own events, such as an Xid, are repor
 also kept in the run directory, for screens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -3,8 +3,6 @@
 NVML may hang, so a process of its own reads it (`node_gpus`).
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import threading
@@ -24,12 +22,10 @@ PATIENCE = 1.0  # seconds to wait for a reader; a later result is used next time
 
 @dataclass(frozen=True)
 class Watched:
-    """every: seconds between two rounds; 0: none. limits: the settings' thresholds, by name."""
-
-    every: float = 0.0
+    every: float = 0.0  # seconds between two rounds; 0: none
     about: About = field(default_factory=lambda: About(tier=Tier.WATCH))
     off: frozenset[str] = frozenset()
-    limits: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)  # the settings' thresholds, by name
 
 
 def watched(text: str) -> Watched:

@@ -11,8 +11,6 @@ Not found: a process that emptied its environment and outlived every ancestor. O
 of its Slurm step, which slurmstepd empties when the step ends.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,20 +28,13 @@ _WRAPPER_PATH = "transom_cli/supervise/agent/rank_wrapper.py"
 
 @dataclass(frozen=True)
 class Member:
-    """A process of the launch.
-
-    Attributes:
-        kind: WRAPPER; RANK (the wrapper's child, and what trains below it if that is a shell or torchrun); or CHILD.
-        rank: Its number; None if unknown.
-        python: It is a Python interpreter.
-        beats: It writes the rank's heartbeats.
-    """
+    """A process of the launch."""
 
     process: Process
-    kind: str
-    rank: int | None
-    python: bool = False
-    beats: bool = False
+    kind: str  # WRAPPER; RANK (the wrapper's child, and what trains below it if that is a shell or torchrun); or CHILD
+    rank: int | None  # its number; None if unknown
+    python: bool = False  # it is a Python interpreter
+    beats: bool = False  # it writes the rank's heartbeats
 
     @property
     def pid(self) -> int:

@@ -4,8 +4,6 @@ Source: proc(5). Reading another process's memory (its environment, its command 
 the kernel with its memory map locked: callers with a time limit use a thread.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ py-spy pauses all threads of the process while it reads them, and also reads nat
 is stopped, or that hangs in the kernel, cannot be paused: it is read without a pause, and without its native stack.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -25,11 +23,9 @@ NATIVE, PYTHON, NONE = "native", "python", "none"
 
 @dataclass(frozen=True)
 class Dumped:
-    """kind: NATIVE, PYTHON or NONE. text: the dump. note: one line that says why there is none, or no native one."""
-
-    kind: str
-    text: str
-    note: str
+    kind: str  # NATIVE, PYTHON or NONE
+    text: str  # the dump
+    note: str  # one line that says why there is none, or no native one
 
 
 def program() -> str | None:

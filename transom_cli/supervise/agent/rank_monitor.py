@@ -9,8 +9,6 @@ Messages are pickles. They are limited in size and to the opcodes of plain data,
 trainer, as it does without its own monitor.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -4,8 +4,6 @@ The daemon is a process of its own, so that it outlives an agent that is killed.
 A connection stays open as long as the agent lives; through it each side notices that the other is gone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

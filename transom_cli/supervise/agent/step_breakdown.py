@@ -3,8 +3,6 @@
 The file is written every `EVERY` seconds, or every `RARELY` seconds while a launcher fetches them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ step starts no more processes. The order is:
 This is repeated until two looks in a row find nothing, because a process may fork between two looks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -42,10 +40,8 @@ class Left:
 
 @dataclass(frozen=True)
 class Ended:
-    """killed: processes that did not end in time by themselves. survivors: processes that could not be killed."""
-
-    killed: tuple[Left, ...]
-    survivors: tuple[Left, ...]
+    killed: tuple[Left, ...]  # processes that did not end in time by themselves
+    survivors: tuple[Left, ...]  # processes that could not be killed
 
 
 def end_launch(

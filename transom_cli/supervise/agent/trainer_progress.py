@@ -4,8 +4,6 @@ Automatic heartbeats count optimizer steps since the start of a process. If the 
 own step, the node's heartbeat table shows that one. The logs' thread writes here; the agent's main thread reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from transom_cli.diagnose.logs.trainer_lines import NOTHING, StepOffset, TrainerReport

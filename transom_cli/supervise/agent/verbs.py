@@ -1,7 +1,5 @@
 """What the node's agent does for the launcher: requests, handlers, and the table `VERBS`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -56,9 +54,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Logs(Launch):
-    """``seconds``: for all logs of this node."""
-
-    seconds: float = SECONDS
+    seconds: float = SECONDS  # for all logs of this node
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,10 +63,8 @@ class Logs(Launch):
 
 @dataclass(frozen=True)
 class Evidence(Launch):
-    """``seconds``: for all ranks of this node."""
-
     incident: str
-    seconds: float
+    seconds: float  # for all ranks of this node
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,9 +74,7 @@ class Evidence(Launch):
 
 @dataclass(frozen=True)
 class FinalCheckpoint(Launch):
-    """``step``: the last one; -1 only asks how far the ranks are."""
-
-    step: int
+    step: int  # the last one; -1 only asks how far the ranks are
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,15 +101,12 @@ class Snapshots:
 
 @dataclass(frozen=True)
 class Reenter(Launch):
-    """Order the ranks of `launch` to enter launch `to`, with this rendezvous.
-
-    ``replicas``: ranks that train there before the others have joined; (): they wait for all.
-    """
+    """Order the ranks of `launch` to enter launch `to`, with this rendezvous."""
 
     to: int = 0
     address: str = ""
     port: int = 0
-    replicas: tuple[int, ...] = ()
+    replicas: tuple[int, ...] = ()  # ranks that train there before the others have joined; (): they wait for all
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,9 +127,7 @@ class Warm:
 
 @dataclass(frozen=True)
 class Port:
-    """``port``: only say whether it is free; 0: choose one."""
-
-    port: int = 0
+    port: int = 0  # only say whether it is free; 0: choose one
 
     def __post_init__(self) -> None:
         _in_range("port", self.port, 65536)

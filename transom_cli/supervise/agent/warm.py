@@ -6,8 +6,6 @@ gain). Not included: files that ranks read without mapping (Python's own modules
 system, which a spare does not have yet.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """The attempt's agents: a Slurm step beside the training, called over authenticated connections."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import json

@@ -1,7 +1,5 @@
 """The launcher's surroundings: Slurm's allocation, its time limit, and the run directory as this node sees it."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import time

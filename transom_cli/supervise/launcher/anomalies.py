@@ -6,8 +6,6 @@ the launcher's state machine, which acts if a rule of the policy asks for it. `r
 with their clues, and the map of ranks and phases, for `transom status`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading
@@ -25,7 +23,7 @@ from transom_cli.diagnose.clue import Clue, Silent
 from transom_cli.diagnose.slowness import causes, watch
 from transom_cli.diagnose.slowness import heatmap as words
 from transom_cli.errors import printable
-from transom_cli.files import replace_text, tail
+from transom_cli.files import listed, replace_text, tail
 from transom_cli.heartbeat.step_breakdown import BadStepBreakdown, NodeSteps, decode
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.attempt_files import SCHEMA, newest_checkpoint
@@ -183,11 +181,7 @@ class AnomalyReporter:
 
     def _read(self) -> dict[str, NodeSteps]:
         found = {}
-        try:
-            names = [p.stem for p in self._attempt.nodes.iterdir() if p.suffix == ".spent"]
-        except OSError:
-            return {}
-        for name in sorted(names):
+        for name in (path.stem for path in listed(self._attempt.nodes) if path.suffix == ".spent"):
             with contextlib.suppress(OSError, BadStepBreakdown, UnicodeDecodeError):
                 node = decode(self._steps(name))
                 if node.attempt == self._attempt.name:

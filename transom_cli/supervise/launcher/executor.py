@@ -4,8 +4,6 @@ Whatever may take long runs in a thread, and the answer goes into the inbox: dea
 launcher's loop from Slurm's signals.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue
@@ -18,29 +16,9 @@ from pathlib import Path
 from transom_cli.ckpt import fence
 from transom_cli.ckpt.foreign import ForeignSealer
 from transom_cli.ckpt.restore.rollback import Rollback, roll_back
-from transom_cli.core.launcher import (
-    THIS_LAUNCHER,
-    CheckpointPlanned,
-    EndLaunch,
-    Event,
-    HangJudged,
-    JudgeHang,
-    KillRanks,
-    LaunchEnded,
-    LogsRead,
-    MemoryPersisted,
-    PersistMemory,
-    RanksKilled,
-    ReadLogs,
-    ReplaceRanks,
-    RequestCheckpoint,
-    RollBack,
-    StandbyTook,
-    StartFailed,
-    StartLaunch,
-    State,
-    standbys,
-)
+from transom_cli.core.launcher import State, standbys
+from transom_cli.core.launcher import actions as act
+from transom_cli.core.launcher import events as ev
 from transom_cli.diagnose.clue import Clue
 from transom_cli.diagnose.hangs.reader import clues, gather, read_hang
 from transom_cli.errors import TransomError, printable
@@ -77,7 +55,7 @@ class Executor:
         options: LaunchOptions,
         attempt: AttemptDir,
         agents: Agents,
-        inbox: queue.SimpleQueue[Event],
+        inbox: queue.SimpleQueue[ev.Event],
         journal: JournalWriter,
     ) -> None:
         self._allocation, self._options, self._attempt = allocation, options, attempt
@@ -89,7 +67,7 @@ class Executor:
         self._cannot_roll_back = ""  # why
         self._foreign = ForeignSealer(options.foreign, say) if options.foreign else None
         self.orphans = OrphanReaper(agents.end, journal)
-        took = lambda launch: inbox.put(StandbyTook(0.0, launch))  # noqa: E731
+        took = lambda launch: inbox.put(ev.StandbyTook(0.0, launch))  # noqa: E731
         self._standby = Standby(allocation, options, attempt, journal, took)
         self._new = NewRanks(allocation, options, attempt, self._foreign)
         started = (self._standby, self._new)
@@ -97,23 +75,23 @@ class Executor:
         self.step: TrainingStep | TrainingSteps | None = None
         self.before_verdict: Callable[[tuple[str, ...]], None] = lambda _: None  # with the nodes of a launch that ends
 
-    def start(self, action: StartLaunch) -> list[str] | None:
+    def start(self, action: act.StartLaunch) -> list[str] | None:
         """Start a launch.
 
         Returns:
             srun's command line; None, and an event in the inbox, if the launch cannot be requested.
         """
         if self._cannot_roll_back:
-            self._inbox.put(StartFailed(0.0, action.launch, self._cannot_roll_back))
+            self._inbox.put(ev.StartFailed(0.0, action.launch, self._cannot_roll_back))
             return None
         try:
             return self._start(action)
         except (OSError, TransomError) as error:
             words = f"launch {action.launch} cannot be started: {error}"
-            self._inbox.put(StartFailed(0.0, action.launch, words))
+            self._inbox.put(ev.StartFailed(0.0, action.launch, words))
             return None
 
-    def _start(self, action: StartLaunch) -> list[str]:
+    def _start(self, action: act.StartLaunch) -> list[str]:
         allocation, options, attempt = self._allocation, self._options, self._attempt
         launch, nodes, replicas = action.launch, action.nodes, action.replicas
         for path in (attempt.logs(launch), attempt.exits(launch)):
@@ -136,7 +114,7 @@ class Executor:
         self.step = next(step for way in self._ways if (step := way.form(group)) is not None)
         return self.step.argv
 
-    def replace(self, action: ReplaceRanks) -> None:
+    def replace(self, action: act.ReplaceRanks) -> None:
         """Start ranks of the present launch again. Standbys are those of the next launch."""
         launch, former, exits = action.launch, self.step, self._attempt.exits(action.launch)
         assert self._group is not None and former is not None
@@ -146,7 +124,7 @@ class Executor:
             more = self._new.form(replace(self._group, lost=action.ranks)).steps
             self.step = TrainingSteps.entered_again(former, action.ranks, exits, more)
         except OSError as error:
-            self._inbox.put(StartFailed(0.0, launch, f"ranks of launch {launch} cannot be started again: {error}"))
+            self._inbox.put(ev.StartFailed(0.0, launch, f"ranks of launch {launch} cannot be started again: {error}"))
 
     def keep_standby(self, state: State, now: float) -> None:
         """Keep the ranks of the next launch ready, while this one steps."""
@@ -173,7 +151,7 @@ class Executor:
         except OSError as error:
             say(f"transom: ranks of older launches are not fenced off from the checkpoints: {error}")
 
-    def roll_back(self, action: RollBack) -> None:
+    def roll_back(self, action: act.RollBack) -> None:
         """Set the training back. If that fails, no launch is started, since it would resume from the bad state."""
         name = f"{self._attempt.name}.{action.launch}"
         try:
@@ -187,43 +165,43 @@ class Executor:
         aside = f"; {', '.join(moved)} are kept as step-<n>.undone-<k>" if moved else ""
         say(f"transom: launch {action.launch} continues from step {action.to}{aside}")
 
-    def request_checkpoint(self, action: RequestCheckpoint, overdue: tuple[str, ...], step_time: float) -> None:
+    def request_checkpoint(self, action: act.RequestCheckpoint, overdue: tuple[str, ...], step_time: float) -> None:
         """Request a final checkpoint. overdue: nodes whose tables are late, so that their agents would not answer."""
         world = self._options.tasks_per_node * len(self._nodes)
         nodes, launch = self._nodes, action.launch
 
-        def failed(why: str) -> Event:
-            return CheckpointPlanned(0.0, launch, -1, why, keeps=True, again=True)
+        def failed(why: str) -> ev.Event:
+            return ev.CheckpointPlanned(0.0, launch, -1, why, keeps=True, again=True)
 
-        def work() -> Event:
+        def work() -> ev.Event:
             if any(n in nodes for n in overdue):
                 return failed(f"no sign of life from {', '.join(overdue)}")
             return plan_checkpoint(lambda step: self._agents.flush(launch, nodes, step), launch, world, step_time)
 
         self._thread("final checkpoint", work, lambda error: failed(repr(error)))
 
-    def persist_memory(self, action: PersistMemory) -> None:
+    def persist_memory(self, action: act.PersistMemory) -> None:
         """Ask all nodes of the allocation: a node that a spare has replaced may hold a snapshot that no other has."""
         launch, checkpoints = action.launch, self._options.checkpoints
 
-        def work() -> Event:
+        def work() -> ev.Event:
             nodes = self._allocation.every_node
             words = persist_memory(self._agents.memory, nodes, checkpoints, launch, action.seconds - 1.0)
-            return MemoryPersisted(0.0, launch, newest_checkpoint(checkpoints), words)
+            return ev.MemoryPersisted(0.0, launch, newest_checkpoint(checkpoints), words)
 
-        def failed(error: Exception) -> Event:
-            return MemoryPersisted(0.0, launch, -1, f"what is in memory is lost: {error!r}")
+        def failed(error: Exception) -> ev.Event:
+            return ev.MemoryPersisted(0.0, launch, -1, f"what is in memory is lost: {error!r}")
 
         self._thread("persist", work, failed)
 
-    def end(self, action: EndLaunch) -> None:
+    def end(self, action: act.EndLaunch) -> None:
         """End a launch; without grace if its state is durable, since nothing of it is worth waiting for."""
         step, nodes, launch = self.step, self._nodes, action.launch
         grace = GRACE if action.incident else 0.0
         if self._foreign is not None:
             self._foreign.pause()
 
-        def work() -> Event:
+        def work() -> ev.Event:
             lines = self._evidence(launch, action.incident, nodes) if action.evidence else ()
             ended = self._agents.end(launch, nodes, grace, action.incident)
             if evidence := (*lines, *ended.evidence):  # the verdict first: the journal holds only the first lines
@@ -237,33 +215,33 @@ class Executor:
                 step.kill()  # it would wait for those nodes
             elif not step.wait(SRUN_AWAY if (away := set(step.nodes) - set(nodes)) else SRUN_END):
                 step.kill()
-                survivor = (THIS_LAUNCHER, f"srun of launch {launch}")
+                survivor = (ev.THIS_LAUNCHER, f"srun of launch {launch}")
                 ended = replace(ended, survivors=(*ended.survivors, *(() if away else (survivor,))))
             with contextlib.suppress(OSError):  # a run directory that does not answer is no survivor
                 ended = replace(ended, exits=step.exits())
             return ended
 
-        def failed(error: Exception) -> Event:  # a bug here must not leave the attempt waiting
-            return LaunchEnded(0.0, launch, survivors=((THIS_LAUNCHER, repr(error)),))
+        def failed(error: Exception) -> ev.Event:  # a bug here must not leave the attempt waiting
+            return ev.LaunchEnded(0.0, launch, survivors=((ev.THIS_LAUNCHER, repr(error)),))
 
         self._thread("end", work, failed)
 
-    def judge(self, action: JudgeHang) -> None:
+    def judge(self, action: act.JudgeHang) -> None:
         nodes, launch = self._nodes, action.launch
 
-        def work() -> Event:
+        def work() -> ev.Event:
             lines = self._evidence(launch, action.incident, nodes)
             verdict = judge_hang(self._attempt.evidence(action.incident))
-            return HangJudged(0.0, launch, verdict.ranks, (*verdict.words, *lines), verdict.nodes)
+            return ev.HangJudged(0.0, launch, verdict.ranks, (*verdict.words, *lines), verdict.nodes)
 
-        self._thread("hang", work, lambda error: HangJudged(0.0, launch, evidence=(repr(error),)))
+        self._thread("hang", work, lambda error: ev.HangJudged(0.0, launch, evidence=(repr(error),)))
 
-    def kill(self, action: KillRanks) -> None:
+    def kill(self, action: act.KillRanks) -> None:
         step, launch, each = self.step, action.launch, self._options.tasks_on_node
         all_nodes = self._nodes
         nodes = tuple(dict.fromkeys(all_nodes[rank // each] for rank in action.ranks))
 
-        def work() -> Event:
+        def work() -> ev.Event:
             ended = self._agents.kill(launch, nodes, action.ranks)
             self.orphans.watch(launch, ended, ended.unheard)
             expected = {rank for rank in action.ranks if all_nodes[rank // each] not in ended.unheard}
@@ -272,21 +250,23 @@ class Executor:
                 time.sleep(0.05)
                 exits = step.exits()
             left = "; ".join(f"{what} on {node} cannot be killed" for node, what in ended.survivors)
-            return RanksKilled(0.0, launch, exits, ended.unheard, left)
+            return ev.RanksKilled(0.0, launch, exits, ended.unheard, left)
 
-        self._thread("kill ranks", work, lambda error: RanksKilled(0.0, launch, words=repr(error)))
+        self._thread("kill ranks", work, lambda error: ev.RanksKilled(0.0, launch, words=repr(error)))
 
-    def observe(self, action: EndLaunch, unheard: tuple[str, ...]) -> None:
+    def observe(self, action: act.EndLaunch, unheard: tuple[str, ...]) -> None:
         """Answer as after the end of the launch, with the evidence, but leave its processes alone."""
         step, nodes, launch = self.step, self._nodes, action.launch
 
-        def work() -> Event:
+        def work() -> ev.Event:
             lines = self._evidence(launch, action.incident, nodes) if action.evidence else ()
             verdict = judge_hang(self._attempt.evidence(action.incident)) if lines else HangVerdict()
             exits = step.exits() if step is not None else ()
-            return LaunchEnded(0.0, launch, exits, unheard, evidence=(*verdict.words, *lines), suspects=verdict.nodes)
+            return ev.LaunchEnded(
+                0.0, launch, exits, unheard, evidence=(*verdict.words, *lines), suspects=verdict.nodes
+            )
 
-        self._thread("observe", work, lambda error: LaunchEnded(0.0, launch, evidence=(repr(error),)))
+        self._thread("observe", work, lambda error: ev.LaunchEnded(0.0, launch, evidence=(repr(error),)))
 
     def _evidence(self, launch: int, incident: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """Collect evidence. The launch must be ended even if that fails."""
@@ -295,10 +275,10 @@ class Executor:
         except Exception as error:
             return (f"no evidence: {error!r}",)
 
-    def read_logs(self, action: ReadLogs) -> None:
+    def read_logs(self, action: act.ReadLogs) -> None:
         nodes, port = tuple(n for n in self._nodes if n not in action.without), self._port
 
-        def work() -> Event:
+        def work() -> ev.Event:
             until = time.monotonic() + LOGS
             answers = self._agents.logs(action.launch, nodes)
             left = until - time.monotonic()
@@ -306,17 +286,17 @@ class Executor:
             taken = launchplan.says_in_use(found.line, port)
             if action.alive:  # rank 0 itself holds the port
                 ranks, elastic = hearing(answers)
-                said = LogsRead(0.0, action.launch, found.category, found.line, found.where)
+                said = ev.LogsRead(0.0, action.launch, found.category, found.line, found.where)
                 return replace(said, hearing=ranks, elastic=elastic)
             taken = self._agents.holds_port(nodes[0], port) if taken is None else taken
-            return LogsRead(0.0, action.launch, found.category, found.line, found.where, taken)
+            return ev.LogsRead(0.0, action.launch, found.category, found.line, found.where, taken)
 
-        def failed(error: Exception) -> Event:
-            return LogsRead(0.0, action.launch, "unknown", repr(error), "the logs could not be read")
+        def failed(error: Exception) -> ev.Event:
+            return ev.LogsRead(0.0, action.launch, "unknown", repr(error), "the logs could not be read")
 
         self._thread("read logs", work, failed)
 
-    def _thread(self, name: str, work: Callable[[], Event], failed: Callable[[Exception], Event]) -> None:
+    def _thread(self, name: str, work: Callable[[], ev.Event], failed: Callable[[Exception], ev.Event]) -> None:
         def run() -> None:
             try:
                 self._inbox.put(work())
@@ -328,15 +308,11 @@ class Executor:
 
 @dataclass(frozen=True)
 class HangVerdict:
-    """What the evidence of a hang shows.
+    """What the evidence of a hang shows."""
 
-    words: for a person. nodes: the node that the others wait for; () if that is uncertain or not a single node.
-    ranks: those that the others wait for; () if that is uncertain.
-    """
-
-    words: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
+    words: tuple[str, ...] = ()  # for a person
+    nodes: tuple[str, ...] = ()  # the node that the others wait for; () if that is uncertain or not a single node
+    ranks: tuple[int, ...] = ()  # those that the others wait for; () if that is uncertain
 
 
 def judge_hang(folder: Path, seconds: float = SECONDS) -> HangVerdict:

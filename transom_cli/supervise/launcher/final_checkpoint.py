@@ -8,8 +8,6 @@ If ranks are dead or hang, the nodes write the newest step in their memory to di
 nodes hold; one that holds the newest step is asked to write it, or the next one if it cannot.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -5,8 +5,6 @@ Every change of members, whether a relaunch, a swap, a shrink or a growth, is on
 ranks of elastic replicas later than the others.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,19 +24,18 @@ from transom_cli.supervise.launcher.training import WRAPPER, StepPlan, TrainingS
 class Group:
     """The members of one launch: the ranks on these nodes, in this order.
 
-    master, port: the address of the rendezvous. env: of the launch's steps, with the rendezvous.
-    lost: the ranks that are started; the others stay in the steps `former`. (): all ranks are started.
-    replicas: the ranks that train before the lost ones join; (): they wait for them.
+    master, port: the address of the rendezvous. lost: the ranks that are started; the others stay in the steps
+    `former`. (): all ranks are started.
     """
 
     launch: int
     nodes: tuple[str, ...]
     master: str
-    env: dict[str, str]
+    env: dict[str, str]  # of the launch's steps, with the rendezvous
     port: int
     lost: tuple[int, ...] = ()
     former: TrainingStep | TrainingSteps | None = None
-    replicas: tuple[int, ...] = ()
+    replicas: tuple[int, ...] = ()  # the ranks that train before the lost ones join; (): they wait for them
 
     @property
     def rendezvous(self) -> Mapping[str, str]:

@@ -4,8 +4,6 @@ While a live operator renews its lease, the launcher keeps the allocation, and t
 ends by itself with a dead node hangs in COMPLETING until SlurmdTimeout. Without an operator, the launcher requeues it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,15 +60,11 @@ def ended_by_slurm(slurm: Slurm, job_id: int) -> bool:
 
 @dataclass(frozen=True)
 class NextAttempt:
-    """How the job continues.
+    """How the job continues."""
 
-    again: "requeue", or "hold" for a person to look at, because of `why`. resubmit: as a new job, even if a requeue
-    would do.
-    """
-
-    again: str
+    again: str  # "requeue", or "hold" for a person to look at, because of `why`
     why: str = ""
-    resubmit: bool = False
+    resubmit: bool = False  # as a new job, even if a requeue would do
 
     @property
     def held(self) -> bool:

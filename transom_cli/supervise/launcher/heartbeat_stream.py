@@ -1,24 +1,31 @@
-"""Fetches the nodes' heartbeat tables from their agents, over an authenticated connection to each.
+"""Fetches the nodes' heartbeat tables from their agents, over an authenticated connection to each, and publishes them.
 
 Agents write their tables to the run directory while nobody fetches them. So the launcher fetches only while it reads
 what comes and the operator can see it (`consumed`): if its loop hangs on a file system, the files come back.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from transom_cli.core.stall_state import StallFinding
+from transom_cli.heartbeat.aggregate import encode_all
+from transom_cli.heartbeat.local_table import publish
+from transom_cli.layout import AttemptDir
 from transom_cli.rpc.poll import Poller, Where
 from transom_cli.rpc.verbs import Call, Fields
+from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
 
 CURRENT = 1.75  # seconds for which a fetched table makes the node's file unnecessary; agents make one a second
 UNREAD = 2.5  # seconds without `consumed` after which nothing is fetched
 STEPS = 5.0  # seconds between two fetches of a node's step breakdowns
 MANY = 100  # nodes from which that interval grows in proportion: their judge reads them so seldom
+
+EVERY = 5.0  # seconds between two publications; readers rely on it (`heartbeat_monitor.FOLLOWED`)
+SOON = 1.0
+AWHILE = 20.0  # seconds for which what differs is followed closely
 
 
 class HeartbeatStream:
@@ -97,3 +104,36 @@ class HeartbeatStream:
         with self._lock:
             self._seen[node], self._tables[node] = seq, data
             self._arrived[node] = time.monotonic()
+
+
+class HeartbeatPublisher:
+    """Publishes all heartbeat tables of an attempt in one file, for the operator and the screens.
+
+    Every `EVERY` seconds while all is well, at once when something differs, and every `SOON` seconds for a while after.
+    """
+
+    def __init__(self, attempt: AttemptDir, watch: HeartbeatMonitor) -> None:
+        self._path, self._watch = attempt.heartbeats, watch
+        self.number = 0  # of the last publication
+        self._published = self._differed = float("-inf")
+        self._late: tuple[str, ...] = ()
+
+    def look(self, now: float, findings: Sequence[StallFinding]) -> bool:
+        """Publish if it is time to. False: that failed, and readers need the nodes' own files."""
+        late = self._watch.overdue(now)
+        trouble = bool(findings) or late != self._late or self._watch.trouble
+        news = trouble or self._watch.news
+        self._late = late
+        if trouble:
+            self._differed = now
+        every = SOON if now - self._differed < AWHILE else EVERY
+        if not self._watch.tables or not (news or now - self._published >= every):
+            return True
+        try:
+            publish(self._path, encode_all(self.number + 1, self._watch.parts(now)))
+        except OSError:
+            return False
+        self.number += 1
+        self._watch.forget_news()
+        self._published = now
+        return True

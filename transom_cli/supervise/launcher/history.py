@@ -1,12 +1,10 @@
 """The attempts before this one, as a launcher knows them: their outcomes, and nodes that the operator isolated."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 
 from transom_cli.core.diagnose import PREFLIGHT
-from transom_cli.core.events import OutcomeSeen, Taken
+from transom_cli.core.events import Taken
 from transom_cli.core.launcher import AttemptStarted, without_progress
 from transom_cli.core.node_hazard import PROBATION
 from transom_cli.core.operator.isolation import on_probation
@@ -31,12 +29,12 @@ def begun(options: LaunchOptions, attempt: AttemptDir, taken: tuple[Taken, ...] 
     before = earlier(run, attempt)
     outcomes = [read_outcome(a, 0.0) for a in before]
     of_step = [o for o in outcomes if o is None or o.job_step == options.job_step]  # the others say nothing of it
-    isolated = {e for a, o in zip(before, outcomes, strict=True) if o and _age(a, attempt) < expiry for e in o.blamed}
-    blamed = {e for a, o in zip(before, outcomes, strict=True) if o and _age(a, attempt) < PROBATION for e in o.blamed}
+    known = [(a, o) for a, o in zip(before, outcomes, strict=True) if o is not None]
+    isolated = {e for a, o in known if _age(a, attempt) < expiry for e in o.blamed}
+    blamed = {e for a, o in known if _age(a, attempt) < PROBATION for e in o.blamed}
     alone = not operator_lives(run, attempt)
-    if not alone:
-        isolated = set()  # the operator has probed them itself
-        blamed = set()
+    if not alone:  # the operator has probed them itself
+        isolated, blamed = set(), set()
     excluded, returned = excluded_nodes(run)
     isolated |= excluded
     durable = newest_checkpoint(options.checkpoints)
@@ -50,15 +48,11 @@ def begun(options: LaunchOptions, attempt: AttemptDir, taken: tuple[Taken, ...] 
         insist=alone,
         probation=tuple(sorted((blamed | returned) - isolated)),
         taken=(
-            *(replace(t, at=t.at - _age(a, attempt)) for a, o in zip(before, outcomes, strict=True) for t in _taken(o)),
+            *(replace(t, at=t.at - _age(a, attempt)) for a, o in known for t in o.taken),
             *(replace(t, at=t.at - time.time()) for t in taken),
         ),
         lacked=bool(outcomes) and outcomes[-1] is not None and outcomes[-1].cause in ("isolated_nodes", PREFLIGHT),
     )
-
-
-def _taken(outcome: OutcomeSeen | None) -> tuple[Taken, ...]:
-    return outcome.taken if outcome is not None else ()
 
 
 def earlier(run: RunDir, attempt: AttemptDir) -> list[AttemptDir]:

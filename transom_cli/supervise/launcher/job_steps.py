@@ -4,20 +4,16 @@ They share the attempt's directory and journal. Launches and incidents are numbe
 step is overwritten. A step that is done leaves a record in the journal, and no outcome: the attempt continues.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.events import OutcomeSeen, Taken
 from transom_cli.errors import UsageError
-from transom_cli.files import json_lines
+from transom_cli.files import listed, read_lines
 from transom_cli.layout import AttemptDir, RunDir
-from transom_cli.supervise.attempt_files import listed
 
 RECORD = "job_step"
 _OF_AGENTS = (".endpoint", ".beats")
@@ -27,21 +23,20 @@ _OF_AGENTS = (".endpoint", ".beats")
 class EarlierSteps:
     """What earlier job steps of the attempt have left.
 
-    launches, incidents: how many there were. given_up: nodes that must carry no rank any more. taken: what was decided
-    about failures, and when, by the wall clock.
+    launches, incidents: how many there were.
     """
 
     steps: tuple[str, ...] = ()
     launches: int = 0
     incidents: int = 0
-    given_up: tuple[str, ...] = ()
-    taken: tuple[Taken, ...] = ()
+    given_up: tuple[str, ...] = ()  # nodes that must carry no rank any more
+    taken: tuple[Taken, ...] = ()  # what was decided about failures, and when, by the wall clock
 
 
 def earlier_steps(attempt: AttemptDir) -> EarlierSteps:
     launches, incidents, names = 0, 0, dict[str, None]()
     given_up, taken = dict[str, None](), list[Taken]()
-    for record in _records(attempt):
+    for record in read_lines(attempt.launcher_journal):
         kind, name = record.get("type"), str(record.get("incident", ""))
         if kind == "launch":
             launches = max(launches, int(record.get("launch", 0)) + 1)
@@ -60,7 +55,7 @@ def done_in(run: RunDir, name: str) -> str:
     """Return the attempt in which this job step was done, or ""."""
     for path in listed(run.attempts):
         attempt = AttemptDir(path)
-        if any(r.get("type") == RECORD and r.get("job_step") == name for r in _records(attempt)):
+        if any(r.get("type") == RECORD and r.get("job_step") == name for r in read_lines(attempt.launcher_journal)):
             return attempt.name
     return ""
 
@@ -88,10 +83,3 @@ def lock(attempt: AttemptDir) -> int:
     except OSError:
         pass  # a file system without locks
     return descriptor
-
-
-def _records(attempt: AttemptDir) -> list[dict[str, Any]]:
-    try:
-        return list(json_lines(attempt.launcher_journal.read_bytes()))
-    except OSError:
-        return []

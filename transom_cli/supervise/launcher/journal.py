@@ -3,8 +3,6 @@
 A full disk does not end a training: entries that cannot be written are left out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

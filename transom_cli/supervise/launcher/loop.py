@@ -1,7 +1,5 @@
 """The launcher: owns one attempt, in the batch script. Every decision is made in `core.launcher`."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -24,24 +22,15 @@ from transom_cli.heartbeat.local_table import publish
 from transom_cli.plural import several
 from transom_cli.slurm.port import Connect, Slurm
 from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
-from transom_cli.supervise.launcher import history
+from transom_cli.supervise.launcher import handoff, history
 from transom_cli.supervise.launcher.agents import Agents
 from transom_cli.supervise.launcher.allocation import allocation_from, time_is_up, warning_due
 from transom_cli.supervise.launcher.anomalies import AnomalyReporter
-from transom_cli.supervise.launcher.blind_nodes import BlindNodes
 from transom_cli.supervise.launcher.executor import Executor
-from transom_cli.supervise.launcher.handoff import (
-    NextAttempt,
-    await_operator,
-    clear_hold,
-    ended_by_slurm,
-    hand_off,
-)
-from transom_cli.supervise.launcher.heartbeat_publisher import HeartbeatPublisher
-from transom_cli.supervise.launcher.heartbeat_stream import HeartbeatStream
+from transom_cli.supervise.launcher.heartbeat_stream import HeartbeatPublisher, HeartbeatStream
 from transom_cli.supervise.launcher.job_steps import RECORD, EarlierSteps, clear_agents, earlier_steps, lock
 from transom_cli.supervise.launcher.journal import LauncherJournal, say
-from transom_cli.supervise.launcher.monitor import Monitor
+from transom_cli.supervise.launcher.monitor import BlindNodes, Monitor
 from transom_cli.supervise.launcher.node_monitor import FaultMonitor, NodeMonitor, WarmUp
 from transom_cli.supervise.launcher.node_release import NodeRelease, release_nodes
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
@@ -148,7 +137,7 @@ class Launcher:
         self._reporter.start()
         if not options.observe:
             job = (self._slurm(), options.run, self._allocation)
-            threading.Thread(target=clear_hold, args=job, daemon=True).start()
+            threading.Thread(target=handoff.clear_hold, args=job, daemon=True).start()
         try:
             begun = history.begun(options, self._attempt, self._earlier.taken)
             ends_at = time_is_up(self._allocation.job_id) if options.min_nodes else None
@@ -182,10 +171,10 @@ class Launcher:
     def _hand_over(self) -> None:
         """Hand the job to the operator, or else to Slurm; then Slurm removes the rest of the training step."""
         run, leave = self._options.run, self._asked_to_leave
-        if await_operator(run, leave) and self._again:
+        if handoff.await_operator(run, leave) and self._again:
             self._journal("requeue", how=self._again)
-            wanted = NextAttempt(self._again, self._why, self._options.resubmit)
-            hand_off(self._slurm(), run, self._allocation, wanted, leave, self._journal)
+            wanted = handoff.NextAttempt(self._again, self._why, self._options.resubmit)
+            handoff.hand_off(self._slurm(), run, self._allocation, wanted, leave, self._journal)
         if self._step is not None:
             self._step.kill()
 
@@ -194,10 +183,10 @@ class Launcher:
         run = self._options.run
         if not self._again or history.operator_lives(run, self._attempt):
             return
-        if ended_by_slurm(self._connect(10.0), self._allocation.job_id):
+        if handoff.ended_by_slurm(self._connect(10.0), self._allocation.job_id):
             self._journal("requeue", how="requeue")
-            wanted = NextAttempt("requeue", self._why, self._options.resubmit)
-            hand_off(self._slurm(), run, self._allocation, wanted, lambda: True, self._journal)
+            wanted = handoff.NextAttempt("requeue", self._why, self._options.resubmit)
+            handoff.hand_off(self._slurm(), run, self._allocation, wanted, lambda: True, self._journal)
 
     def _release_idle_nodes(self) -> None:
         state, overdue = self._state, self._watch.overdue(self._now())

@@ -20,27 +20,28 @@ the last step before an end or a stall, with the time at which it was first seen
 - since_start: the step counts from the start of the processes (automatic heartbeats); absent otherwise.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from transom_cli.core import launcher
 from transom_cli.core.events import Stall
 from transom_cli.core.launcher import Event, Phase, Reason, State
-from transom_cli.files import open_private
+from transom_cli.files import listed, open_private
 from transom_cli.heartbeat.step_breakdown import BadStepBreakdown, RankSteps, decode
+from transom_cli.heartbeat.table import NodeTable
 from transom_cli.layout import AttemptDir
+from transom_cli.plural import some
 from transom_cli.supervise.attempt_files import newest_checkpoint
 from transom_cli.supervise.heartbeat_monitor import HeartbeatMonitor
-from transom_cli.supervise.launcher.journal import say
+from transom_cli.supervise.launcher.journal import JournalWriter, say
 from transom_cli.supervise.launcher.plan import LaunchOptions
 from transom_cli.supervise.launcher.training import TrainingStep, TrainingSteps
 
+UNSEEN = 60.0  # seconds from a launch's start: agents and ranks of a large job take a while to come up
 DURABLE = 1.0  # interval in seconds between searches for a newer checkpoint
 
 
@@ -141,10 +142,38 @@ class Monitor:
         """slurmstepd creates a task's log when it starts the task."""
         if self._watch.launch == launch:
             return True
-        try:
-            return any(True for _ in self._attempt.logs(launch).iterdir())
-        except OSError:
-            return False
+        return bool(listed(self._attempt.logs(launch)))
+
+
+class BlindNodes:
+    """Says which training nodes send no heartbeats, so that nobody takes an unwatched training for a healthy one.
+
+    wrapped: each rank's wrapper makes a record, so a table without ranks shows nothing either.
+    """
+
+    def __init__(self, wrapped: bool, journal: JournalWriter) -> None:
+        self._wrapped, self._journal = wrapped, journal
+        self._since: tuple[int, float] = (-1, 0.0)  # launch, when it was first seen
+        self._reported: tuple[str, ...] = ()
+
+    def look(self, state: State, tables: Iterable[NodeTable], now: float) -> None:
+        """Journal and print the nodes of a launch that send nothing, each time that they change."""
+        launch = state.launch.number if state.phase is Phase.TRAINING and state.launch.started else -1
+        if launch < 0 or launch != self._since[0]:
+            self._since = (launch, now)
+            return
+        if now - self._since[1] < UNSEEN:
+            return
+        seen = {t.node for t in tables if not self._wrapped or any(r.launch == launch for r in t.ranks)}
+        blind = tuple(node for node in state.nodes.training if node not in seen)
+        if blind == self._reported:
+            return
+        self._reported = blind
+        words = (
+            f"no heartbeats from {some(blind)}: a hang there is not detected" if blind else "heartbeats from all nodes"
+        )
+        self._journal("blind", nodes=blind, words=words)
+        say(f"transom: {words}" + ("; the agents' log and the ranks' logs say why" if blind else ""))
 
 
 SOON, EVERY = 2.0, 60.0  # seconds between two lines: as long as the launch has stepped, within these limits

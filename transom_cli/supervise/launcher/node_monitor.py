@@ -4,8 +4,6 @@ Everything runs in daemon threads, which put events into the launcher's inbox. D
 training's programs and libraries before they are needed (see `agent.warm`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import queue

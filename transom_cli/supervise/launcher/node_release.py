@@ -5,8 +5,6 @@ cut off, it comes back with the old ranks alive, on its devices and on the share
 them before the whole job ends.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -7,8 +7,6 @@ nothing of transom's. By default /dev, with /dev/shm, and the processes are the 
 that srun sends.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

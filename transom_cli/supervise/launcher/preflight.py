@@ -1,7 +1,5 @@
 """Runs the health checks that the launcher's state machine actions, and reports the faults of nodes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ node itself is dead, nothing is started, since srun would wait for its slurmd. T
 node's agent is started at most `TRIES` times.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -6,8 +6,6 @@ line of standard input, which srun broadcasts, lets them go. Each ready spare ha
 place of a node; that line also says which ranks its tasks become. Any other start is an ordinary one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -6,8 +6,6 @@ the launcher gives no sign of life any more, so a forgotten job releases its nod
 follows and cancels jobs with this comment only.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import threading

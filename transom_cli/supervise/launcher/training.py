@@ -27,17 +27,14 @@ LISTENING = 2.0  # seconds to read srun's last output after it has ended
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One srun. `tasks` are placed on `nodes` in blocks of equal size, as with `--ntasks-per-node`.
-
-    ranks: of these tasks in the launch; (): the same numbers. standby: the tasks wait until `go`.
-    """
+    """One srun. `tasks` are placed on `nodes` in blocks of equal size, as with `--ntasks-per-node`."""
 
     argv: list[str]
     env: dict[str, str]
     nodes: tuple[str, ...]
     tasks: int
-    ranks: tuple[int, ...] = ()
-    standby: bool = False
+    ranks: tuple[int, ...] = ()  # of these tasks in the launch; (): the same numbers
+    standby: bool = False  # the tasks wait until `go`
 
 
 class TrainingSteps:

@@ -1,7 +1,5 @@
 """The observer's clock: looks like Unix time, moves like the monotonic clock, and never falls."""
 
-from __future__ import annotations
-
 import time
 
 

@@ -4,8 +4,6 @@ If Slurm does not let this user drain nodes, the site can: by a command, or by a
 read. `contrib/` has an example of both.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 A call that Slurm does not answer is retried with back-off. If Slurm refuses a call, the core receives ActionFailed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import threading

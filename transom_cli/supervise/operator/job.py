@@ -32,10 +32,8 @@ LATE = 10.0  # seconds after the job's end in which a file system may still show
 
 @dataclass(frozen=True)
 class OperatorJob:
-    """state: of a job that existed already; "" for one that was just submitted."""
-
     job_id: int
-    state: str = ""
+    state: str = ""  # of a job that existed already; "" for one that was just submitted
 
     @property
     def words(self) -> str:

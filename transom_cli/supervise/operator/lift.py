@@ -1,7 +1,5 @@
 """Lifts isolations on request: in the history, in active runs, and in Slurm where transom drained the node."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,20 +25,13 @@ WITHDRAWN = "the request to drain it is withdrawn"
 
 @dataclass(frozen=True)
 class Lifted:
-    """The result for one node.
-
-    Attributes:
-        told: The active runs that received the request.
-        slurm: resumed, no longer drained (but down), not drained, denied, unknown, or why it was not ours to resume.
-        why: Slurm's message if it refused or did not answer.
-        cluster: As the isolations name it.
-    """
+    """The result for one node."""
 
     node: str
-    told: tuple[str, ...]
-    slurm: str
-    why: str = ""
-    cluster: str = ""
+    told: tuple[str, ...]  # the active runs that received the request
+    slurm: str  # resumed, no longer drained (but down), not drained, denied, unknown, or why it was not ours to resume
+    why: str = ""  # Slurm's message if it refused or did not answer
+    cluster: str = ""  # as the isolations name it
 
 
 def to_lift(history: NodeHistory, nodes: tuple[str, ...], run: str) -> None:

@@ -4,8 +4,6 @@ It survives `kill -9` at any moment. The next operator replays the journal throu
 that has no recorded answer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import queue

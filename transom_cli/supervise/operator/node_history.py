@@ -4,8 +4,6 @@ A thread of its own does this: the run must not wait for a home directory that d
 If something could not be written, the run's next operator writes it, because its journal yields the same records.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import queue

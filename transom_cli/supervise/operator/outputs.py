@@ -1,7 +1,5 @@
 """Finds the output of a user's own batch script, and its length when each attempt ended."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 

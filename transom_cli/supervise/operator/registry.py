@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import transom_cli
-from transom_cli.files import make_private, publish_text
+from transom_cli.files import listed, make_private, publish_text
 from transom_cli.health.history.files import history_dir
 from transom_cli.layout import RunDir
 from transom_cli.start import ours_alone
@@ -119,10 +119,7 @@ class Registry:
             return 0
 
     def names(self) -> list[str]:
-        try:
-            return sorted(path.name for path in self._runs.iterdir() if path.suffix == ".json")
-        except OSError:
-            return []
+        return [path.name for path in listed(self._runs) if path.suffix == ".json"]
 
     def entries(self) -> Iterator[Entry]:
         """Yield the registered runs. A damaged file is skipped: only its run is not continued."""

@@ -4,8 +4,6 @@ The loop does not act on what it cannot record, so it waits until the files are 
 events wait in the loop's inbox. If the operator's log is in the run directory, messages go to syslog.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import stat
@@ -13,6 +11,7 @@ import sys
 import syslog
 import time
 from collections.abc import Callable
+from functools import partial
 
 from transom_cli.core.events import Event
 from transom_cli.core.operator.state import State
@@ -44,7 +43,8 @@ class RunDirWatch:
             folders: asks the file system for many runs; None: this run asks for itself.
         """
         self._run, self._tell, self._told_after = run, tell, told_after
-        self._elsewhere = elsewhere or (_to_syslog if _log_is_in(run) else _to_stderr)
+        to_syslog = partial(syslog.syslog, syslog.LOG_WARNING)
+        self._elsewhere = elsewhere or (to_syslog if _log_is_in(run) else _to_stderr)
         self._state = State()
         self._since = 0.0
         self._told = False
@@ -88,10 +88,6 @@ def _log_is_in(run: RunDir) -> bool:
         return stat.S_ISREG(there.st_mode) and there.st_dev == run.path.stat().st_dev
     except (OSError, ValueError):
         return False
-
-
-def _to_syslog(words: str) -> None:
-    syslog.syslog(syslog.LOG_WARNING, words)
 
 
 def _to_stderr(words: str) -> None:

@@ -4,8 +4,6 @@ Scratch file systems delete what nobody has used for weeks. `transom list`, the 
 files that were written when the run began. The operator refreshes their times once a day, and remembers their content.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 A log on a file system that does not respond holds up its own run only, so no lock is shared.
 """
 
-from __future__ import annotations
-
 import contextvars
 import json
 import logging

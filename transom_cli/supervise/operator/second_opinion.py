@@ -1,10 +1,8 @@
 """Asks Slurm and the attempt's launcher about a node that the operator cannot reach."""
 
-from __future__ import annotations
-
 import time
 
-from transom_cli.files import json_lines
+from transom_cli.files import read_lines
 from transom_cli.health.reach import CALLED_DOWN
 from transom_cli.layout import AttemptDir
 from transom_cli.slurm.port import Node
@@ -22,11 +20,7 @@ def slurm_says(node: Node) -> str:
 def launcher_says(attempt: AttemptDir, node: str, now: float | None = None) -> str:
     """Return what the launcher says if the batch host reaches neither the node's agent nor its slurmd; else ""."""
     now = time.time() if now is None else now
-    try:
-        lines = attempt.launcher_journal.read_bytes()
-    except OSError:
-        return ""
-    told = [r for r in json_lines(lines) if r.get("type") == "agent" and r.get("node") == node]
+    told = [r for r in read_lines(attempt.launcher_journal) if r.get("type") == "agent" and r.get("node") == node]
     last = told[-1] if told else {}
     wall = last.get("wall")
     recent = isinstance(wall, (int, float)) and abs(now - wall) <= RECENT

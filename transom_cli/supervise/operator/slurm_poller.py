@@ -1,7 +1,5 @@
 """Polls Slurm for our job in a thread, so that a slow controller does not delay the operator's other sources."""
 
-from __future__ import annotations
-
 import logging
 import queue
 import threading

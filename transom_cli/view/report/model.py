@@ -4,8 +4,6 @@ Text is untrusted and not escaped yet. A tone is a class of style.css: good, war
 Positions along the time are percent of the run's time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -45,25 +43,18 @@ class CheckFinding:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything that a report shows.
-
-    Attributes:
-        settings: run.toml, or why it cannot be read.
-        losses: Over time; `last` is the newest of each attempt.
-        limits: What was left out because there is too much of it.
-        earlier: Runs of the same name that were submitted before, newest first, with goodput.
-    """
+    """Everything that a report shows."""
 
     book: RunRecord
     view: RunView
     version: str
-    settings: Mapping[str, Any] | str
-    losses: tuple[Loss, ...] = ()
+    settings: Mapping[str, Any] | str  # run.toml, or why it cannot be read
+    losses: tuple[Loss, ...] = ()  # over time; `last` is the newest of each attempt
     last: tuple[Loss, ...] = ()
     found: tuple[AgentFinding, ...] = ()
     checked: tuple[CheckFinding, ...] = ()
-    limits: tuple[str, ...] = ()
-    earlier: tuple[RunView, ...] = ()
+    limits: tuple[str, ...] = ()  # what was left out because there is too much of it
+    earlier: tuple[RunView, ...] = ()  # runs of the same name that were submitted before, newest first, with goodput
 
 
 # --- blocks ---
@@ -71,23 +62,19 @@ class ReportData:
 
 @dataclass(frozen=True)
 class Cell:
-    """link: an anchor in the same document."""
-
     text: str
     tone: str = ""
-    link: str = ""
+    link: str = ""  # an anchor in the same document
 
 
 @dataclass(frozen=True)
 class Table:
-    """right: heads of columns of numbers. note: what was left out."""
-
     kind: ClassVar[str] = "table"
     caption: str
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    right: frozenset[str] = frozenset()
-    note: str = ""
+    right: frozenset[str] = frozenset()  # heads of columns of numbers
+    note: str = ""  # what was left out
 
 
 @dataclass(frozen=True)
@@ -140,9 +127,7 @@ class Strips:
 
 @dataclass(frozen=True)
 class Trace:
-    """path: SVG path data in 1000 x 1000 units; y points down."""
-
-    path: str
+    path: str  # SVG path data in 1000 x 1000 units; y points down
     tone: str
     title: str
 
@@ -164,10 +149,8 @@ class Plot:
 
 @dataclass(frozen=True)
 class Legend:
-    """entries: tone and text."""
-
     kind: ClassVar[str] = "legend"
-    entries: tuple[tuple[str, str], ...]
+    entries: tuple[tuple[str, str], ...]  # tone and text
 
 
 @dataclass(frozen=True)
@@ -191,11 +174,9 @@ class IncidentBlock:
 
 @dataclass(frozen=True)
 class IncidentBlocks:
-    """opened: the number of incidents that are unfolded at first."""
-
     kind: ClassVar[str] = "incidents"
     incidents: tuple[IncidentBlock, ...]
-    opened: int
+    opened: int  # the number of incidents that are unfolded at first
     note: str = ""
 
 
@@ -211,20 +192,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """A report.
-
-    Attributes:
-        hero: The run in a sentence.
-        figures: Label, value, and what the value is a part of.
-        head: Label and toned text of the rows of the status screen.
-    """
+    """A report."""
 
     run_id: str
     verdict: str
     tone: str
     headline: str
-    hero: str
-    figures: tuple[tuple[str, str, str], ...]
-    head: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    hero: str  # the run in a sentence
+    figures: tuple[tuple[str, str, str], ...]  # label, value, and what the value is a part of
+    head: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]  # label and toned text of the rows of the status screen
     sections: tuple[Section, ...]
     made: str

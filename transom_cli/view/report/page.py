@@ -4,8 +4,6 @@ Only the template makes elements. Every value passes `printable` and jinja's esc
 of the page forbids scripts, images, frames, and any style but its own.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from pathlib import Path

@@ -4,8 +4,6 @@ Reports are passed on. So values in `job.env` are left out, and those of any set
 whose name suggests a secret.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

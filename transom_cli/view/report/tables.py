@@ -1,7 +1,5 @@
 """The sections on goodput and nodes. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -139,7 +137,8 @@ def _nodes(data: ReportData, timelines: Sequence[Timeline]) -> Table:
     views = {one.node: one for one in data.view.node_views}
     excluded = {x.node for x in data.book.state.isolation.exclusions}
     names = run_nodes(data.book)
-    odd = [n for n in names if blamed[n] or found[n] or n in excluded or (n in views and _odd(views[n]))]
+    differing = {node for node, one in views.items() if one.differs or one.state == "waiting"}
+    odd = [n for n in names if blamed[n] or found[n] or n in excluded or n in differing]
     shown = (names if len(names) <= MOST else odd)[:MOST]
     with_gpus = any(view.gpus is not None for view in views.values())
     rows = []
@@ -154,10 +153,6 @@ def _nodes(data: ReportData, timelines: Sequence[Timeline]) -> Table:
     head = ("node", *about, "incidents", "findings")
     caption = f"Every node that the run was given: {count(len(names))}"
     return Table(caption, head, tuple(rows), frozenset({"step", "GPUs", "incidents", "findings"}), note)
-
-
-def _odd(view: NodeView) -> bool:
-    return view.differs or view.state == "waiting"
 
 
 def _now(view: NodeView | None) -> tuple[Cell, ...]:

@@ -3,8 +3,6 @@
 Marks that are too close to tell apart are drawn as one, with their number in its title.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """The live screen in textual. `panels` and `plots` make its content, `follow` reads the run."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable

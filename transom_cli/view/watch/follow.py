@@ -1,7 +1,5 @@
 """Reads a run repeatedly for the live screen: no unchanged files, and not too much at once."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The selection follows the key of its item when rows move, appear or disappear.
 """
 
-from __future__ import annotations
-
 from rich.segment import Segment
 from rich.style import Style
 from textual import events

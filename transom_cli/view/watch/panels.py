@@ -3,8 +3,6 @@
 An item has a key, by which the selection stays where it is when rows move.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -61,12 +59,10 @@ _LEAST_FIRST = (
 
 @dataclass(frozen=True)
 class Item:
-    """details: shown when the item is open. command: what `y` copies."""
-
     key: str
     line: Line
-    details: tuple[Line, ...] = ()
-    command: str = ""
+    details: tuple[Line, ...] = ()  # shown when the item is open
+    command: str = ""  # what `y` copies
 
 
 @dataclass(frozen=True)

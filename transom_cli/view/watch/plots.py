@@ -1,7 +1,5 @@
 """Plots of loss, step time and goodput, and sparklines, as text. Pure, except for plotext's global figure."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,13 +23,10 @@ def _points() -> deque[Point]:
 
 @dataclass
 class LivePlots:
-    """Time series from before the screen was opened (`series`), and what it has seen since. Times are Unix time.
-
-    ascii: The terminal's font has no other characters, as that of the Linux console.
-    """
+    """Time series from before the screen was opened (`series`), and what it has seen since. Times are Unix time."""
 
     series: TimeSeries = field(default_factory=TimeSeries)
-    ascii: bool = False
+    ascii: bool = False  # the terminal's font has no other characters, as that of the Linux console
     _loss: deque[Point] = field(default_factory=_points)
     _step_time: deque[Point] = field(default_factory=_points)
     _goodput: deque[Point] = field(default_factory=_points)
