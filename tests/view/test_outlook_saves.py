@@ -100,8 +100,15 @@ def test_a_share_that_is_read_twice_is_not_more_than_all_of_it() -> None:
     ],
 )  # fmt: skip
 def test_what_is_under_way_in_words(one: Part, told: str) -> None:
-    assert [found.message for found in operations([one], "/ckpt", NOW)] == [told]
-    assert operations([one], "/ckpt", one.began + 1.9) == ()
+    assert [found.message for found in operations([one], "/ckpt", -1, NOW)] == [told]
+    assert operations([one], "/ckpt", -1, one.began + 1.9) == ()
+
+
+def test_a_save_that_a_dead_node_never_ended_goes_once_a_newer_step_is_on_disk() -> None:
+    part = Part(WRITING, 30, "/ckpt", 2_412_000, 4_685_000, NOW - 47.0)
+    copy = replace(part, place="/archive")
+    assert [one.what for one in operations([part, copy], "/ckpt", 20, NOW)] == ["saving", "copying"]
+    assert [one.what for one in operations([part, copy], "/ckpt", 40, NOW)] == ["copying"]
 
 
 def rank(phase: str, age: float, number: int = 0) -> RankBeat:

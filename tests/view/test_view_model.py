@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transom_cli.core.operator.state import Phase, State
+from transom_cli.core.operator.state import Job, Phase, State
 from transom_cli.view.model import NodeView, Operation, build_view
+from transom_cli.view.outlook import next_steps
 from transom_cli.view.status import status_lines
 
 
@@ -33,3 +34,10 @@ def test_a_pending_job_that_slurm_says_has_failed_is_not_all_right() -> None:
     asked = replace(view, job_id=4, slurm_state="FAILED", slurm_queried_at=99.0)
     assert status_lines(asked)[0].startswith("r1  PENDING, SLURM SAYS FAILED") and asked.health == "degraded"
     assert replace(asked, slurm_queried_at=None).health == "healthy", "what the operator saw is its to judge"
+
+
+def test_a_run_that_stops_says_when_slurm_still_cleans_up() -> None:
+    job = Job(id=4, state="RUNNING", completing=True)
+    view = build_view("r1", State(phase=Phase.STOPPING, job=job), {}, 0.0, operator=True)
+    assert view.slurm_state == "COMPLETING"
+    assert "COMPLETING" in next_steps(State(phase=Phase.STOPPING, job=job), None, warned=False)[0].message

@@ -430,7 +430,7 @@ def build_view(
         nodes=tuple(n for n in state.job.nodes if n not in state.idle.nodes),
         spares=tuple(n for n in state.idle.nodes if n not in replaced),
         excluded=tuple((x.node, x.how, x.reason) for x in state.isolation.exclusions),
-        slurm_state=state.job.state,
+        slurm_state="COMPLETING" if state.job.completing and state.phase is Phase.STOPPING else state.job.state,
         slurm_reason=state.job.reason,
         slurm_lost=state.slurm_error,
         operator=operator,

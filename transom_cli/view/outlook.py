@@ -49,16 +49,17 @@ def step_time(steps: tuple[tuple[float, int], ...], last: tuple[float, int] | No
 # --- saves and restores ---
 
 
-def operations(parts: Iterable[Part], directory: str, now: float) -> tuple[Operation, ...]:
+def operations(parts: Iterable[Part], directory: str, durable: int, now: float) -> tuple[Operation, ...]:
     """Describe saves and restores in progress.
 
     parts: Progress summed over all nodes. directory: The training's checkpoint directory; any other is a copy.
+    durable: The newest step on disk: a node that died while it saved an older one never says that it ended.
     """
     found = []
     for part in parts:
-        if now - part.began < SHORT:
-            continue
         what, title = _part_title(part, directory)
+        if now - part.began < SHORT or (what == "saving" and part.step <= durable):
+            continue
         checked = " checked" if part.what == CHECKING else ""
         share = f": {size_of(part.done, part.of)}{checked}" if part.of else ""
         message = f"{title}{share}, {span(now - part.began)} so far"
@@ -149,6 +150,8 @@ def next_steps(
     if state.phase.over or state.phase is Phase.HELD:
         return ()
     if state.phase is Phase.STOPPING:
+        if state.job.completing:
+            return (NextStep("all is over but Slurm's clean-up (COMPLETING), which can take minutes on a dead node"),)
         return (NextStep("cancelling the job; the run ends when Slurm confirms it"),)
     if state.phase is Phase.FINISHING:
         return (NextStep("training finished; waiting for Slurm to end the job"),)

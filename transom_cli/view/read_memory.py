@@ -33,7 +33,7 @@ class Memory:
             memory_protection=self.protection,
             save_schedule=self.schedule,
             steps=view.steps or (self.coming.total if self.coming is not None else 0) or None,
-            operations=operations(self.parts, self.directory, view.now),
+            operations=operations(self.parts, self.directory, view.durable, view.now),
         )
         if self.coming is None or view.phase != Phase.TRAINING.value or view.step < 0:
             return view
