@@ -349,9 +349,8 @@ def _require_stopped(run: RunDir, state: State) -> None:
 
     if not state.phase.over:
         why = f"Slurm does not respond: {state.slurm_error}" if state.slurm_error else f"it is {state.phase.value}"
-        why = (
-            "its ranks have ended; Slurm still cleans up the job's nodes (COMPLETING)" if state.job.completing else why
-        )
+        if state.job.completing:
+            why = "its ranks have ended; Slurm still cleans up the job's nodes (COMPLETING)"
         hint = f"The operator continues to stop it; check with `transom status {_named(run)}`."
         raise Unknown(f"Run `{run.run_id}` has not stopped yet", why, hint)
     if state.exit_code == Unknown.exit_code:
