@@ -153,7 +153,8 @@ def _squeue_exit(text: str) -> tuple[int, int]:
     """22.05 prints the wait status; 24.11 and later print code:signal, like scontrol."""
     if ":" in text:
         return exit_pair(text)
-    return int(text) >> 8, int(text) & 0x7F
+    signal = int(text) & 0x7F
+    return 0 if signal else int(text) >> 8, signal  # above a signal's bits is no exit code (4021: 0:53)
 
 
 def make_job(raw: Mapping[str, str], exit_pair: tuple[int, int], excluded: tuple[str, ...], reading: str) -> Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -25,10 +26,14 @@ from transom_cli.supervise.past_runs import of_past_runs
 
 SECONDS = 8.0  # to find the cause: the agents of all nodes, then the logs that no agent has read
 SETTLE = 2.0  # seconds for a log on a network file system to show its end
+LAST = "(its last line)"  # which no rule knows: a pointer for a person, and no root line
 UNKNOWN = Category.UNKNOWN.value
 LOOKED_AT = 4  # logs in which it is looked for what is new, where no rule knows why: of each some megabytes
 ALL = 64  # logs that are read at most
 WRONG = 1.0  # seconds by which a node's clock is off before times in its logs are corrected
+_CANCELLED = re.compile(
+    r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED"
+)  # Slurm's last word in the logs of ranks that were ended
 HITS = 32768  # matched lines of all nodes that are compared
 
 
@@ -130,7 +135,7 @@ def _examined(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str]
             category = UNKNOWN  # how a process ended is no word of its own: a stop needs evidence
         return Examined(now, key, category, clean(root.record.text), root.file + _others(found[0]))
     name = min(said, key=lambda name: log_order(name, rank))
-    return Examined(now, key, UNKNOWN, said[name], name)
+    return Examined(now, key, UNKNOWN, "" if _CANCELLED.search(said[name]) else said[name], f"{name} {LAST}")
 
 
 def _others(cause: Incident) -> str:
