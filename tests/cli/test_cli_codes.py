@@ -132,6 +132,14 @@ def test_stop_without_a_name_needs_a_yes(run: RunDir) -> None:
     assert not list(run.requests.iterdir()), "nothing was requested"
 
 
+def test_stop_without_a_name_names_what_has_not_ended_if_the_newest_run_has(run: RunDir) -> None:
+    newer = RunDir(run.path.parent / run.run_id.replace("20260304", "20260305"))
+    shutil.copytree(run.path, newer.path)
+    given_up(newer)
+    error = CliRunner().invoke(app, ["stop", "--root", str(run.path.parent)]).exception
+    assert isinstance(error, UsageError) and error.hint == f"transom stop {run.run_id}", error
+
+
 def test_resume_without_a_name_takes_the_newest_run_that_has_ended_and_needs_a_yes(run: RunDir) -> None:
     def resume(*words: str) -> Result:
         return CliRunner().invoke(app, ["resume", "--root", str(run.path.parent), *words])

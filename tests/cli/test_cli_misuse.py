@@ -55,6 +55,13 @@ def test_mistyped_command_never_suggests_one_that_ends_or_removes_something(word
     ("words", "what", "says"),
     [
         (("run", "--gpus", "2", "--", "true"), "No such option: --gpus", "did you mean `--gpus-per-node`?"),
+        (("run", "--gres", "gpu:1", "--", "true"), "No such option: --gres", "did you mean `--gpus-per-node`?"),
+        (("run", "-n", "3", "--", "true"), "No such option: -n", "did you mean `--tasks-per-node`?"),
+        (
+            ("run", "--", "python3 train.py"),
+            "`python3 train.py` is one word: its quotes make it the name of a program",
+            "hint: transom run -- python3 train.py",
+        ),
         (("run", "--spares", "two", "--", "true"), "`--spares` needs a whole number, not `two`", ""),
         (("run", "--spares=2.5", "--", "true"), "`--spares` needs a whole number, not `2.5`", ""),
         (("run", "--", "python"), "`python` is given no script", "transom run -- python train.py"),
@@ -72,7 +79,7 @@ def test_mistake_in_a_submission_is_refused_before_slurm_is_asked(words: tuple[s
 
 
 def test_mistyped_command_suggests_a_harmless_one() -> None:
-    assert "did you mean `status`?" in transom("statsu").stderr
+    assert "did you mean `status`?" in transom("statsu").stderr and "that is `transom list`" in transom("ls").stderr
     assert "did you mean `run`?" in transom("runn").stderr
     assert "did you mean" not in transom("stopp").stderr
 

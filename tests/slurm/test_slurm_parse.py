@@ -131,6 +131,7 @@ def test_squeue_records_with_any_text_in_them() -> None:
 
 
 def test_squeue_reports_exit_codes_and_signals() -> None:
+    assert parse._squeue_exit("4021") == (0, 53), "Slurm could not start the script: no exit code"
     jobs = {job.job_id: job for job in parse.parse_squeue(sample("squeue_ended.txt"))}
     assert (jobs[3].state, jobs[3].exit_code, jobs[3].exit_signal) == (JobState.FAILED, 7, 0)
     assert (jobs[4].exit_code, jobs[4].exit_signal) == (0, 9)

@@ -243,3 +243,9 @@ def test_ranks_that_lost_the_one_that_died_first_are_its_victims(place: tuple[Ru
     assert examine("k", run, attempt, None, 5.0).category == "network_fabric", "who died first is not known"
     write(attempt, 0, "step 5\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n")
     assert examine("k", run, attempt, 0, 5.0).category == "cuda_oom"
+
+
+def test_slurms_end_of_the_other_ranks_is_no_cause_of_a_killed_one(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    write(attempt, 0, "step 5\nslurmstepd-n1: error: *** STEP 1.2 ON n1 CANCELLED AT 2026-11-28T19:15:19 ***\n")
+    assert (examine("k", run, attempt, 1, 5.0).category, examine("k", run, attempt, 1, 5.0).line) == ("unknown", "")

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 from view_made import JOB, Made
-from view_scenes import SCENES
+from view_scenes import CRASH_LOOP, KEY_ERROR, SCENES, _key_error
 
 from transom_cli.cli.app import app
+from transom_cli.core import events as ev
 from transom_cli.errors import TransomError, UsageError
 from transom_cli.layout import RunDir
 from transom_cli.view.logs import Follower, drawn, find_root, log_files, root_of
+from transom_cli.view.outlook import next_commands
 from transom_cli.view.read import read_view
 from transom_cli.view.status import screen
 from transom_cli.view.text import plain
@@ -93,6 +95,8 @@ def test_failed_run_names_file_line_and_command(tmp_path: Path) -> None:
     text = "\n".join(plain(one) for one in screen(view, None))
     assert f"{path}:3" in text and f"transom logs {run.run_id}" in text and f"transom resume {run.run_id}" in text
     assert root_of(run, [("examined", f"rank-3.log (rank 2 reports the same) (1 log not read): {line}")]) == root
+    assert root_of(run, [("examined", f"rank-3.log: {line}")], "slurm_node_fail") is None
+    assert root_of(run, [("examined", f"rank-3.log (its last line): {line}")]) is None
     marked = [one for one in Follower(run, view).more() if plain(drawn(one, root, 1)).startswith(">>")]
     assert [(one.rank, one.text) for one in marked] == [(3, line)]
 
@@ -139,3 +143,13 @@ def test_hostile_output_is_printed_safely(tmp_path: Path, text: str) -> None:
     write(made.run, 0, 0, text)
     (one,) = Follower(made.run, made.view()).more()
     assert plain(drawn(one, None, 1)).isprintable()
+
+
+def test_root_line_shows_as_soon_as_the_programs_own_error_is_known(tmp_path: Path) -> None:
+    made = Made(tmp_path, settings="steps = 100\n", rules=(CRASH_LOOP,)).began(0.05)
+    _key_error(made, 1, 60.0)
+    made.seen((57.0, ev.RecoverySeen(0, f"{JOB}.0", "l1", "examined", f"rank-3.log: {KEY_ERROR}")))
+    path = write(made.run, 0, 3, f"step 7\n{KEY_ERROR}\n")
+    view = made.beats(6).operator().view()
+    assert (view.status, view.root_line) == ("recovering", f"{path}:2")
+    assert ("root cause", view.root_line) in next_commands(view)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,11 @@ def test_start_that_the_operator_has_not_seen_names_its_nodes(tmp_path: Path) ->
     started = with_answer(view, Job(JOB, JobState.RUNNING, nodes=("gpu000", "gpu001")))
     assert (started.status, started.nodes) == ("starting", ("gpu000", "gpu001"))
     assert with_answer_of(view, started).nodes == started.nodes
+
+
+def test_job_that_has_ended_in_slurm_is_not_pending(tmp_path: Path) -> None:
+    view = replace(SCENES["pending"](tmp_path), slurm_state="FAILED", operator=True)
+    assert view.status == "recovering"
 
 
 def test_crash_loop_between_two_crashes_is_not_healthy(tmp_path: Path) -> None:

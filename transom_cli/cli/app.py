@@ -56,6 +56,10 @@ _OTHER_NAMES = {
     "version": "transom --version", "ps": "transom list", "ls": "transom list", "kill": "transom stop",
     "watch": "transom top", "submit": "transom run", "start": "transom run", "restart": "transom requeue",
 }  # fmt: skip
+_OTHER_OPTIONS = {
+    "--gres": "--gpus-per-node", "-G": "--gpus-per-node", "-n": "--tasks-per-node", "--ntasks": "--tasks-per-node",
+    "--ntasks-per-node": "--tasks-per-node",
+}  # fmt: skip
 _DESTRUCTIVE = ("stop", "cancel", "requeue", "prune")  # never suggested for a mistyped command
 _CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_CODES.items())
 
@@ -198,11 +202,13 @@ def usage_error(error: Any) -> TransomError:
         return UsageError(f"No such file or directory: {missing[1]}", hint=hint)
     what, _, suggestion = message.partition(". Did you mean ")
     wanted = getattr(error, "option_name", "")
+    if (other := _OTHER_OPTIONS.get(wanted)) and context is not None and context.command.name == "run":
+        return UsageError(f"No such option: {wanted}", f"did you mean `{other}`?", hint)
     if wanted and context is not None and not suggestion:
         options = [name for one in context.command.params for name in one.opts if name.startswith(f"{wanted}-")]
         return UsageError(message, f"did you mean `{options[0]}`?" if options else "", hint)
     nearest = next(iter(re.findall("'([^']+)'", suggestion)), "")
-    if what.startswith("No such command '") and (other := _OTHER_NAMES.get(what.split("'")[1])) and not suggestion:
+    if what.startswith("No such command '") and (other := _OTHER_NAMES.get(what.split("'")[1])):
         return UsageError(what, f"that is `{other}`", hint)
     return UsageError(what, f"did you mean `{nearest}`?" if nearest and nearest not in _DESTRUCTIVE else "", hint)
 

@@ -150,8 +150,10 @@ def _incidents(
         known = ", ".join(one.id for one in every)
         why = f"it has: {known}" if known else "it has had no incident so far"
         raise UsageError(f"Run `{book.run_id}` has no incident `{what}`", why, f"transom explain {book.run_id}")
-    if timelines and (root := root_of(run, [(m.what, m.words) for m in marks[timelines[-1].id]])) is not None:
-        timelines[-1] = replace(timelines[-1], root=root.place)
+    if timelines:
+        newest = timelines[-1]
+        root = root_of(run, [(m.what, m.words) for m in marks[newest.id]], newest.category)
+        timelines[-1] = replace(newest, root=root.place if root is not None else "")
     again = failed_again(every) if what is None else set()
     timelines = [replace(one, result="failed again") if one.id in again else one for one in timelines]
     fails = saves_fail(run, book.state)

@@ -73,6 +73,7 @@ def _from_script(path: Path) -> dict[str, str]:
     left = sorted(set(given) - set(_JOB) - {"job-name", "gres", "output", "error"})
     if left:
         print(f"note: not in the settings: {', '.join(f'--{name}' for name in left)}", file=sys.stderr)
+    print(f"note: the script's commands are not taken over; `transom adopt {path}` keeps them", file=sys.stderr)
     return given
 
 

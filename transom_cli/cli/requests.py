@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -54,6 +55,8 @@ def stop(
     found = _found(run, root)
     state = fold(found.journal).state
     already = state.phase.over
+    if already and run is None:
+        _require_none_active(found.path.parent)
     if not (already or run or yes):
         _confirm("stop", found.run_id, f"Stop run {found.run_id}?")
     if not already:
@@ -71,6 +74,18 @@ def stop(
         why = f" ({state.verdict})" if state.policy.observe and state.verdict else ""
         how = "has already ended: " if already else "is "
         print(printable(f"run {found.run_id} {how}{state.phase.value}{why}"), file=sys.stderr)
+
+
+def _require_none_active(root: Path) -> None:
+    """Raise UsageError if the newest run has ended, and an older one has not: which was meant is not known."""
+    from transom_cli.ownership import is_own
+    from transom_cli.view.list_reader import Wanted, read_list
+
+    runs = read_list(root, Wanted(), lambda message: None).views
+    active = [one.run_id for one in runs if not one.over and is_own(RunDir(root / one.run_id))]
+    if active:
+        raise UsageError("`stop` needs the name of a run", f"these have not ended: {', '.join(active)}",
+                         f"transom stop {active[0]}")  # fmt: skip
 
 
 def requeue(run: Run = None, root: Root = None, json_: Json = False) -> None:

@@ -5,6 +5,7 @@ They are called by typer (`cli.status`, `cli.diagnose`), and usually without it 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -212,11 +213,17 @@ def _no_log(path: Path) -> str:
 
 
 def require_files(paths: Iterable[Path]) -> None:
-    from transom_cli.errors import UsageError
-
     missing = [str(path) for path in paths if not path.exists()]
     if missing:
-        raise UsageError(f"No such file: {', '.join(missing)}", hint="name log files, or a folder of them")
+        from transom_cli.config.sources import runs_root
+        from transom_cli.errors import TransomError, UsageError
+        from transom_cli.submit.rundir import find_run
+
+        hint = "name log files, or a folder of them"
+        with contextlib.suppress(TransomError):
+            run = find_run(runs_root(None, os.environ), missing[0])
+            hint = f"it is a run: transom explain {run.run_id}"
+        raise UsageError(f"No such file: {', '.join(missing)}", hint=hint)
 
 
 def known_lines(paths: Sequence[Path], healthy: Sequence[Path]) -> Templates:

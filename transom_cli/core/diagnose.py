@@ -237,8 +237,8 @@ def _never_started(incident: Incident, run: RunFacts) -> Diagnosis | None:
     if incident.ended != "FAILED" or run.launched or run.slurm_reason != "JobLaunchFailure":
         return None
     node = run.batch_host
-    words = f"Slurm could not start the batch script on {node} (JobLaunchFailure); does it see the run directory "
-    words += "and the folder of --output?"
+    words = f"Slurm could not start the batch script on {node} (JobLaunchFailure)"
+    words += "; does it see the run directory, and the folder of the script's --output?"
     first = run.starts == 0
     return Diagnosis(
         "launch_failure",

@@ -152,7 +152,7 @@ def _squeue_exit(text: str) -> tuple[int, int]:
     if ":" in text:
         return exit_pair(text)
     signal = int(text) & 0x7F
-    return (0, signal) if signal else (int(text) >> 8, 0)  # with a signal, the rest is no exit code
+    return 0 if signal else int(text) >> 8, signal  # above a signal's bits is no exit code (4021: 0:53)
 
 
 def make_job(raw: Mapping[str, str], exit_pair: tuple[int, int], excluded: tuple[str, ...], reading: str) -> Job:

@@ -249,10 +249,9 @@ def _prepare_command(
             f"`{words[0]}` is a folder, neither a script nor a command",
             hint="transom run train.sbatch, or transom run [options] -- COMMAND",
         )
-    if len(words) == 1 and len(words[0].split()) > 1 and not shutil.which(words[0]):
-        raise UsageError(
-            f"`{words[0]}` is one word", "its quotes make it the name of a program", f"transom run -- {words[0]}"
-        )
+    if len(words) == 1 and len(parts := words[0].split()) > 1 and shutil.which(parts[0]):
+        what = f"`{words[0]}` is one word: its quotes make it the name of a program"
+        raise UsageError(what, hint=f"transom run -- {words[0]}")
     if len(words) >= 1 and words[0].endswith(".py") and not flags.get("launch.kind") and not shutil.which(words[0]):
         command = shlex.join(("python", *words))
         raise UsageError(f"`{words[0]}` is a Python script, not a command", hint=f"transom run -- {command}")

@@ -1,5 +1,6 @@
 """Reads the logs of an attempt for the first cause: the end of one rank's log, or of the job's own output."""
 
+import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -23,10 +24,13 @@ from transom_cli.supervise.past_runs import of_past_runs
 
 SECONDS = 8.0  # to find the cause: the agents of all nodes, then the logs that no agent has read
 SETTLE = 2.0  # seconds for a log on a network file system to show its end
+LAST = "(its last line)"  # which no rule knows: a pointer for a person, and no root line
 UNKNOWN = Category.UNKNOWN.value
 LOOKED_AT = 4  # logs in which it is looked for what is new, where no rule knows why: of each some megabytes
 ALL = 64  # logs that are read at most
 WRONG = 1.0  # seconds by which a node's clock is off before times in its logs are corrected
+# Slurm's last word in the logs of ranks that were ended
+_CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED")
 HITS = 32768  # matched lines of all nodes that are compared
 
 
@@ -128,7 +132,7 @@ def _examined(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str]
             category = UNKNOWN  # how a process ended is no word of its own: a stop needs evidence
         return Examined(now, key, category, clean(root.record.text), root.file + _others(found[0]))
     name = min(said, key=lambda name: log_order(name, rank))
-    return Examined(now, key, UNKNOWN, said[name], name)
+    return Examined(now, key, UNKNOWN, "" if _CANCELLED.search(said[name]) else said[name], f"{name} {LAST}")
 
 
 def _others(cause: Incident) -> str:

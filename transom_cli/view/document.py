@@ -20,6 +20,7 @@ SCHEMA = 2
 _MOMENTS = ("now", "since", "submitted", "operator_at", "nodes_at", "slurm_queried_at", "slurm_start")
 _REPEATED = ("seen", "examined", "diagnosed")  # kinds of marks that add nothing if their message was printed before
 
+_AGAIN = {"probed": "probed again, same result"}
 _LINE = {"over": "no longer"}  # "over" alone reads as the end of the run
 
 
@@ -75,7 +76,7 @@ class Change:
     def line(self) -> str:
         about = f"{self.incident} " if self.incident else ""
         if self.brief:
-            return printable(f"{clock_time(self.at)} {about}{self.what}")
+            return printable(f"{clock_time(self.at)} {about}{_AGAIN.get(self.what, self.what)}")
         what = _LINE.get(self.what, self.what)
         return printable(f"{clock_time(self.at)} {about}{what}: {without_advice(self.message)}")
 

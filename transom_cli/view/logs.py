@@ -17,7 +17,7 @@ TAIL = 256 << 10  # bytes of each file that are read at first
 MOST = 64  # files that are merged
 ROOT = ">>"  # marks the root line
 _RANK = re.compile(r"rank-(\d+)\.log")
-_EXAMINED = re.compile(r"(rank-\d+\.log)(?: \([^)]*\))*: (.*)", re.DOTALL)
+_EXAMINED = re.compile(r"(rank-\d+\.log)(?: \((?!its last line)[^)]*\))*: (.*)", re.DOTALL)
 _TIME = re.compile(rb"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?")
 _HEAD = 64  # bytes of a line in which its time is
 _TONES = ("note", "good", "warn", "strong", "")  # by rank, in turn
@@ -101,12 +101,18 @@ def _unix(match: re.Match[bytes], day: str) -> float | None:
 
 def find_root(run: RunDir, view: RunView) -> RootLine | None:
     """Return the root line of the newest incident that has one."""
-    roots = (root_of(run, [(what, words) for _, what, words in one.marks]) for one in view.incidents)
+    roots = (root_of(run, [(what, words) for _, what, words in one.marks], one.category) for one in view.incidents)
     return next((root for root in roots if root is not None), None)
 
 
-def root_of(run: RunDir, marks: Sequence[tuple[str, str]]) -> RootLine | None:
-    """Return the root line of an incident. marks: kind and message of each thing seen or done."""
+def root_of(run: RunDir, marks: Sequence[tuple[str, str]], category: str = "") -> RootLine | None:
+    """Return the root line of an incident; None if a node was lost, which makes every line a consequence.
+
+    Args:
+        marks: Kind and message of each thing seen or done.
+    """
+    if category == "slurm_node_fail":
+        return None
     matches = [match for what, words in marks if what == "examined" and (match := _EXAMINED.match(words))]
     if not matches:
         return None

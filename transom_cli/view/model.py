@@ -440,7 +440,7 @@ def build_view(
             (*open_ones, *reversed(state.incidents)), state.isolation.exclusions, looping=loop is not None
         ),
         excluded_until=tuple((x.node, x.until) for x in state.isolation.exclusions),
-        restarts_without_progress=0 if state.progress.further("") else state.budget.no_progress,
+        restarts_without_progress=0 if state.progress.further() else state.budget.no_progress,
         max_without_progress=state.policy.max_without_progress,
         requests=state.requests[-MAX_REQUESTS:],
         saves_fail=state.saves_fail,

@@ -212,8 +212,8 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
     attach = [("attach", f"transom attach {run}")] if not view.operator and not view.over and not view.owner else []
     if view.operator_pending:  # a second operator would only wait for the first
         attach = [("check", cluster_command(f"squeue --start -j {view.operator_job}", view.cluster))]
+    root = [("root cause", view.root_line)] if view.root_line else []
     if view.status == "crash loop":
-        root = [("root cause", view.root_line)] if view.root_line else []
         return [*attach, explain, ("output", f"transom logs {run}"), *root, stop]
     if view.status == "starved":
         lift = [("use again", f"transom nodes --lift {node}") for node in view.to_lift]
@@ -234,12 +234,12 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
     if status == "starting" and view.path:
         return [*attach, ("output", f"transom logs -f {run}")]
     if status == "recovering":
-        return [*attach, explain, *_pending_commands(view)]
+        return [*attach, explain, *root, *_pending_commands(view)]
     if status in ("failed", "stopped"):
         command = continue_command(view)
         further = [("continue", command)] if command else []
         further += [("output", f"transom logs {run}")] if job and view.path else []
-        further += [("root cause", view.root_line)] if view.root_line else []
+        further += root
         if view.exit_code == StateDiffers.exit_code:
             further = [("check", f"transom ckpt verify --deep {run}")]
         if view.exit_code == NoCheckpoint.exit_code:

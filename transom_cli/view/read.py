@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from transom_cli.ckpt.names import SEALED
+from transom_cli.core.category import OWN_ERRORS
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.core.progress import OwnCheckpoint
@@ -282,7 +283,9 @@ class Reader:
             view = replace(view, node_views=tuple(_left(one) for one in view.node_views))
         if view.unheard is not None:
             view = replace(view, node_views=tuple(_silent(one, view.unheard) for one in view.node_views))
-        if state.phase is Phase.FAILED or view.crash_loop is not None:
+        categories = [one.category for one in view.incidents[:1]]
+        own = state.phase is Phase.RECOVERING and not OWN_ERRORS.isdisjoint(categories)
+        if own or state.phase is Phase.FAILED or view.crash_loop is not None:
             view = replace(view, root_line=self._root(view))
         held = None if alive or view.over else _launcher_hold(run, state)
         return held_view(view, held) if held is not None else view

@@ -94,9 +94,9 @@ def test_what_differs_is_listed_the_worst_first_and_all_on_request(many: RunView
         shown = "\n".join(text(app))
         assert many.run_id in shown and "TRAINING" in shown
         assert [key for key in ("gpu050", "gpu017", "gpu031") if key in shown] == ["gpu050", "gpu017", "gpu031"]
-        assert "gpu000 " not in shown and "1 nodes (4 of 64)" in shown
+        assert "gpu000 " not in shown and "[1] nodes (4 of 64)" in shown
         await pilot.press("a")
-        await until(pilot, lambda: "1 nodes (64 of 64)" in "\n".join(text(app)))
+        await until(pilot, lambda: "[1] nodes (64 of 64)" in "\n".join(text(app)))
 
     play(Shown(many), story)
 
@@ -129,9 +129,9 @@ def test_moving_sorting_and_filtering(many: RunView) -> None:
         await pilot.press("S", "g")
         assert selected(app) == "node gpu063", "the other way round"
         await pilot.press("slash", *"gpu01", "enter")
-        await until(pilot, lambda: "1 nodes (10 of 64)" in "\n".join(text(app)))
+        await until(pilot, lambda: "[1] nodes (10 of 64)" in "\n".join(text(app)))
         await pilot.press("escape")
-        await until(pilot, lambda: "1 nodes (64 of 64)" in "\n".join(text(app)))
+        await until(pilot, lambda: "[1] nodes (64 of 64)" in "\n".join(text(app)))
         await pilot.press("slash", *"nosuch", "enter")
         await until(pilot, lambda: "no line contains `nosuch`" in "\n".join(text(app)))
 
@@ -172,7 +172,7 @@ def test_tabs_by_number_by_tab_and_by_mouse(many: RunView) -> None:
         await until(pilot, lambda: selected(app) == "output 2")  # the newest line
         await pilot.press(">")
         await until(pilot, lambda: "output of rank 1" in "\n".join(text(app)))
-        await pilot.click("#tabs", offset=(text(app)[app.query_one("#tabs").region.y].index("2 incidents"), 0))
+        await pilot.click("#tabs", offset=(text(app)[app.query_one("#tabs").region.y].index("[2] incidents"), 0))
         await until(pilot, lambda: selected(app) == "incident i1")
         await pilot.click("#pane", offset=(5, 0), times=2)
         await until(pilot, lambda: f"transom explain {many.run_id} i1" in "\n".join(text(app)))

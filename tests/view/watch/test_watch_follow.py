@@ -129,7 +129,7 @@ def test_training_without_a_loss_is_told_how_to_report_one() -> None:
 def test_tab_of_nodes_counts_those_that_are_listed_and_all_if_none_is(tmp_path: Path) -> None:
     view = scenes.one_node_of_many(tmp_path)
     names = [plain(tabs(view, "nodes", Filter(text=text), shown, 0)) for text, shown in (("", 4), ("", 0), ("x", 0))]
-    assert [name.split("  ")[0] for name in names] == ["1 nodes (4 of 64)", "1 nodes (64)", "1 nodes (0 of 64)"]
+    assert [name.split("  ")[0] for name in names] == ["[1] nodes (4 of 64)", "[1] nodes (64)", "[1] nodes (0 of 64)"]
 
 
 def test_words_that_an_incident_has_told_are_marked(tmp_path: Path) -> None:

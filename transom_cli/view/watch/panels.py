@@ -217,7 +217,7 @@ def tabs(view: RunView, tab: str, chosen: Filter, shown: int, rank: int | None) 
     counts[OUTPUT] = "" if tab != OUTPUT else " of the job" if rank is None else f" of rank {rank}, < > others"
     parts: list[tuple[str, str]] = []
     for n, name in enumerate(TABS, 1):
-        parts += [(f"{n} {name}{counts.get(name, '')}", "strong" if name == tab else "dim"), ("  ", "")]
+        parts += [(f"[{n}] {name}{counts.get(name, '')}", "strong" if name == tab else "dim"), ("  ", "")]
     about = [f"/{chosen.text}" if chosen.text else ""]
     about += [f"by {chosen.sort}{' reversed' if chosen.backwards else ''}"] if tab == NODES else []
     return line(*parts, (" ".join(x for x in about if x), "note"))
