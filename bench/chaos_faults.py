@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import from_tests  # noqa: F401
-import injected
 from chaos_plan import CLOCK, DISK, KINDS, LOSES_NODE, NODES, Injection
 from chaos_trainer import STUCK
 from harness import Bench, LiveRun
@@ -22,7 +20,7 @@ from transom_cli.heartbeat.paths import WAITING
 from transom_cli.layout import RunDir
 from transom_cli.sandbox import faults, processes
 from transom_cli.sandbox.cluster import Sandbox
-from transom_cli.sandbox.faults import find_rank
+from transom_cli.sandbox.fault_processes import find_rank
 from transom_cli.supervise.lease import read_holder
 
 SMALL_MB = 96  # of the disk that a run's directory is on
@@ -47,21 +45,21 @@ def possible(sb: Sandbox) -> tuple[dict[str, str], frozenset[str]]:
     """What runs are to be started with, and the kinds of faults that can be made on this machine by this user."""
     kinds, env = frozenset(KINDS), {}
     try:
-        env = injected.clock_env(sb)
+        env = faults.clock_env(sb)
     except NotPermitted as refused:
         print(f"without faults of the clock: {refused.why or refused.what}", file=sys.stderr)
         kinds -= CLOCK
     with tempfile.TemporaryDirectory(dir=sb.dir) as folder:
         try:
-            injected.small_disk(sb, Path(folder), 1)
-            injected.share_disk(sb, Path(folder))
+            faults.small_disk(sb, Path(folder), 1)
+            faults.share_disk(sb, Path(folder))
         except NotPermitted as refused:
             print(f"without faults of the disk: {refused.why or refused.what}", file=sys.stderr)
             kinds -= DISK
-        for mounted in injected.mounts(sb):
-            injected.unshare_disk(sb, mounted)
-        for disk in injected.small_disks(sb):
-            injected.free_disk(sb, disk, unmount=True)
+        for mounted in map(Path, sb.mounts()):
+            faults.unshare_disk(sb, mounted)
+        for disk in map(Path, sb.disks()):
+            faults.free_disk(sb, disk, unmount=True)
     return env, kinds
 
 
@@ -104,8 +102,8 @@ class Hand:
         if fault.kind == "clock-jump":
             hosts = [*self._run.state.job.nodes, "login", ""]
             host = hosts[min(fault.target, len(hosts) - 1)]
-            injected.jump_clock(sb, fault.amount, host)
-            return host or "all hosts", lambda: injected.reset_clock(sb, host)
+            faults.jump_clock(sb, fault.amount, host)
+            return host or "all hosts", lambda: faults.reset_clock(sb, host)
         if fault.kind == "controller-kill":
             faults.kill_controller(sb)
             return "slurmctld", lambda: faults.start_controller(sb)
@@ -166,13 +164,13 @@ class Hand:
     def _disk(self, kind: str) -> tuple[str, Callable[[], object]]:
         sb, place = self._sb, self._place
         if kind == "disk-full":
-            injected.fill_disk(sb, place.below)
-            return "the run's disk", lambda: injected.free_disk(sb, place.below)
+            faults.fill_disk(sb, place.below)
+            return "the run's disk", lambda: faults.free_disk(sb, place.below)
         if kind == "disk-readonly":
-            injected.readonly_disk(sb, place.root)
-            return "the run's disk", lambda: injected.writable_disk(sb, place.root)
-        injected.stall_disk(sb, place.root)
-        return "the run's disk", lambda: injected.cont_disk(sb, place.root)
+            faults.readonly_disk(sb, place.root)
+            return "the run's disk", lambda: faults.writable_disk(sb, place.root)
+        faults.stall_disk(sb, place.root)
+        return "the run's disk", lambda: faults.cont_disk(sb, place.root)
 
     # --- the operator, and the person who starts it again ---
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import chaos_trainer
-import from_tests  # noqa: F401
-import injected
 from chaos_faults import SMALL_MB, Hand, NotNow, Place, standbys_ready
 from chaos_judge import Made, Readings, Violation, judge, lost_nodes
 from chaos_plan import DISK, Injection, Plan
@@ -24,6 +22,7 @@ from chaos_watch import Watch
 from harness import GPT, Bench, BenchError, LiveRun, Result, Training
 
 from transom_cli.errors import TransomError
+from transom_cli.sandbox import faults
 
 INTERRUPTED = threading.Event()  # the runs that go on end at once, tidily
 TURN = 0.1
@@ -228,11 +227,11 @@ def disk_of_its_own(bench: Bench, kinds: Collection[str]) -> Iterator[Place]:
     bench.runs.mkdir(exist_ok=True)
     possible = DISK.intersection(kinds)
     if possible:
-        injected.small_disk(bench.sandbox, bench.runs, SMALL_MB)
+        faults.small_disk(bench.sandbox, bench.runs, SMALL_MB)
     descriptor = os.open(bench.runs, os.O_PATH | os.O_DIRECTORY)
     try:
         if possible:
-            injected.share_disk(bench.sandbox, bench.runs)
+            faults.share_disk(bench.sandbox, bench.runs)
         yield Place(bench.runs, Path(f"/proc/self/fd/{descriptor}"))
     finally:
         os.close(descriptor)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import from_tests  # noqa: F401
-import injected
 import nvml_stub
 from chaos_faults import Hand, NotNow, Place
 from drain_plan import Situation
@@ -19,7 +18,7 @@ from harness import Bench, LiveRun, wait_for
 from transom_cli.errors import TransomError, UsageError
 from transom_cli.sandbox import faults, processes
 from transom_cli.sandbox.cluster import Sandbox
-from transom_cli.sandbox.faults import rank_tops
+from transom_cli.sandbox.fault_processes import rank_tops
 
 GPUS = 2
 HARMLESS = (
@@ -225,20 +224,20 @@ def _restart_slurmds(s: Scene, nodes: tuple[str, ...]) -> Undo:
 
 def _clock_jump(s: Scene) -> Undo:
     host, seconds = s.node, (-7200.0, 600.0, -30.0, 7200.0)[s.what.target + s.what.spares]
-    injected.jump_clock(s.sb, seconds, host)
-    return lambda: injected.reset_clock(s.sb, host)
+    faults.jump_clock(s.sb, seconds, host)
+    return lambda: faults.reset_clock(s.sb, host)
 
 
 def _disk(s: Scene, kind: str) -> Undo:
     place = s.place
     if kind == "full":
-        injected.fill_disk(s.sb, place.below)
-        return lambda: injected.free_disk(s.sb, place.below)
+        faults.fill_disk(s.sb, place.below)
+        return lambda: faults.free_disk(s.sb, place.below)
     if kind == "readonly":
-        injected.readonly_disk(s.sb, place.root)
-        return lambda: injected.writable_disk(s.sb, place.root)
-    injected.stall_disk(s.sb, place.root)
-    return lambda: injected.cont_disk(s.sb, place.root)
+        faults.readonly_disk(s.sb, place.root)
+        return lambda: faults.writable_disk(s.sb, place.root)
+    faults.stall_disk(s.sb, place.root)
+    return lambda: faults.cont_disk(s.sb, place.root)
 
 
 def _requeuehold(s: Scene) -> Undo:

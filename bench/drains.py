@@ -26,8 +26,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import from_tests  # noqa: F401
-import injected
 from chaos_faults import NotNow, Place
 from chaos_run import disk_of_its_own
 from drain_events import GPUS, Hardware, Scene, nothing
@@ -66,7 +64,7 @@ class DrainBench(Bench):
     def __enter__(self) -> DrainBench:
         super().__enter__()
         with contextlib.suppress(NotPermitted):
-            self.more |= injected.clock_env(self.sandbox)
+            self.more |= faults.clock_env(self.sandbox)
         self.hardware = Hardware(self.dir, self.sandbox.node_names)
         if "purging" in self._spec.site:
             self.runs = self.sandbox.dir / "scratch" / "runs"

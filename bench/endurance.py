@@ -33,7 +33,7 @@ from harness import GPT, Bench, BenchError, LiveRun, progress, run_bench, surrou
 
 from transom_cli.core.operator.state import Phase
 from transom_cli.heartbeat.paths import SUFFIX
-from transom_cli.sandbox import faults, processes
+from transom_cli.sandbox import fault_processes, faults, processes
 from transom_cli.supervise.lease import read_holder
 
 WARM = 3  # kills before the first sample that counts
@@ -77,7 +77,7 @@ def roles(run: LiveRun) -> Iterator[tuple[str, int]]:
     if holder is not None:
         yield "operator", holder.pid
     sandbox, job = run.bench.sandbox, run.state.job.id
-    yield "launcher", _python(faults.find_launcher(sandbox, job).pid)
+    yield "launcher", _python(fault_processes.find_launcher(sandbox, job).pid)
     for proc in processes.of_job(sandbox.cluster, job):
         words = _words(proc.pid)
         module = next((_MODULES[word] for word in words if word in _MODULES), None)

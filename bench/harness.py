@@ -24,12 +24,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import from_tests  # noqa: F401
-import injected
-
 from transom_cli.core.operator.state import State
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
+from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
 from transom_cli.sandbox.tools import find_tools
 from transom_cli.sandbox.users import User
@@ -157,7 +155,6 @@ class Bench:
                 run.kill_operator(signal.SIGTERM)
         finally:
             self.sandbox.down()
-            injected.remove(self.sandbox)
         if kind is not None or self.keep:
             progress(f"kept for looking at: {self.dir} (runs/, sb/log/)")
         else:
@@ -213,7 +210,7 @@ class Bench:
         """Before the next run: no operator, no job, every node idle."""
         for run in self._made:
             run.kill_operator(signal.SIGTERM)
-        injected.heal(self.sandbox)
+        faults.heal(self.sandbox)
 
     def controller_log(self) -> str:
         return (self.sandbox.dir / "log" / "slurmctld.log").read_text(errors="replace")

@@ -7,7 +7,6 @@ from functools import partial
 import from_tests  # noqa: F401
 import nvml_stub as stub
 from health_rows import Fault
-from injected.disks import DISK_SERVER
 
 from transom_cli.health.finding import Verdict
 from transom_cli.health.gpu import xid
@@ -121,7 +120,7 @@ def _kernel() -> list[Fault]:
 
 
 _FUSE = (
-    f'mkdir -p {{0}}\n"$PYTHON" {DISK_SERVER} {{0}} {{1}} >/dev/null 2>&1 </dev/null & server=$!\n'
+    'mkdir -p {0}\n"$PYTHON" -m transom_cli.sandbox.disk_server {0} {1} >/dev/null 2>&1 </dev/null & server=$!\n'
     "for i in $(seq 100); do grep -q ' transom-disk ' /proc/self/mountinfo && break; sleep 0.05; done\n"
 )
 _FILL = "dd if=/dev/zero of=$SCRATCH/ballast bs=4096 2>/dev/null || true\n"

@@ -24,7 +24,6 @@ from types import TracebackType
 from typing import Any
 
 import from_tests  # noqa: F401
-import injected
 import nvml_stub
 from health_delay import Delay
 from health_rows import NODES, Fault, neighbour
@@ -40,7 +39,7 @@ from transom_cli.health.registry import CHECKS
 from transom_cli.health.report import Report
 from transom_cli.health.run import HealthRequest, check_nodes
 from transom_cli.health.transport import LocalTransport
-from transom_cli.sandbox import network, processes
+from transom_cli.sandbox import fault_clock, network, processes
 
 ROOT = Path(__file__).resolve().parents[1]
 GPUS = 2
@@ -82,7 +81,7 @@ def why_not() -> str:
 
 @dataclass(frozen=True)
 class _Hosts:
-    """As `injected` wants to know a sandbox: its folder, and its nodes."""
+    """As `fault_clock` wants to know a sandbox: its folder, and its nodes."""
 
     dir: Path
     node_names: tuple[str, ...] = NODES
@@ -108,7 +107,7 @@ class Nodes:
             check.chmod(0o755)
             self._gpus = nvml_stub.environment(nvml_stub.build(self.dir / "lib"), self.dir / "gpus")
             self._clock: Any = _Hosts(self.dir)
-            self._clocks = injected.clock_env(self._clock)
+            self._clocks = fault_clock.clock_env(self._clock)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -165,7 +164,7 @@ class Nodes:
 
     def _heal(self) -> None:
         self._network.heal()
-        injected.reset_clock(self._clock)
+        fault_clock.reset_clock(self._clock)
         for node in NODES:
             nvml_stub.write(self.dir / "gpus", node, nvml_stub.healthy(GPUS, node))
             (self.dir / "logs" / node).write_text("")
@@ -193,7 +192,7 @@ class Nodes:
         if fault.site:
             (self.dir / "site" / node).write_text(f"{fault.site}\n")
         if fault.clock:
-            injected.jump_clock(self._clock, fault.clock, node)
+            fault_clock.jump_clock(self._clock, fault.clock, node)
         how, _, much = fault.net.partition(" ")
         others = [neighbour(node)] if fault.pair else [n for n in NODES if n != node]
         if how == "throttle":

@@ -23,11 +23,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import injected
 import pytest
 from hypothesis import HealthCheck, settings
 from slurm_support import OrdinaryUser, release_home
 
+from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
 
 # Where a change is judged, the same examples each time; everywhere else, new ones. A busy machine fails none of them.
@@ -74,7 +74,6 @@ def sandbox(short_dir: Path) -> Iterator[Sandbox]:
     cluster = Sandbox.up(SandboxSpec(short_dir / "sb", home=release_home()))
     yield cluster
     cluster.down()
-    injected.remove(cluster)
 
 
 @pytest.fixture(scope="session")
@@ -85,9 +84,9 @@ def sandbox_slurm(sandbox: Sandbox) -> str:
 
 @pytest.fixture
 def healed_sandbox(sandbox: Sandbox) -> Iterator[Sandbox]:
-    injected.heal(sandbox)
+    faults.heal(sandbox)
     yield sandbox
-    injected.heal(sandbox)
+    faults.heal(sandbox)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
-import injected
 import pytest
 from e2e.support import COMMAND, Person, at_step, over
 
@@ -27,17 +26,17 @@ FAILS = (
 @pytest.fixture
 def clocks(healed_sandbox: Sandbox, person: Person) -> Iterator[None]:
     try:
-        person.env |= injected.clock_env(healed_sandbox)
+        person.env |= faults.clock_env(healed_sandbox)
     except NotPermitted as refused:
         pytest.skip(str(refused))
     yield
-    injected.reset_clock(healed_sandbox)
+    faults.reset_clock(healed_sandbox)
 
 
 @pytest.mark.usefixtures("clocks")
 @pytest.mark.parametrize("ahead", [200.0, -200.0])
 def test_the_culprit_is_named_whatever_its_nodes_clock_shows(person: Person, sandbox: Sandbox, ahead: float) -> None:
-    injected.jump_clock(sandbox, ahead, "node2")
+    faults.jump_clock(sandbox, ahead, "node2")
     run = person.start("-N", "2", "--set", "restart.relaunches=0", "--", sys.executable, "-c", FAILS)
     view = person.wait(run, lambda v: any(m[1] == "diagnosed" for i in v["incidents"] for m in i["marks"]))
     person.transom("stop", run.run_id)
@@ -65,7 +64,7 @@ def test_time_zones_winter_time_and_clocks_that_jump_are_no_incident(person: Per
     run = person.start(*words, "--steps", "700", "--delay", "0.1")
     person.wait(run, at_step(5))
     for host, seconds in (("node2", 3600.0), ("login", -3600.0), ("node1", -90.0), ("login", 7200.0), ("", 45.0)):
-        injected.jump_clock(sandbox, seconds, host)
+        faults.jump_clock(sandbox, seconds, host)
         step = person.status(run)["step"]
         view = person.wait(run, at_step(step + 40))
         assert (view["phase"], view["incidents"], view["excluded"]) == ("training", [], [])

@@ -14,7 +14,7 @@ from slurm_support import release_home, require_slurm
 
 from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
-from transom_cli.sandbox.faults import find_agent
+from transom_cli.sandbox.fault_processes import find_agent
 
 pytestmark = pytest.mark.sandbox
 WAIT = 3

@@ -15,10 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import injected
 import pytest
 from e2e.support import PATIENCE, STEPS, Person, at_step, remembering
-from injected.disks import late_command
 
 from transom_cli.errors import NotPermitted
 from transom_cli.layout import RunDir
@@ -36,7 +34,7 @@ def late(person: Person, sandbox: Sandbox, request: pytest.FixtureRequest) -> Pe
     """Somebody whose runs' root each node sees late; `healed_sandbox`, which `person` asks for, ends that."""
     seconds, nfs = HOW[request.param]
     try:
-        injected.late_files(sandbox, person.root, seconds, nfs=nfs)
+        faults.late_files(sandbox, person.root, seconds, nfs=nfs)
     except NotPermitted as refused:
         pytest.skip(str(refused))
     return person
@@ -46,7 +44,8 @@ def watched(
     late: Person, sandbox: Sandbox, final: Path, disturb: Callable[[RunDir], object]
 ) -> tuple[RunDir, dict[str, Any]]:
     """A run to its end, under an operator that sees all late too; the test itself sees the files as they are."""
-    view = late_command(late.root, injected.late_view(sandbox)[late.root])
+    how = sandbox.late()[str(late.root)]
+    view = [sys.executable, "-m", "transom_cli.sandbox.stale_view", how, str(late.root), "-"]
     run = [*view, sys.executable, "-m", "transom_cli", "run", "-N", "2", "--"]
     env = {**os.environ, **late.env, "TRANSOM_ROOT": str(late.root)}
     command = [*run, *remembering(final, "--persist", str(PERSIST))]

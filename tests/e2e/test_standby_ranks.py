@@ -22,7 +22,7 @@ from transom_cli.files import publish_text
 from transom_cli.layout import AttemptDir
 from transom_cli.sandbox import faults, processes
 from transom_cli.sandbox.cluster import Sandbox
-from transom_cli.sandbox.faults import find_rank
+from transom_cli.sandbox.fault_processes import find_rank
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.long, pytest.mark.timeout(600)]
 

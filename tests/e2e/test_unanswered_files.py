@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import injected
 import pytest
 from e2e.support import STEPS, Person, at_step, over, remembering
 
@@ -33,11 +32,11 @@ BOUND = 30.0  # seconds, on a busy machine, for a command that gives up after 10
 def shared(person: Person, sandbox: Sandbox) -> Iterator[Person]:
     """Somebody whose runs live on a file system that may hang."""
     try:
-        injected.share_disk(sandbox, person.root)
+        faults.share_disk(sandbox, person.root)
     except NotPermitted as refused:
         pytest.skip(str(refused))
     yield person
-    injected.cont_disk(sandbox, person.root)
+    faults.cont_disk(sandbox, person.root)
 
 
 def begun(shared: Person, tmp_path: Path, *more: str) -> RunDir:
@@ -61,7 +60,7 @@ def test_who_looks_is_not_held_up(shared: Person, sandbox: Sandbox) -> None:
     run = RunDir(shared.root / "demo-20260101-000000-abcd")
     run.path.mkdir()
     run.settings.write_text('name = "demo"\n')
-    injected.stall_disk(sandbox, shared.root)
+    faults.stall_disk(sandbox, shared.root)
     env = {**os.environ, **shared.env, "TRANSOM_ROOT": str(shared.root)}
     words = (("status",), ("status", "--json"), ("list",), ("attach", str(run.path)), ("stop", "demo"))
     asked = [
@@ -92,13 +91,13 @@ def test_file_system_outage_is_reported_and_is_not_an_incident(
         f'argv = ["sh", "-c", "cat >> {heard}"]\n'
     )
     run = begun(shared, tmp_path, "-f", str(target))
-    injected.stall_disk(sandbox, shared.root)
+    faults.stall_disk(sandbox, shared.root)
     for words in (("status", run.run_id), ("list",), ("explain", run.run_id), ("attach", "--detach", run.run_id)):
         done = shared.transom(*words, timeout=BOUND)
         assert done.returncode == 22, done
         assert f"{shared.root} does not respond" in done.stderr and "since" in done.stderr
     told(heard, "the run directory has not responded for 60 s", 120)
-    injected.cont_disk(sandbox, shared.root)
+    faults.cont_disk(sandbox, shared.root)
     told(heard, "the run directory responds again", BOUND)
     view = shared.wait(run, over, patience=180)
     assert (view["phase"], view["step"], view["starts"]) == ("done", STEPS, 0)
@@ -112,11 +111,11 @@ def test_a_node_that_dies_in_an_outage_is_isolated_once_when_it_is_over(
     shared: Person, sandbox: Sandbox, tmp_path: Path, undisturbed: str
 ) -> None:
     run = begun(shared, tmp_path)
-    injected.stall_disk(sandbox, shared.root)
+    faults.stall_disk(sandbox, shared.root)
     time.sleep(5.0)
     faults.kill_node(sandbox, "node2")
     time.sleep(20.0)
-    injected.cont_disk(sandbox, shared.root)
+    faults.cont_disk(sandbox, shared.root)
     view = shared.wait(run, over, patience=240)
     assert (view["phase"], view["step"], view["starts"]) == ("done", STEPS, 1)
     assert [name for name, *_ in view["excluded"]] == ["node2"]
@@ -133,13 +132,13 @@ def test_view_reports_the_outage_and_then_continues(shared: Person, sandbox: San
     with viewing(shared, run, said[0]) as view, viewing(shared, run, said[1]) as left:
         for file in said:
             told(file, "training", BOUND)
-        injected.stall_disk(sandbox, shared.root)
+        faults.stall_disk(sandbox, shared.root)
         for file in said:
             told(file, f"warning: {run.path} has not responded since", BOUND)
         left.send_signal(signal.SIGINT)
         assert left.wait(BOUND) == 130
         assert "left the view; the run continues" in said[1].read_text()
-        injected.cont_disk(sandbox, shared.root)
+        faults.cont_disk(sandbox, shared.root)
         told(said[0], "responds again, after", BOUND)
         assert view.wait(180) == 0
     assert "done" in said[0].read_text()
@@ -162,7 +161,7 @@ def test_the_live_screen_says_it_and_can_be_left(shared: Person, sandbox: Sandbo
     fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("4H", 30, 100, 0, 0))
     try:
         shows(screen, run.run_id.encode())
-        injected.stall_disk(sandbox, shared.root)
+        faults.stall_disk(sandbox, shared.root)
         shows(screen, b"the run directory has not responded since")
         os.write(screen, b"q")
         shows(screen, b"\x1b[?1049l")  # the terminal is given back
@@ -172,7 +171,7 @@ def test_the_live_screen_says_it_and_can_be_left(shared: Person, sandbox: Sandbo
             time.sleep(0.1)
         assert os.waitstatus_to_exitcode(ended[1]) == 130
     finally:
-        injected.cont_disk(sandbox, shared.root)
+        faults.cont_disk(sandbox, shared.root)
         os.close(screen)
 
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import injected
 import pytest
 from e2e.blind import blind
 from e2e.support import COMMAND, Person
@@ -121,10 +120,10 @@ def test_no_such_run(person: Person) -> None:
 @pytest.mark.root
 def test_no_space_left(person: Person, sandbox: Sandbox, short_dir: Path) -> None:
     disk = short_dir / "full"
-    injected.fill_disk(sandbox, disk)
+    faults.fill_disk(sandbox, disk)
     person.root = disk / "runs"
     done = person.run("--", *COMMAND)
-    injected.free_disk(sandbox, disk, unmount=True)
+    faults.free_disk(sandbox, disk, unmount=True)
     assert done.returncode == 1
     assert "no space" in done.stderr.lower() and "hint:" in done.stderr
 

@@ -9,11 +9,10 @@ import sys
 import time
 from collections.abc import Iterator
 
-import injected
 import pytest
-from injected.clocks import offsets
 
 from transom_cli.errors import NotPermitted, UsageError
+from transom_cli.sandbox import fault_clock, faults
 from transom_cli.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.sandbox
@@ -30,11 +29,11 @@ for line in sys.stdin:
 @pytest.fixture
 def clocks(sandbox: Sandbox) -> Iterator[dict[str, str]]:
     try:
-        env = injected.clock_env(sandbox)
+        env = faults.clock_env(sandbox)
     except NotPermitted as refused:
         pytest.skip(str(refused))
     yield {**os.environ, **env}
-    injected.reset_clock(sandbox)
+    faults.reset_clock(sandbox)
 
 
 class Asked:
@@ -58,38 +57,39 @@ def test_the_clock_of_a_running_process_jumps_and_comes_back(sandbox: Sandbox, c
     login, node = Asked(here), Asked({**here, "SLURMD_NODENAME": "node2"})
     try:
         for seconds in (3600.0, -7200.5):
-            injected.jump_clock(sandbox, seconds, "node2")
+            faults.jump_clock(sandbox, seconds, "node2")
             assert node.wrong_by() == pytest.approx([seconds, seconds, 0.0], abs=20.0)
             assert login.wrong_by() == pytest.approx([0.0, 0.0, 0.0], abs=20.0)
-            assert {host: wrong for host, wrong in offsets(sandbox).items() if wrong} == {"node2": seconds}
-            injected.reset_clock(sandbox, "node2")
+            result = [(fault.what, fault.undo) for fault in faults.active(sandbox)]
+            assert result == [(f"the clock of node2 is wrong by {seconds:+g} s", "reset-clock --host node2")]
+            faults.reset_clock(sandbox, "node2")
             assert node.wrong_by() == pytest.approx([0.0, 0.0, 0.0], abs=20.0)
-        injected.jump_clock(sandbox, 100.0)
-        injected.jump_clock(sandbox, 50.0, "login")
+        faults.jump_clock(sandbox, 100.0)
+        faults.jump_clock(sandbox, 50.0, "login")
         assert login.wrong_by() == pytest.approx([150.0, 150.0, 0.0], abs=20.0)
         assert node.wrong_by() == pytest.approx([100.0, 100.0, 0.0], abs=20.0)
-        injected.reset_clock(sandbox)
-        assert set(offsets(sandbox).values()) == {0.0}
+        faults.reset_clock(sandbox)
+        assert faults.active(sandbox) == []
     finally:
         for requested in (login, node):
             requested.process.communicate()
 
 
 def test_slurms_own_programs_keep_the_machines_clock(sandbox: Sandbox, clocks: dict[str, str]) -> None:
-    injected.jump_clock(sandbox, 86400.0)
+    faults.jump_clock(sandbox, 86400.0)
     result = subprocess.run(["date", "+%s"], env=clocks, capture_output=True, text=True, check=True).stdout
     assert abs(int(result) - time.time()) < 20
 
 
 def test_what_cannot_be_is_refused(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="no host 'node9'") as refused:
-        injected.jump_clock(sandbox, 1.0, "node9")
+        faults.jump_clock(sandbox, 1.0, "node9")
     assert refused.value.why == "its hosts: login, node1, node2, node3, node4"
     for seconds in (float("nan"), float("inf"), 1e12):
         with pytest.raises(UsageError, match="ten years"):
-            injected.jump_clock(sandbox, seconds)
+            faults.jump_clock(sandbox, seconds)
     (sandbox.dir / "clocks.so").unlink(missing_ok=True)
-    monkeypatch.setattr(injected.clocks.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(fault_clock.shutil, "which", lambda _name: None)
     with pytest.raises(NotPermitted, match="clock that can jump needs a C compiler") as missing:
-        injected.clock_env(sandbox)
+        faults.clock_env(sandbox)
     assert "no compiler was found" in missing.value.why

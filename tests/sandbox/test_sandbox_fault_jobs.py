@@ -8,7 +8,7 @@ import pytest
 from slurm_support import sleepers, submit, wait_sleepers
 
 from transom_cli.errors import UsageError
-from transom_cli.sandbox import faults, processes
+from transom_cli.sandbox import fault_processes, faults, processes
 from transom_cli.sandbox.cluster import Sandbox, wait_until
 
 pytestmark = pytest.mark.sandbox
@@ -23,7 +23,7 @@ sleep 301
 def states(sb: Sandbox, job: int) -> dict[str, set[str]]:
     """Of the job's agents by node, of its launcher, and of all else."""
     found: dict[str, set[str]] = {}
-    launcher = faults.find_launcher(sb, job).pid
+    launcher = fault_processes.find_launcher(sb, job).pid
     for proc in processes.of_job(sb.cluster, job):
         role = proc.environ.get("TRANSOM_ROLE") if "SLURM_STEP_ID" in proc.environ else ""
         name = f"agent {proc.environ['SLURMD_NODENAME']}" if role == "agent" else "rest"
@@ -41,7 +41,7 @@ def test_an_agent_stops_and_dies_alone(healed_sandbox: Sandbox) -> None:
     assert [fault.undo for fault in faults.active(sb)] == [f"cont-agent --job {job} node2"]
     faults.cont_agent(sb, job, "node2")
     assert faults.active(sb) == []
-    family = faults.find_agent(sb, job, "node2")
+    family = fault_processes.find_agent(sb, job, "node2")
     assert [proc.comm for proc in family] == ["bash", "sleep"]
     assert faults.kill_agent(sb, job, "node2") == family[0].pid
     assert not any(processes.alive(proc.ident) for proc in family)
@@ -61,7 +61,7 @@ def test_the_launcher_stops_and_dies_alone(healed_sandbox: Sandbox) -> None:
     assert [fault.undo for fault in faults.active(sb)] == [f"cont-launcher --job {job}"]
     assert faults.cont_launcher(sb, job) == pid
     assert faults.active(sb) == []
-    launcher = faults.find_launcher(sb, job)
+    launcher = fault_processes.find_launcher(sb, job)
     sruns = [proc for proc in processes.of_job(sb.cluster, job) if proc.comm == "srun"]
     assert faults.kill_launcher(sb, job) == launcher.pid
     assert wait_until(lambda: not processes.alive(launcher.ident), 10.0) and sruns
@@ -76,7 +76,7 @@ def test_a_launcher_in_a_users_script_is_hit_and_not_their_shell(healed_sandbox:
     program.chmod(0o755)
     job = submit(sb, f"( while sleep 60; do true; done ) &\n{program} launch -- python train.py\nsleep 302\n", "-N1")
     wait_sleepers(sb, job, 2)
-    launcher = faults.find_launcher(sb, job)
+    launcher = fault_processes.find_launcher(sb, job)
     assert processes.command_of(launcher)[1:] == [str(program), "launch", "--", "python", "train.py"]
     assert faults.kill_launcher(sb, job) == launcher.pid
     next_line = ["sleep", "302"]

@@ -8,12 +8,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import injected
 import pytest
 from slurm_support import client
 
 from transom_cli.errors import NotPermitted, UsageError
-from transom_cli.sandbox import faults
+from transom_cli.sandbox import fault_disks, faults
 from transom_cli.sandbox.cluster import Sandbox, SandboxSpec
 
 pytestmark = pytest.mark.sandbox
@@ -26,13 +25,12 @@ def own(short_dir: Path, tmp_path: Path) -> Iterator[Sandbox]:
     sb = Sandbox.up(SandboxSpec(short_dir / "late", nodes=2))
     try:
         try:
-            injected.late_files(sb, tmp_path, LATE)
+            faults.late_files(sb, tmp_path, LATE)
         except NotPermitted as refused:
             pytest.skip(str(refused))
         yield sb
     finally:
         sb.down()
-        injected.remove(sb)
     shutil.rmtree(short_dir / "late")
 
 
@@ -56,20 +54,20 @@ def test_each_node_sees_its_own_at_once_and_the_others_late(own: Sandbox, tmp_pa
 
 
 def test_a_node_that_comes_back_has_its_view_again_until_all_is_healed(own: Sandbox, tmp_path: Path) -> None:
-    assert injected.late_view(own) == {tmp_path: f"{LATE:g}"}
+    assert [fault.undo for fault in faults.active(own)] == [f"fresh-files {tmp_path}"]
     where = f"grep -c '{tmp_path}' /proc/self/mounts || true"
     faults.kill_node(own, "node1")
     faults.restore_node(own, "node1")
     assert on(own, "node1", where) == "1"
     with pytest.raises(UsageError, match="has no delay"):
-        injected.fresh_files(own, tmp_path / "other")
-    injected.heal(own)
-    assert faults.active(own) == [] and injected.late_view(own) == {}
+        faults.fresh_files(own, tmp_path / "other")
+    faults.heal(own)
+    assert faults.active(own) == [] and own.late() == {}
     assert [on(own, node, where) for node in own.node_names] == ["0", "0"]
 
 
 def test_what_is_missing_is_reported(own: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(NotPermitted, match="it needs root"):
-        injected.late_files(own, tmp_path / "never", LATE)
+        fault_disks.late_files(own, tmp_path / "never", LATE)
     assert not (tmp_path / "never").exists()

@@ -8,13 +8,12 @@ import signal
 import time
 from pathlib import Path
 
-import injected
 import pytest
 from slurm_support import client, sleepers, submit, wait_sleepers
 
 from transom_cli.errors import UsageError
 from transom_cli.inject import Fault
-from transom_cli.sandbox import faults, processes
+from transom_cli.sandbox import fault_processes, faults, processes
 from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.sandbox.processes import Ident, Proc
 
@@ -93,27 +92,27 @@ def test_one_rank_stops_slows_and_dies_alone(healed_sandbox: Sandbox) -> None:
     job = submit(sb, "srun bash -c 'sleep 300; true'", "-N2", "--ntasks-per-node=2", "--no-kill")
     wait_sleepers(sb, job, 4)
     pid = faults.stop_rank(sb, job, 2)
-    family = faults.find_rank(sb, job, 2)
+    family = fault_processes.find_rank(sb, job, 2)
     assert family[0].pid == pid and [p.comm for p in family] == ["bash", "sleep"]
     assert family[0].environ["SLURM_PROCID"] == "2"
     deadline = time.monotonic() + 20  # a process that is running stops at its next turn
-    while (states := {p.state for p in faults.find_rank(sb, job, 2)}) != {"T"}:
+    while (states := {p.state for p in fault_processes.find_rank(sb, job, 2)}) != {"T"}:
         assert time.monotonic() < deadline, states
-    assert {p.state for rank in (0, 1, 3) for p in faults.find_rank(sb, job, rank)} == {"S"}
+    assert {p.state for rank in (0, 1, 3) for p in fault_processes.find_rank(sb, job, rank)} == {"S"}
     assert [fault.undo for fault in faults.active(sb)] == [f"cont-rank --job {job} 2"]
     faults.cont_rank(sb, job, 2)
-    assert "T" not in {p.state for p in faults.find_rank(sb, job, 2)}
+    assert "T" not in {p.state for p in fault_processes.find_rank(sb, job, 2)}
 
     faults.slow_rank(sb, job, 1, 0.5)
     seen: set[str] = set()
     deadline = time.monotonic() + 20
     while not ({"T"} < seen) and time.monotonic() < deadline:
-        seen.add(faults.find_rank(sb, job, 1)[0].state)
+        seen.add(fault_processes.find_rank(sb, job, 1)[0].state)
     assert {"T"} < seen, "it is neither always stopped nor never"
     assert faults.unslow_rank(sb, job, 1) and not faults.unslow_rank(sb, job, 1)
-    assert "T" not in {p.state for p in faults.find_rank(sb, job, 1)}
+    assert "T" not in {p.state for p in fault_processes.find_rank(sb, job, 1)}
 
-    victim = faults.find_rank(sb, job, 3)
+    victim = fault_processes.find_rank(sb, job, 3)
     faults.kill_rank(sb, job, 3)
     assert not any(processes.alive(proc.ident) for proc in victim)
     with pytest.raises(UsageError, match="no running rank 3") as missing:
@@ -134,15 +133,15 @@ def test_the_rank_is_the_trainer_not_what_launched_it() -> None:
         proc(22, 21, **step, SLURM_PROCID="1", TRANSOM_ROLE="rank"),
         proc(30, 2, SLURM_STEP_ID="1", SLURM_PROCID="1", TRANSOM_ROLE="agent"),
     ]
-    assert {rank: p.pid for rank, p in faults.rank_tops(wrapped).items()} == {1: 21}
+    assert {rank: p.pid for rank, p in fault_processes.rank_tops(wrapped).items()} == {1: 21}
     torchrun = [
         proc(20, 2, **step, SLURM_PROCID="1"),
         proc(21, 20, **step, SLURM_PROCID="1", RANK="2"),
         proc(22, 20, **step, SLURM_PROCID="1", RANK="3"),
         proc(23, 22, **step, SLURM_PROCID="1", RANK="3"),
     ]
-    assert {rank: p.pid for rank, p in faults.rank_tops(torchrun).items()} == {2: 21, 3: 22}
-    assert faults.rank_tops([batch]) == {}
+    assert {rank: p.pid for rank, p in fault_processes.rank_tops(torchrun).items()} == {2: 21, 3: 22}
+    assert fault_processes.rank_tops([batch]) == {}
 
 
 def wait_saved(sb: Sandbox) -> None:
@@ -171,21 +170,21 @@ def test_a_dead_controller_comes_back_with_its_jobs(healed_sandbox: Sandbox) -> 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
 def test_a_full_disk_is_full_and_then_is_not(sandbox: Sandbox, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    assert injected.fill_disk(sandbox, disk, size_mb=1) == 2**20
+    assert faults.fill_disk(sandbox, disk, size_mb=1) == 2**20
     try:
         with pytest.raises(OSError, match="No space left"):
             (disk / "file").write_bytes(b"x" * 4096)
-        injected.free_disk(sandbox, disk)
+        faults.free_disk(sandbox, disk)
         (disk / "file").write_bytes(b"x" * 4096)
-        injected.fill_disk(sandbox, disk)  # it is a small disk already: filled, not mounted again
-        assert injected.small_disks(sandbox) == (disk,)
+        faults.fill_disk(sandbox, disk)  # it is a small disk already: filled, not mounted again
+        assert sandbox.disks() == (str(disk),)
     finally:
-        injected.free_disk(sandbox, disk, unmount=True)
-    assert injected.small_disks(sandbox) == () and list(disk.iterdir()) == []
+        faults.free_disk(sandbox, disk, unmount=True)
+    assert sandbox.disks() == () and list(disk.iterdir()) == []
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "precious").touch()
     with pytest.raises(UsageError, match="Cannot mount a small disk"):
-        injected.fill_disk(sandbox, tmp_path / "used")
+        faults.fill_disk(sandbox, tmp_path / "used")
 
 
 def test_an_unknown_node_is_refused(sandbox: Sandbox) -> None:

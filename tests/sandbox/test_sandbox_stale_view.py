@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from injected.disks import late_command
 
 READER = """
 import sys
@@ -48,7 +47,8 @@ def ask(tmp_path: Path, how: str) -> Iterator[Ask]:
     if importlib.util.find_spec("mfusepy") is None:
         pytest.skip("needs mfusepy")
     (tmp_path / "a").write_text("old")
-    command = [*late_command(tmp_path, how), sys.executable, "-c", READER, str(tmp_path)]
+    words = ["-m", "transom_cli.sandbox.stale_view", how, str(tmp_path), "-", sys.executable, "-c", READER]
+    command = [sys.executable, *words, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         requested, answers = process.stdin, process.stdout

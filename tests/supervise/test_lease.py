@@ -13,7 +13,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from injected.disks import late_command
 
 from transom_cli.errors import OperatorAlive
 from transom_cli.files import publish_text
@@ -179,7 +178,8 @@ def test_over_nfs_one_that_is_replaced_from_another_host_soon_knows_it(run: RunD
     if os.geteuid() != 0 or not Path("/dev/fuse").exists() or shutil.which("unshare") is None:
         pytest.skip("needs root, FUSE and unshare")
     pytest.importorskip("mfusepy")
-    command = [*late_command(run.path, "nfs=600"), sys.executable, "-c", FENCED, str(run.path)]
+    view = [sys.executable, "-m", "transom_cli.sandbox.stale_view", "nfs=600", str(run.path), "-"]
+    command = [*view, sys.executable, "-c", FENCED, str(run.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as replaced:
         assert replaced.stdin is not None and replaced.stdout is not None
         assert replaced.stdout.readline() == "False\n"

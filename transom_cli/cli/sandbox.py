@@ -69,6 +69,8 @@ def running(given: Path | None) -> Sandbox:
     return sandbox
 
 
+Clock = Annotated[bool, typer.Option("--clock", help="Use a wall clock that `fault jump-clock` can set.")]
+
 sandbox_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -155,12 +157,13 @@ def status(json_: Json = False, dir: Dir = None) -> None:
 @sandbox_app.command("exec", context_settings={"allow_interspersed_args": False})
 def exec_(
     command: Annotated[list[str], typer.Argument(help="The command and its arguments.")],
+    clock: Clock = False,
     user: Annotated[str, typer.Option(help="Run it as a user of the site profiles: alice, bob, carol, dave.")] = "",
     dir: Dir = None,
 ) -> None:
     """Run a command that uses this cluster."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_"))}
-    env |= running(dir).env()
+    env |= _variables(dir, clock)
     if user:
         users = running(dir).users()
         if user not in users:
@@ -180,7 +183,14 @@ def exec_(
 
 
 @sandbox_app.command()
-def env(dir: Dir = None) -> None:
+def env(clock: Clock = False, dir: Dir = None) -> None:
     """Print shell code that selects this cluster."""
-    for name, value in running(dir).env().items():
+    for name, value in _variables(dir, clock).items():
         print(f"export {name}={shlex.quote(value)}")
+
+
+def _variables(dir: Dir, clock: bool) -> dict[str, str]:
+    from transom_cli.sandbox import faults
+
+    sandbox = running(dir)
+    return {**sandbox.env(), **(faults.clock_env(sandbox) if clock else {})}

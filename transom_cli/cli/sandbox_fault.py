@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,8 @@ fault_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Injec
 Node = Annotated[str, typer.Argument(help="Name of a node, such as node2.")]
 Job = Annotated[int | None, typer.Option("--job", help="Job ID [default: the only running job].")]
 Rank = Annotated[int, typer.Argument(help="The global rank.")]
+Folder = Annotated[Path, typer.Argument(help="A folder, such as the root of run directories; shared first if needed.")]
+Shared = Annotated[Path, typer.Argument(help="The folder that was shared.")]
 
 
 def _inject(name: str, dir: Dir, *target: object) -> object:
@@ -76,6 +79,20 @@ def _on_controller(name: str, done: str, help: str) -> None:
     @fault_app.command(name, help=help)
     def command(dir: Dir = None) -> None:
         print(done.format(_inject(name, dir)))
+
+
+def _on_folder(name: str, done: str, help: str) -> None:
+    @fault_app.command(name, help=help)
+    def command(folder: Folder, dir: Dir = None) -> None:
+        _inject(name, dir, folder)
+        print(done.format(folder))
+
+
+def _on_shared(name: str, done: str, help: str) -> None:
+    @fault_app.command(name, help=help)
+    def command(folder: Shared, dir: Dir = None) -> None:
+        _inject(name, dir, folder)
+        print(done.format(folder))
 
 
 _on_node("kill-node", "killed {}: {} processes", "Kill a node: slurmd and every job process on it. Undo: restore-node.")
@@ -142,6 +159,31 @@ _on_controller(
 _on_controller("cont-controller", "continued slurmctld: {} processes", "Undo stop-controller.")
 
 
+@fault_app.command()
+def fill_disk(
+    folder: Annotated[Path, typer.Argument(help="An empty or new folder, or one on a small disk.")],
+    size: Annotated[int, typer.Option(help="Size of the small disk in MiB, if one is mounted.", min=1)] = 16,
+    dir: Dir = None,
+) -> None:
+    """Fill a small disk. Mount one first if needed (as root). Undo: free-disk."""
+    from transom_cli.sandbox import faults
+
+    print(f"filled {folder}: {faults.fill_disk(running(dir), folder, size)} bytes")
+
+
+@fault_app.command()
+def free_disk(
+    folder: Annotated[Path, typer.Argument(help="The folder that was filled.")],
+    unmount: Annotated[bool, typer.Option("--unmount", help="Also unmount the disk; its content is lost.")] = False,
+    dir: Dir = None,
+) -> None:
+    """Undo fill-disk."""
+    from transom_cli.sandbox import faults
+
+    faults.free_disk(running(dir), folder, unmount=unmount)
+    print(f"freed {folder}")
+
+
 _on_agent(
     "kill-agent",
     "killed the agent of job {} on {}: pid {}",
@@ -160,6 +202,64 @@ _on_launcher(
     "Stop the launcher; its ranks keep running. Undo: cont-launcher.",
 )
 _on_launcher("cont-launcher", "continued the launcher of job {}: pid {}", "Undo stop-launcher.")
+_on_folder(
+    "share-disk",
+    "shared {}",
+    "Make a folder a file system of its own. Its content stays. Undo: unshare-disk.",
+)
+_on_shared("unshare-disk", "unshared {}", "Undo share-disk and all faults of that disk.")
+_on_folder("stall-disk", "stalled {}", "Stop a file system: every call on it waits. Undo: cont-disk.")
+_on_shared("cont-disk", "continued {}", "Undo stall-disk.")
+_on_folder("readonly-disk", "read-only: {}", "Make a file system read-only, even for open files. Undo: writable-disk.")
+_on_shared("writable-disk", "writable: {}", "Undo readonly-disk.")
+
+
+@fault_app.command()
+def late_files(
+    folder: Annotated[Path, typer.Argument(help="A folder, such as the root of run directories.")],
+    seconds: Annotated[float, typer.Option("--seconds", help="Delay in seconds.", min=0.0)] = 3.0,
+    nfs: Annotated[bool, typer.Option("--nfs", help="Behave like NFS with close-to-open consistency.")] = False,
+    dir: Dir = None,
+) -> None:
+    """Delay what nodes see of others' changes. As root; no job may run. Undo: fresh-files."""
+    from transom_cli.sandbox import faults
+
+    faults.late_files(running(dir), folder, seconds, nfs=nfs)
+    print(f"every node sees {folder} {seconds:g} s late")
+
+
+@fault_app.command()
+def fresh_files(folder: Annotated[Path, typer.Argument(help="The folder with the delay.")], dir: Dir = None) -> None:
+    """Undo late-files."""
+    from transom_cli.sandbox import faults
+
+    faults.fresh_files(running(dir), folder)
+    print(f"every node sees {folder} as it is")
+
+
+@fault_app.command()
+def jump_clock(
+    seconds: Annotated[float, typer.Argument(help="Seconds to jump; negative jumps back (write it after `--`).")],
+    host: Annotated[str, typer.Option("--host", help="A node, or login [default: all hosts].")] = "",
+    dir: Dir = None,
+) -> None:
+    """Make the wall clock jump. For runs started with `transom sandbox exec --clock`. Undo: reset-clock."""
+    from transom_cli.sandbox import faults
+
+    faults.jump_clock(running(dir), seconds, host)
+    print(f"the clock of {host or 'every host'} jumped by {seconds:+g} s")
+
+
+@fault_app.command()
+def reset_clock(
+    host: Annotated[str, typer.Option("--host", help="A node, or login [default: all hosts].")] = "",
+    dir: Dir = None,
+) -> None:
+    """Undo jump-clock."""
+    from transom_cli.sandbox import faults
+
+    faults.reset_clock(running(dir), host)
+    print(f"the clock of {host or 'every host'} is right")
 
 
 @fault_app.command()

@@ -16,12 +16,12 @@ from transom_cli.errors import SlurmUnreachable, TransomError, UsageError
 from transom_cli.sandbox import daemons as accounting
 from transom_cli.sandbox import processes, sites, state, users
 from transom_cli.sandbox.conf import keep_private, prepare
-from transom_cli.sandbox.daemons import daemon_env, log_tail, start_daemon
+from transom_cli.sandbox.daemons import daemon_env, late_view, log_tail, start_daemon
 from transom_cli.sandbox.network import Wall
 from transom_cli.sandbox.processes import Ident
 from transom_cli.sandbox.release.known import ReleaseHome
 from transom_cli.sandbox.state import SandboxSpec, State, check_place, check_spec, node_names
-from transom_cli.sandbox.tools import callers_path, find_tools, run_tool
+from transom_cli.sandbox.tools import callers_path, find_tools, run_tool, unmount
 from transom_cli.sandbox.users import User
 
 __all__ = ["DaemonStatus", "NodeStatus", "Sandbox", "SandboxSpec", "Status"]
@@ -175,6 +175,21 @@ class Sandbox:
         recorded = known.daemons if known and known.of_this_boot else {}
         return tuple(DaemonStatus(name, ident.pid, _process_state(ident)) for name, ident in recorded.items())
 
+    def disks(self) -> tuple[str, ...]:
+        """Return the small file systems that `faults.fill_disk` mounted."""
+        known = state.load(self.dir)
+        return tuple(known.disks) if known and known.of_this_boot else ()
+
+    def mounts(self) -> tuple[str, ...]:
+        """Return the folders that `faults.share_disk` serves."""
+        known = state.load(self.dir)
+        return tuple(known.mounts) if known and known.of_this_boot else ()
+
+    def late(self) -> dict[str, str]:
+        """Return the folders that nodes see late (`faults.late_files`), and how: "3" seconds, or "nfs=30"."""
+        known = state.load(self.dir)
+        return dict(known.late) if known and known.of_this_boot else {}
+
     def users(self) -> dict[str, User]:
         """Return the users that exist for site profiles: alice and bob (ordinary), carol (operator), dave (admin)."""
         known = state.load(self.dir)
@@ -251,6 +266,14 @@ class Sandbox:
             known.daemons[name] = self._start_daemon(known, name)
             state.save(self.dir, known)
 
+    def change(self, change: Callable[[State], None]) -> None:
+        """Change the recorded state, under the lock."""
+        with state.locked(self.dir):
+            known = state.load(self.dir)
+            if known is not None:
+                change(known)
+                state.save(self.dir, known)
+
     def _start_daemon(self, known: State, name: str) -> Ident:
         tools = find_tools(self.spec.accounting, self.spec.home)
         is_node = name in self.node_names
@@ -272,9 +295,9 @@ class Sandbox:
         else:
             index = self.node_names.index(name)
             stepd = ["-d", f"{self.spec.home}/bin/slurmstepd"] if self.spec.home else []
+            view = late_view(known.late, self._log(f"view-{name}"))
             booted = ["-b"] if "suspending" in self.spec.site else []  # slurmctld waits for a newly booted machine
-            argv, port = [str(tools["slurmd"]), *booted, "-N", name, *stepd], known.ports.nodes + index
-            argv = [*known.slurmd_prefix, *argv]
+            argv, port = [*view, str(tools["slurmd"]), *booted, "-N", name, *stepd], known.ports.nodes + index
             (self.dir / "spool" / name).mkdir(mode=0o755, exist_ok=True)
         if "firewalled" in self.spec.site and (is_node or name == "slurmctld"):
             argv = [*Wall(self.cluster).prefix, *argv]
@@ -298,12 +321,14 @@ class Sandbox:
             return list({proc.ident: proc for proc in [*marked, *filter(None, ours)]}.values())
 
         processes.freeze_then_kill(everything)
+        for mounted in (*known.mounts, *known.disks):
+            unmount(Path(mounted))
         if "firewalled" in self.spec.site:
             Wall(self.cluster).remove()
         if "cgroup" in self.spec.site:
             sites.remove_groups(self.node_names)
         users.remove(known.users)
-        known.daemons, known.slurmd_prefix, known.users = {}, [], {}
+        known.daemons, known.disks, known.mounts, known.late, known.users = {}, [], [], {}, {}
         state.save(self.dir, known)
 
 

@@ -18,10 +18,12 @@ from transom_cli.sandbox import processes
 from transom_cli.sandbox.processes import MARK, MARK_NODE, Ident
 from transom_cli.sandbox.state import Ports
 from transom_cli.sandbox.tools import run_tool, search_path
+from transom_cli.start import own
 
 # below the kernel's range for outgoing connections (32768-60999), so that none of those uses a port
 _PORTS = range(20000, 32000)
 _START_TIMEOUT_S = 15.0
+NFS = "nfs="  # prefix of the delay for a view with NFS's close-to-open consistency
 
 
 def daemon_env(where: Path, cluster: str, node: str = "", first: str = "") -> dict[str, str]:
@@ -34,6 +36,12 @@ def daemon_env(where: Path, cluster: str, node: str = "", first: str = "") -> di
         MARK: cluster,
     }
     return {**env, MARK_NODE: node} if node else env
+
+
+def late_view(late: Mapping[str, str], log: Path) -> list[str]:
+    """Return the command prefix with which a node's slurmd and its jobs see these folders late (`stale_view`)."""
+    view = "transom_cli.sandbox.stale_view"
+    return [word for folder, how in late.items() for word in own(view, how, folder, str(log))]
 
 
 def free_ports(nodes: int) -> Ports:

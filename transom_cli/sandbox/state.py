@@ -154,7 +154,9 @@ class State:
     Attributes:
         cluster: unique among all sandboxes; identifies our processes.
         generation: number of starts in this folder; job IDs of one start never repeat those of an earlier one.
-        slurmd_prefix: words before the command line of each slurmd, for tests.
+        disks: small file systems that a fault mounted.
+        mounts: folders that `disk_server` serves.
+        late: folders that every node sees late, and how (`stale_view`).
         users: users that were created for the site profiles.
     """
 
@@ -166,7 +168,9 @@ class State:
     user: str
     boot: str
     daemons: dict[str, Ident] = field(default_factory=dict)
-    slurmd_prefix: list[str] = field(default_factory=list)
+    disks: list[str] = field(default_factory=list)
+    mounts: list[str] = field(default_factory=list)
+    late: dict[str, str] = field(default_factory=dict)
     users: dict[str, User] = field(default_factory=dict)
 
     @property

@@ -1,4 +1,4 @@
-"""The distribution's programs that a sandbox consists of: where they are, and how to run them."""
+"""The distribution's programs that a sandbox consists of: where they are, how to run them, and how to unmount."""
 
 from __future__ import annotations
 
@@ -98,3 +98,18 @@ def slurm_release(slurmctld: Path) -> tuple[int, int]:
             "Slurm's version cannot be determined", f"`slurmctld -V` printed: {words.strip()!r}", "transom doctor"
         )
     return int(found[1]), int(found[2])
+
+
+def fusermount() -> str | None:
+    return shutil.which("fusermount3") or shutil.which("fusermount")
+
+
+def unmount(where: Path) -> None:
+    """Unmount lazily: open files stay usable until they are closed. Does nothing if nothing is mounted."""
+    argv = ["umount", "--lazy"] if os.geteuid() == 0 else [fusermount() or "fusermount3", "-u", "-z"]
+    subprocess.run([*argv, str(where)], check=False, capture_output=True)
+
+
+def mounted_by_fuse(where: Path) -> bool:
+    lines = Path("/proc/mounts").read_text().splitlines()
+    return any(line.split()[1:3] == [str(where), "fuse"] for line in lines)

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from injected.disks import DISK_SERVER
 from processes import stop, wait_for
 
 from transom_cli.core import codec
@@ -23,6 +22,7 @@ from transom_cli.health.checks.mounts import MountsLimits, MountsReading, Place,
 from transom_cli.health.finding import Finding, Remedy, Verdict
 from transom_cli.health.system import Mount, mount_of, parse_mountinfo
 
+ROOT = Path(__file__).resolve().parents[3]
 root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
 LIMITS = MountsLimits()
 
@@ -54,8 +54,8 @@ def served(where: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A file system that a local process serves. It hangs while that process is stopped."""
     if not Path("/dev/fuse").exists() or importlib.util.find_spec("mfusepy") is None or os.geteuid() != 0:
         pytest.skip("needs /dev/fuse, mfusepy and root")
-    words = [sys.executable, DISK_SERVER, str(where), str(tmp_path / "flag")]
-    server = subprocess.Popen(words, cwd="/")
+    words = [sys.executable, "-m", "transom_cli.sandbox.disk_server", str(where), str(tmp_path / "flag")]
+    server = subprocess.Popen(words, cwd="/", env={**os.environ, "PYTHONPATH": str(ROOT)})
     wait_for(lambda: os.path.ismount(where))
     yield server
     server.send_signal(signal.SIGCONT)

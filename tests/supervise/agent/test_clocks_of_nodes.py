@@ -24,7 +24,6 @@ from transom_cli.supervise.launcher.agents import Agents
 from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 
 PACKAGE = Path(transom_cli.__file__).parent
-CLOCK = Path(__file__).parents[2] / "injected" / "clock.c"
 WRAPPER = PACKAGE / "supervise" / "agent" / "rank_wrapper.py"
 HOUR = 3600.0
 
@@ -48,7 +47,7 @@ def until(done: Callable[[], object]) -> None:
 def test_the_rank_that_failed_first_is_known(first: float, second: float, jump: float, tmp_path: Path) -> None:
     """first, second: by how much the clocks of n1 and n2 are ahead. jump: of n2, between the two failures."""
     library, clocks = tmp_path / "clock.so", tmp_path / "clocks"
-    build = ["cc", "-shared", "-fPIC", "-o", str(library), str(CLOCK), "-ldl"]
+    build = ["cc", "-shared", "-fPIC", "-o", str(library), str(PACKAGE / "sandbox" / "clock.c"), "-ldl"]
     subprocess.run(build, check=True)
     clocks.mkdir()
     for node, ahead in (("n1", first), ("n2", second)):

@@ -1,4 +1,4 @@
-"""`python disk_server.py FOLDER FLAG`: serve FOLDER through FUSE, like a network file system.
+"""`python -m transom_cli.sandbox.disk_server FOLDER FLAG`: serve FOLDER through FUSE, like a network file system.
 
 It serves the folder that it covers, so nothing moves, and everything is still there after unmounting. While the file
 FLAG exists, every change fails with "Read-only file system", even through files that were open before. Stopped with

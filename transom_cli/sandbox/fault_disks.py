@@ -14,65 +14,25 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import zlib
-from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from transom_cli.errors import NotPermitted, UsageError
-from transom_cli.sandbox import processes, state
+from transom_cli.sandbox import processes
 from transom_cli.sandbox.cluster import Sandbox, wait_until
-from transom_cli.sandbox.faults import kill_node, restore_node
+from transom_cli.sandbox.daemons import NFS
+from transom_cli.sandbox.fault_processes import kill_node, restore_node
 from transom_cli.sandbox.processes import Proc
+from transom_cli.sandbox.state import State
+from transom_cli.sandbox.tools import fusermount, mounted_by_fuse, unmount
+from transom_cli.start import own
 
 BALLAST = ".transom-ballast"
-DISK_SERVER, STALE_VIEW = (str(Path(__file__).with_name(f"{name}.py")) for name in ("disk_server", "stale_view"))
 _SMALL = 2**30  # a larger file system may be a real disk, which is never filled
 
 
-@dataclass
-class _Made:
-    """What this process mounted for a sandbox.
-
-    Attributes:
-        disks: small file systems.
-        mounts: folders that `disk_server` serves.
-        late: folders that every node sees late, and how (`stale_view`).
-    """
-
-    disks: list[Path] = field(default_factory=list)
-    mounts: list[Path] = field(default_factory=list)
-    late: dict[Path, str] = field(default_factory=dict)
-
-
-_made: dict[str, _Made] = defaultdict(_Made)
-
-
-def small_disks(sb: Sandbox) -> tuple[Path, ...]:
-    """Return the small file systems that `fill_disk` mounted."""
-    return tuple(_made[sb.cluster].disks)
-
-
-def mounts(sb: Sandbox) -> tuple[Path, ...]:
-    """Return the folders that `share_disk` serves."""
-    return tuple(_made[sb.cluster].mounts)
-
-
-def late_view(sb: Sandbox) -> dict[Path, str]:
-    """Return the folders that nodes see late (`late_files`), and how: "3" seconds, or "nfs=30"."""
-    return dict(_made[sb.cluster].late)
-
-
-def remove(sb: Sandbox) -> None:
-    """Unmount what is left, whatever uses it: the sandbox goes down."""
-    made = _made.pop(sb.cluster, _Made())
-    for mounted in (*made.mounts, *made.disks):
-        unmount(mounted)
-
-
 def small_disk(sb: Sandbox, where: Path, size_mb: int) -> None:
-    """Mount a tmpfs of `size_mb` MiB on the empty folder `where`, until `free_disk(unmount=True)` or `remove`."""
+    """Mount a tmpfs of `size_mb` MiB on the empty folder `where`, until `free_disk(unmount=True)` or `down`."""
     where.mkdir(parents=True, exist_ok=True)
     if os.geteuid() != 0:
         raise NotPermitted(
@@ -93,7 +53,7 @@ def small_disk(sb: Sandbox, where: Path, size_mb: int) -> None:
     )  # fmt: skip
     if done.returncode != 0:
         raise NotPermitted(f"Cannot mount a small disk on {where}", done.stderr.strip())
-    _made[sb.cluster].disks.append(where)
+    sb.change(lambda known: known.disks.append(str(where)))
 
 
 def fill_disk(sb: Sandbox, where: Path, size_mb: int = 16) -> int:
@@ -101,6 +61,7 @@ def fill_disk(sb: Sandbox, where: Path, size_mb: int = 16) -> int:
 
     Writers then get "No space left on device" until `free_disk`.
     """
+    where = where.expanduser().absolute()
     if not where.is_dir() or shutil.disk_usage(where).total > _SMALL:
         small_disk(sb, where, size_mb)
     written = 0
@@ -121,12 +82,13 @@ def fill_disk(sb: Sandbox, where: Path, size_mb: int = 16) -> int:
 
 def free_disk(sb: Sandbox, where: Path, *, unmount: bool = False) -> None:
     """Undo `fill_disk`. With `unmount`, also unmount our disk; its content is lost."""
+    where = where.expanduser().absolute()
     (where / BALLAST).unlink(missing_ok=True)
-    if unmount and where in small_disks(sb):
+    if unmount and str(where) in sb.disks():
         done = subprocess.run(["umount", str(where)], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise UsageError(f"Cannot unmount {where}", done.stderr.strip(), f"fuser -vm {where}")
-        _made[sb.cluster].disks.remove(where)
+        sb.change(lambda known: known.disks.remove(str(where)))
 
 
 _MARK_DISK = "TRANSOM_SANDBOX_DISK"  # in a server's environment: the folder that it serves
@@ -137,17 +99,18 @@ def share_disk(sb: Sandbox, where: Path) -> None:
 
     The folder keeps its content. Faults do not affect files that are already open. Raises NotPermitted without FUSE.
     """
-    if where in served(sb):
+    where = where.expanduser().absolute()
+    if str(where) in served(sb):
         return
     check_fuse(where)
     where.mkdir(parents=True, exist_ok=True)
     _flag(sb, where).unlink(missing_ok=True)
     log = sb.dir / "log" / f"disk-{_key(where)}.log"
-    argv = ["setsid", "--fork", sys.executable, DISK_SERVER, str(where), str(_flag(sb, where))]
+    argv = ["setsid", "--fork", *own("transom_cli.sandbox.disk_server", str(where), str(_flag(sb, where)))]
     env = {**os.environ, processes.MARK: sb.cluster, _MARK_DISK: str(where)}
     with log.open("ab") as words:
         subprocess.run(argv, env=env, cwd="/", check=True, stdin=subprocess.DEVNULL, stdout=words, stderr=words)
-    _made[sb.cluster].mounts.append(where)
+    sb.change(lambda known: known.mounts.append(str(where)))
     if not wait_until(lambda: mounted_by_fuse(where), 15.0, every_s=0.02):
         said = log.read_text(errors="replace").strip()
         unshare_disk(sb, where)
@@ -156,15 +119,18 @@ def share_disk(sb: Sandbox, where: Path) -> None:
 
 def unshare_disk(sb: Sandbox, where: Path) -> None:
     """Undo `share_disk`, even if it hangs, is read-only, or its server is dead."""
-    if where not in mounts(sb):
-        raise UsageError(f"{where} is not a shared disk of this sandbox")
+    where = where.expanduser().absolute()
+    if str(where) not in sb.mounts():
+        raise UsageError(
+            f"{where} is not a shared disk of this sandbox", f"its shared disks: {', '.join(sb.mounts()) or 'none'}"
+        )
     writable_disk(sb, where)
     cont_disk(sb, where)
     unmount(where)
     wait_until(lambda: not _servers(sb, where), 5.0, every_s=0.02)
     for server in _servers(sb, where):
         processes.signal_one(server.ident, signal.SIGKILL)
-    _made[sb.cluster].mounts.remove(where)
+    sb.change(lambda known: known.mounts.remove(str(where)))
 
 
 def stall_disk(sb: Sandbox, where: Path) -> None:
@@ -191,13 +157,13 @@ def writable_disk(sb: Sandbox, where: Path) -> None:
     _flag(sb, where).unlink(missing_ok=True)
 
 
-def served(sb: Sandbox) -> dict[Path, str]:
+def served(sb: Sandbox) -> dict[str, str]:
     """Return the state of each live shared disk, by folder: `stalled`, `read-only` or `sound`."""
     found = {}
     for server in _servers(sb):
-        where = Path(server.environ[_MARK_DISK])
+        where = server.environ[_MARK_DISK]
         found[where] = "stalled" if server.state in "Tt" else "sound"
-        if found[where] == "sound" and _flag(sb, where).exists():
+        if found[where] == "sound" and _flag(sb, Path(where)).exists():
             found[where] = "read-only"
     return found
 
@@ -214,7 +180,7 @@ def check_fuse(where: Path) -> None:
     elif importlib.util.find_spec("mfusepy") is None:
         missing, hint = (
             "the Python package mfusepy is not installed",
-            "in the clone of transom: pip install '.[dev]'",
+            "in the clone of transom: pip install '.[sandbox]'",
         )
     if missing:
         raise NotPermitted(f"Cannot mount a file system on {where}", missing, hint)
@@ -224,7 +190,7 @@ def _servers(sb: Sandbox, where: Path | None = None) -> list[Proc]:
     found = [p for p in processes.of_sandbox(sb.cluster) if _MARK_DISK in p.environ and p.comm != "setsid"]
     if where is None:
         return found
-    return [p for p in found if p.environ[_MARK_DISK] == str(where)]
+    return [p for p in found if p.environ[_MARK_DISK] == str(where.expanduser().absolute())]
 
 
 def _flag(sb: Sandbox, where: Path) -> Path:
@@ -232,7 +198,7 @@ def _flag(sb: Sandbox, where: Path) -> Path:
 
 
 def _key(where: Path) -> str:
-    return f"{zlib.crc32(os.fsencode(where)):08x}"
+    return f"{zlib.crc32(os.fsencode(where.expanduser().absolute())):08x}"
 
 
 def late_files(sb: Sandbox, where: Path, seconds: float, *, nfs: bool = False) -> None:
@@ -244,21 +210,27 @@ def late_files(sb: Sandbox, where: Path, seconds: float, *, nfs: bool = False) -
     Raises:
         NotPermitted: it is not possible here.
     """
+    where = where.expanduser().absolute()
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         raise NotPermitted(f"Cannot delay {where}", "it needs root and unshare (util-linux) to mount for a node")
     check_fuse(where)
     _check_idle(sb)
     where.mkdir(parents=True, exist_ok=True)
-    _made[sb.cluster].late[where] = f"{'nfs=' if nfs else ''}{seconds:g}"
+    sb.change(lambda known: known.late.update({str(where): f"{NFS if nfs else ''}{seconds:g}"}))
     _restart_nodes(sb)
 
 
 def fresh_files(sb: Sandbox, where: Path) -> None:
     """Undo `late_files`."""
-    if where not in late_view(sb):
-        raise UsageError(f"{where} has no delay")
+    where = where.expanduser().absolute()
+    if str(where) not in sb.late():
+        raise UsageError(f"{where} has no delay", f"folders with a delay: {', '.join(sb.late()) or 'none'}")
     _check_idle(sb)
-    del _made[sb.cluster].late[where]
+
+    def forget(known: State) -> None:
+        del known.late[str(where)]
+
+    sb.change(forget)
     _restart_nodes(sb)
 
 
@@ -270,35 +242,8 @@ def _check_idle(sb: Sandbox) -> None:
         )
 
 
-def late_command(where: Path, how: str, log: str = "-") -> list[str]:
-    """Return the command prefix with which a command sees the folder late."""
-    return [sys.executable, STALE_VIEW, how, str(where), log]
-
-
 def _restart_nodes(sb: Sandbox) -> None:
-    with state.locked(sb.dir):
-        known = state.load(sb.dir)
-        assert known is not None
-        log = str(sb.dir / "log" / "views.log")
-        late = late_view(sb).items()
-        known.slurmd_prefix = [word for where, how in late for word in late_command(where, how, log)]
-        state.save(sb.dir, known)
     for node in sb.node_names:
         kill_node(sb, node)
     for node in sb.node_names:
         restore_node(sb, node)
-
-
-def fusermount() -> str | None:
-    return shutil.which("fusermount3") or shutil.which("fusermount")
-
-
-def unmount(where: Path) -> None:
-    """Unmount lazily: open files stay usable until they are closed. Does nothing if nothing is mounted."""
-    argv = ["umount", "--lazy"] if os.geteuid() == 0 else [fusermount() or "fusermount3", "-u", "-z"]
-    subprocess.run([*argv, str(where)], check=False, capture_output=True)
-
-
-def mounted_by_fuse(where: Path) -> bool:
-    lines = Path("/proc/mounts").read_text().splitlines()
-    return any(line.split()[1:3] == [str(where), "fuse"] for line in lines)

@@ -1,4 +1,4 @@
-"""A wall clock that jumps, on one or all hosts of a sandbox, for runs that were started with `clock_env`.
+"""A wall clock that jumps, on one or all hosts of the sandbox, for runs that were started with `clock_env`.
 
 The kernel cannot give some processes their own wall clock (time namespaces cover only other clocks), and the machine's
 clock is shared. So a small library is preloaded into the Python processes of a run (clock.c). libfaketime would do the

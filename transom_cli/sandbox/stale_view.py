@@ -1,4 +1,4 @@
-"""`python stale_view.py HOW FOLDER LOG COMMAND...`: COMMAND sees FOLDER with a delay.
+"""`python -m transom_cli.sandbox.stale_view HOW FOLDER LOG COMMAND...`: COMMAND sees FOLDER with a delay.
 
 It behaves like a client of a network file system that caches attributes, names and contents. Changes by others appear
 late, for each file and folder separately; changes by COMMAND appear at once. It uses its own mount namespace, so all
@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import mfusepy
-from disk_server import NAME, Covered
+
+from transom_cli.sandbox.daemons import NFS
+from transom_cli.sandbox.disk_server import NAME, Covered
+from transom_cli.start import own
 
 T = TypeVar("T")
-NFS = "nfs="  # prefix of the delay for NFS's close-to-open consistency
 PATIENCE = 15.0  # seconds for the mount
 WITH_COMMAND = "-"
 _INSIDE = "--inside"
@@ -203,7 +205,7 @@ def _serve(folder: str, how: str, log: str) -> None:
 
 def main(argv: list[str]) -> None:
     if argv[0] != _INSIDE:
-        again = [sys.executable, __file__, _INSIDE, *argv]
+        again = own("transom_cli.sandbox.stale_view", _INSIDE, *argv)
         os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", *again])
     how, folder, log, command = argv[1], argv[2], argv[3], argv[4:]
     before = os.stat(folder).st_dev  # noqa: PTH116
