@@ -100,7 +100,7 @@ def test_what_was_asked_for_is_read_as_the_model_has_it(tmp_path: Path) -> None:
     run.settings.write_text("steps = 'many'\n[job]\ntime = 'soon'\nsignal_before = 0\n")
     assert read_run_settings(run) == RunSettings(run.checkpoints, None, None, False, 10.0, 1800.0, **no_launcher)
     run.settings.write_text("not toml")
-    assert read_run_settings(run) == RunSettings(run.checkpoints)
+    assert read_run_settings(run) == RunSettings(run.checkpoints, **no_launcher)
 
 
 def test_the_root_is_that_of_the_settings(tmp_path: Path) -> None:

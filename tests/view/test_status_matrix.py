@@ -100,7 +100,6 @@ def test_list_says_what_is_wrong(name: str, tmp_path: Path) -> None:
 
 
 def test_job_that_slurm_will_never_start_is_not_healthy(tmp_path: Path) -> None:
-    from dataclasses import replace
 
     view = replace(SCENES["pending"](tmp_path), slurm_reason="PartitionTimeLimit")
     assert (view.status, view.health, code_of(view)) == ("pending", "starved", 21)
@@ -116,11 +115,6 @@ def test_start_that_the_operator_has_not_seen_names_its_nodes(tmp_path: Path) ->
     started = with_answer(view, Job(JOB, JobState.RUNNING, nodes=("gpu000", "gpu001")))
     assert (started.status, started.nodes) == ("starting", ("gpu000", "gpu001"))
     assert with_answer_of(view, started).nodes == started.nodes
-
-
-def test_job_that_has_ended_in_slurm_is_not_pending(tmp_path: Path) -> None:
-    view = replace(SCENES["pending"](tmp_path), slurm_state="FAILED", operator=True)
-    assert view.status == "recovering"
 
 
 def test_crash_loop_between_two_crashes_is_not_healthy(tmp_path: Path) -> None:
@@ -153,7 +147,6 @@ def test_recovering_run_keeps_step_and_bar(tmp_path: Path) -> None:
 
 
 def test_start_that_an_unlimited_job_delays_is_not_announced(tmp_path: Path) -> None:
-    from dataclasses import replace
 
     from transom_cli.slurm.port import Job, JobState
     from transom_cli.view.slurm_reasons import with_answer
