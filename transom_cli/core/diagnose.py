@@ -309,7 +309,20 @@ def _hang(incident: Incident, run: RunFacts) -> Diagnosis | None:
     again = len(nodes) == 1 < len(run.nodes) and _blamed_before(run, nodes[0]) > 0
     last = f"step {incident.step}{' of this start' if incident.since_start else ''}"
     words = f"no rank has stepped since {last}{where}"
+    if again and _hung_elsewhere(incident, run, nodes[0]):
+        again = False
+        words += "; it hung there on other nodes too, so it is the program's own hang, not the node's"
     return Diagnosis("hang", words, nodes, sure=False, isolate="exclude" if again else "none", restart=True)
+
+
+def _hung_elsewhere(incident: Incident, run: RunFacts, node: str) -> bool:
+    """Whether another node was excluded for a hang after the same step, and the run has not got past it."""
+    hangs = [(i, i.diagnosis) for i in run.incidents if i.diagnosis is not None and i.diagnosis.cause == "hang"]
+    at = (incident.step, incident.since_start)
+    return any(
+        d.isolate == "exclude" and node not in d.nodes and (i.step, i.since_start) == at and incident.step >= 0
+        for i, d in hangs
+    )
 
 
 def _blamed_before(run: RunFacts, node: str) -> int:
