@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from transom_cli.core.events import OutcomeSeen, RankExit
+from transom_cli.core.incident import Incident
 from transom_cli.core.operator.state import Job, Phase, State
+from transom_cli.core.progress import Progress
 from transom_cli.view.model import NodeView, Operation, build_view
 from transom_cli.view.outlook import next_steps
 from transom_cli.view.status import status_lines
@@ -41,3 +44,18 @@ def test_a_run_that_stops_says_when_slurm_still_cleans_up() -> None:
     view = build_view("r1", State(phase=Phase.STOPPING, job=job), {}, 0.0, operator=True)
     assert view.slurm_state == "COMPLETING"
     assert "COMPLETING" in next_steps(State(phase=Phase.STOPPING, job=job), None, warned=False)[0].message
+
+
+def test_a_run_that_recovers_shows_the_step_of_the_exit_records_and_the_time_since_the_fault() -> None:
+    outcome = OutcomeSeen(40.0, "a", 1, "failed", exits=(RankExit(1, "n1", 1, None, 39.0, step=25, since_start=True),))
+    incident = Incident("i1", 4, 0, 40.0, 2, outcome=outcome, since_start=True)
+    progress = Progress(step=2, since_start=True)
+    view = build_view(
+        "r1",
+        State(phase=Phase.RECOVERING, job=Job(id=4), since=95.0, incident=incident, progress=progress),
+        {},
+        100.0,
+        operator=True,
+    )
+    assert (view.step, view.steps_since_start) == (25, True)
+    assert status_lines(view)[0].startswith("r1  RECOVERING 1m 00s")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from transom_cli.core.crash_loop import CrashLoop, crash_loop
+from transom_cli.core.crash_loop import CrashLoop, crash_loop, reached
 from transom_cli.core.diagnose import PLANNED
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.fault import NOTHING, Fault, failed_again, fault_of, outcome
@@ -402,6 +402,8 @@ def build_view(
     replaced = {x.node for x in state.idle.probes}
     step, since_start = newest_step((state.progress.step, state.progress.since_start), table.reached(ranks))
     of_start = step
+    if state.phase is Phase.RECOVERING and state.incident is not None:  # exit records know more than heartbeats
+        step, since_start = newest_step((step, since_start), reached(state.incident))
     known = state.progress.max_step
     if state.incident is not None and not state.incident.since_start:
         known = max(known, state.incident.step)

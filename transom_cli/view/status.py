@@ -102,6 +102,8 @@ def _headline(view: RunView) -> Line:
     if status == "preflight" and view.preflight is not None:
         began = view.preflight.since
         start = view.condition
+    if status == "recovering" and view.incidents and view.incidents[0].duration is None:
+        began = view.incidents[0].began  # preflight and restarts are parts of it
     if status == "leaving" and view.leaving is not None:
         began = view.leaving.since
         until = view.leaving.until
