@@ -80,8 +80,16 @@ def test_torchs_own_names(tmp_path: Path) -> None:
     ("hang", "category", "words"),
     [
         ("loader", Category.DATA_LOADER, "rank 1 is in the data loader, the others wait"),
-        ("ckpt", Category.STORAGE_IO, "rank 1 is in a checkpoint, the others wait"),
-        ("lock", Category.NCCL_HANG, "rank 1 is in the training's own code, the others wait"),
+        (
+            "ckpt",
+            Category.STORAGE_IO,
+            "rank 1 is in a checkpoint, the others wait; its line is save_checkpoint (train.py:22)",
+        ),
+        (
+            "lock",
+            Category.NCCL_HANG,
+            "rank 1 is in the training's own code, the others wait; its line is <module> (train.py:25)",
+        ),
     ],
 )
 def test_recorded_stacks(hang: str, category: Category, words: str) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -112,6 +113,7 @@ _WEAK = tuple(
     )
 )  # fmt: skip
 
+_CALL_IN_FILE = re.compile(r"[\w<>.]+ \((?P<module>\w+)\.py:\d+\)")  # of an installed package, the file has a folder
 _PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"^.*/lib/python3\.\d+/|^<frozen ")
 _LIBRARIES = re.compile(
@@ -139,6 +141,12 @@ class Place:
     path: tuple[str, ...]
     words: str
     native: bool = False
+
+    @property
+    def own_line(self) -> str:
+        """The innermost call of the training's own: `get_batch (data.py:13)`; "" if `words` show none."""
+        calls = (one for one in _CALL_IN_FILE.finditer(self.words) if one["module"] not in sys.stdlib_module_names)
+        return next((one[0] for one in calls), "")
 
 
 NOWHERE = Place(Kind.UNKNOWN, (), "")

@@ -207,7 +207,8 @@ def _absent(ranks: Sequence[Rank], matched: Matched) -> Verdict:
 def _by_stacks(ranks: Sequence[Rank]) -> Verdict | None:
     clusters = cluster([r.stand for r in ranks])
     found = find_odd_ranks(clusters)
-    said = (found.words, *describe_clusters(clusters))
+    own = [line for r in ranks if (r.stand.rank,) == found.ranks and (line := r.stand.place.own_line)]
+    said = ("; its line is ".join([found.words, *own]), *describe_clusters(clusters))
     if found.ranks:
         return Verdict(Syndrome.NON_COMMUNICATION_HANG, category(found.kind), found.sure, found.ranks, said)
     asleep = tuple(r.stand.rank for r in ranks if r.process == ASLEEP)
