@@ -131,6 +131,8 @@ class _Known:
             return "suspect", self._faults[node]
         if node in self._blamed:
             return "suspect", self._blamed[node]
+        if dead and (self._blamed or self._quiet):  # they fell with the node at fault
+            return "waiting", "its ranks have ended, for the fault of another node"
         if dead:
             more = f", and {len(dead) - 1} more" if len(dead) > 1 else ""
             return "suspect", f"rank {dead[0].rank} {_GONE[dead[0].proc]}{more}"

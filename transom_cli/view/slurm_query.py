@@ -10,7 +10,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,9 +65,11 @@ class Outage:
 
     def kept(self, job_id: int) -> Job | None:
         """Return a recent answer about a waiting job, or None."""
-        with contextlib.suppress(BadRecord):  # another version of transom wrote it
-            if (answer := self._recent_answers().get(str(job_id))) is not None:
-                return build(Job, answer)
+        answer = self._recent_answers().get(str(job_id), {})
+        if answer.keys() - {"asked_at"} != {field.name for field in fields(Job)}:  # another version of transom wrote it
+            return None
+        with contextlib.suppress(BadRecord):
+            return build(Job, answer)
         return None
 
     def keep(self, job: Job) -> None:

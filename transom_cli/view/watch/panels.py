@@ -237,7 +237,7 @@ def empty(view: RunView, tab: str, chosen: Filter) -> str:
     if chosen.text:
         return f"no line contains `{chosen.text}`; esc shows all"
     if tab == NODES:
-        nodes = len(view.node_views)
+        nodes = sum(one.role == "ranks" for one in view.node_views)
         if view.preflight is not None or (nodes and view.confirmed == "starting"):
             return (
                 view.condition
