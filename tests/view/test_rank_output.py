@@ -110,7 +110,7 @@ def test_root_line_names_the_trainers_own_file(tmp_path: Path) -> None:
     root = find_root(run, read_view(run))
     assert root is not None and (root.place, root.number) == ("train.py:5", 7)
     assert "  root line train.py:5\n" in CliRunner().invoke(app, ["explain", str(run.path)]).stdout
-    assert CliRunner().invoke(app, ["logs", str(run.path), "-n", "1"]).stdout.count("\n") == 1
+    assert CliRunner().invoke(app, ["logs", str(run.path), "--tail", "1"]).stdout.count("\n") == 1
     write(run, 0, 3, f"later\n{end}")
     root = find_root(run, read_view(run))
     assert root is not None and root.place.endswith("rank-3.log:9"), "no traceback ends there"

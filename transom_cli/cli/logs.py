@@ -27,7 +27,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until the run has ended.")] = False,
     launch: Annotated[str, typer.Option("--launch", help="Only this launch, such as 7.0.1.")] = "",
     since: Annotated[str | None, typer.Option("--since", help="Only lines of the last 10m, 2h, ...")] = None,
-    tail: Annotated[int, typer.Option("--tail", "-n", min=0, help="Only the last N lines.", show_default=False)] = 0,
+    tail: Annotated[int, typer.Option("--tail", min=0, help="Only the last N lines.", show_default=False)] = 0,
 ) -> None:
     """Print the merged output of a run's ranks.
 

@@ -372,8 +372,7 @@ class _Restart:
         after = f"job {successors[0].job_id} was to succeed job {self.request.job_id}"
         return SlurmRefused(
             "Slurm's job ID counter was reset",
-            f"{after}: slurmctld seems to have lost its state",
-            "start a new run, which resumes from the checkpoints",
+            f"{after}: slurmctld seems to have lost its state; start a new run, which resumes from the checkpoints",
         )
 
     def _wait_living_free(self) -> None:

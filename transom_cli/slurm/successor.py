@@ -4,6 +4,8 @@ A successor is submitted held, so a submission whose answer was lost never start
 launcher may both be at work: if there are several successors, both choose the same one.
 """
 
+from __future__ import annotations
+
 import contextlib
 import re
 from collections.abc import Callable, Sequence
@@ -57,8 +59,8 @@ def submit_recorded(submit: Callable[[], int], on_submitted: Callable[[int], Non
     if unanswered >= MAX_UNANSWERED:
         raise SlurmRefused(
             "No job of this run can be identified in Slurm",
-            "two submissions had no answer, and squeue shows no job with this run's comment or batch script",
-            "a job that appears later is held: find it with `squeue --me` and cancel it with `scancel`",
+            "two submissions had no answer, and squeue shows no job with this run's comment or batch script;"
+            " a job that appears later is held: find it with `squeue --me` and cancel it with `scancel`",
         )
     try:
         job_id = submit()
