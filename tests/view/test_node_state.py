@@ -85,6 +85,14 @@ def test_the_stronger_word_counts() -> None:
     ]
 
 
+def test_ranks_that_fell_with_another_node_make_no_suspect() -> None:
+    blamed = Incident("i1", 7, 0, 1.0, 9, suspect_nodes=("n1",))
+    fell = NodeSight(_table("n2", proc="X"))
+    job = Job(nodes=("n1", "n2"), id=7)
+    assert _n2(State(incident=blamed, job=job), fell).state == "waiting"
+    assert _n2(State(job=job), fell).state == "suspect", "nothing speaks of another node"
+
+
 def test_numbers_are_of_the_slowest_rank_that_beats() -> None:
     one = _n2(State(job=Job(nodes=("n1", "n2"))), NodeSight(_table("n2", proc="Z"), behind=3.0))
     assert (one.step, one.beat_age, one.ranks, one.alive, one.phase) == (9, 5.0, 2, 1, "step")
