@@ -7,12 +7,11 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import transom_cli
 from transom_cli.config.run_settings import read_run_file
-from transom_cli.core.codec import build, plain
 from transom_cli.errors import TransomError, UsageError
 from transom_cli.files import publish_text
 from transom_cli.inherited import TUNABLES, with_streaming_copies
@@ -117,14 +116,20 @@ class SubmissionRecord:
     observed: int = 0  # the job that the run observes, if transom did not submit it
 
     def save(self, run: RunDir) -> None:
-        publish_text(run.submission, json.dumps(plain(self), indent=1) + "\n", private=True)
+        data = {**asdict(self), "env": dict(self.env), "sbatch": None if self.sbatch is None else dict(self.sbatch)}
+        publish_text(run.submission, json.dumps(data, indent=1) + "\n", private=True)
 
     @classmethod
     def load(cls, run: RunDir) -> SubmissionRecord:
         text = read_run_file(run, run.submission)
         try:
-            return build(cls, json.loads(text))
-        except (ValueError, TypeError) as error:
+            data = json.loads(text)
+            clusters = data.get("requested_cluster", ""), data.get("cluster", "")
+            words = tuple(data["options"]), tuple(data["args"]), data["chdir"], tuple(data["env"].items())
+            kept = data.get("sbatch")
+            sbatch = tuple(kept.items()) if kept is not None else None
+            return cls(*words, *clusters, sbatch, int(data.get("observed", 0)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TransomError(f"`{run.submission}` is damaged", f"{type(error).__name__}: {error}", NEW_RUN) from error
 
     def submission(self, run: RunDir) -> Submission:
