@@ -228,7 +228,7 @@ def test_a_script_whose_output_has_no_folder_is_refused(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.sbatch"
     script.write_text("#!/bin/bash\n#SBATCH --output=logs/%x-%j.out\nsrun hostname\n")
-    with pytest.raises(UsageError, match=r"There is no folder .*logs") as refused:
+    with pytest.raises(UsageError, match=r"There is no folder .*logs` on this host") as refused:
         prepare((str(script),), None, {}, lambda _: ())
     assert "line 2" in (refused.value.why or "") and "mkdir -p" in (refused.value.hint or "")
     prepare((str(script),), None, {}, lambda _: (), force=True)

@@ -231,10 +231,10 @@ def _require_output_folders(facts: ScriptFacts, script: str) -> None:
     for name, pattern in (("output", facts.output), ("error", facts.error)):
         folder = Path(facts.chdir or ".", pattern or "").parent.absolute()
         if pattern and "%" not in str(folder) and not folder.exists():
-            why = f"line {facts.lines[name]} of `{script}`: --{name}={pattern}; Slurm could not start the job"
-            raise UsageError(
-                f"There is no folder `{folder}`", why, f"mkdir -p {shlex.quote(str(folder))}, or `--force`"
-            )
+            line = f"line {facts.lines[name]} of `{script}`: --{name}={pattern}"
+            why = f"{line}; on a node without it, Slurm cannot start the job"
+            hint = f"mkdir -p {shlex.quote(str(folder))}, or `--force` if the nodes have it"
+            raise UsageError(f"There is no folder `{folder}` on this host", why, hint)
 
 
 def _prepare_command(

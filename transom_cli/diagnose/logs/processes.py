@@ -7,7 +7,7 @@ rank      : 3 (local_rank: 1) / exitcode  : 1 (pid: 4711)                    tor
 Rank 3 (PID 4711) | process rank 3 with PID 4711 | (Worker_TP3 pid=4711)     Composer, mpirun, vLLM
 global_ranks=[2, 3] | world_size=4 | GLOBAL_RANK: 3, MEMBER: 4/4             torchrun's agent, many, Lightning
 
-A line that names a process, a device or a local rank then tells the rank: the kernel's OOM killer, an Xid, a signal.
+By these, a line that names a process, a device or a local rank has a rank: the kernel's OOM killer, an Xid, a signal.
 """
 
 from __future__ import annotations
