@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import enum
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -113,7 +112,7 @@ _WEAK = tuple(
     )
 )  # fmt: skip
 
-_CALL_IN_FILE = re.compile(r"[\w<>.]+ \((?P<module>\w+)\.py:\d+\)")  # of an installed package, the file has a folder
+_CALL_IN_FILE = re.compile(r"[\w<>.]+ \((?P<file>\w+\.py):\d+\)")  # of an installed package, the file has a folder
 _PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"^.*/lib/python3\.\d+/|^<frozen ")
 _LIBRARIES = re.compile(
@@ -145,7 +144,7 @@ class Place:
     @property
     def own_line(self) -> str:
         """The innermost call of the training's own: `get_batch (data.py:13)`; "" if `words` show none."""
-        calls = (one for one in _CALL_IN_FILE.finditer(self.words) if one["module"] not in sys.stdlib_module_names)
+        calls = (one for one in _CALL_IN_FILE.finditer(self.words) if not short(one["file"])[1])
         return next((one[0] for one in calls), "")
 
 
