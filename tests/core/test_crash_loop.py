@@ -21,7 +21,13 @@ KEY_ERROR = "KeyError: 'learning_rate'"
 
 
 def fails(
-    state: launcher.State, at: float, step: int, line: str = KEY_ERROR, *, since_start: bool = False
+    state: launcher.State,
+    at: float,
+    step: int,
+    line: str = KEY_ERROR,
+    *,
+    since_start: bool = False,
+    of: str = "user_code",
 ) -> tuple[launcher.State, list[launcher.Action]]:
     """The launch trains up to `step`; then rank 1 ends with code 1 and this last line."""
     launch = state.launch.number
@@ -32,7 +38,7 @@ def fails(
         launcher.Tick(at + 3),
         launcher.LaunchEnded(at + 4, launch),
     )
-    return feed(state, launcher.LogsRead(at + 5, launch, "user_code", line, "rank-1.log"))
+    return feed(state, launcher.LogsRead(at + 5, launch, of, line, "rank-1.log"))
 
 
 def ruled() -> launcher.State:
@@ -40,12 +46,14 @@ def ruled() -> launcher.State:
     return replace(state, policy=replace(state.policy, rules=RULES))
 
 
-def test_third_time_at_the_same_step_stops_the_run() -> None:
+@pytest.mark.parametrize("category", ["user_code", "dependency_import", "data_loader"])
+def test_third_time_at_the_same_step_stops_the_run(category: str) -> None:
+    """`data_loader` is an exception of the program's own that was raised in a worker of its DataLoader."""
     state = ruled()
     for at in (10.0, 30.0):
-        state, actions = fails(state, at, 7)
+        state, actions = fails(state, at, 7, of=category)
         assert started(actions) == [NODES]
-    state, actions = fails(state, 50.0, 7)
+    state, actions = fails(state, 50.0, 7, of=category)
     left = outcome(actions).outcome
     assert (left.status, started(actions)) == ("failed", [])
     assert "stopped by rule `crash-loop`" in left.why and "3 times in a row, never past the same step" in left.why

@@ -79,7 +79,7 @@ def test_torchs_own_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hang", "category", "place", "line"),
     [
-        ("loader", Category.DATA_LOADER, "the data loader", ""),
+        ("loader", Category.DATA_LOADER, "the data loader", "<module> (train.py:18)"),
         ("ckpt", Category.STORAGE_IO, "a checkpoint", "save_checkpoint (train.py:22)"),
         ("lock", Category.NCCL_HANG, "the training's own code", "<module> (train.py:25)"),
     ],
@@ -88,8 +88,8 @@ def test_recorded_stacks(hang: str, category: Category, place: str, line: str) -
     """Of three ranks of DistributedDataParallel over gloo, by py-spy: with native frames, the last ones without."""
     (found,) = read_hang(Path(__file__).parents[1] / "data" / f"ddp-{hang}")
     assert [c.rank for c in found.culprits] == [1] and found.category is category and found.confidence >= 0.65
-    where = f"; its line is {line}" if line else ""
-    assert found.evidence[0] == f"non-communication hang: rank 1 is in {place}, the others wait{where}"
+    said = f"non-communication hang: rank 1 is in {place}, the others wait; its line is {line}"
+    assert found.evidence[0] == said
 
 
 def test_one_file_alone(tmp_path: Path) -> None:

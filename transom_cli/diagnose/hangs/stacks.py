@@ -112,7 +112,6 @@ _WEAK = tuple(
     )
 )  # fmt: skip
 
-_CALL_IN_FILE = re.compile(r"[\w<>.]+ \((?P<file>\w+\.py):\d+\)")  # of an installed package, the file has a folder
 _PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
 _STANDARD = re.compile(r"^.*/lib/python3\.\d+/|^<frozen ")
 _LIBRARIES = re.compile(
@@ -134,18 +133,14 @@ class Place:
             `function (file)`.
         words: the innermost calls with their lines, for display.
         native: whether the stack has frames of native libraries, which say more than the Python that called them.
+        own_line: the innermost call of the training's own: `get_batch (data.py:13)`; "" if there is none.
     """
 
     kind: Kind
     path: tuple[str, ...]
     words: str
     native: bool = False
-
-    @property
-    def own_line(self) -> str:
-        """The innermost call of the training's own: `get_batch (data.py:13)`; "" if `words` show none."""
-        calls = (one for one in _CALL_IN_FILE.finditer(self.words) if not short(one["file"])[1])
-        return next((one[0] for one in calls), "")
+    own_line: str = ""
 
 
 NOWHERE = Place(Kind.UNKNOWN, (), "")
@@ -158,7 +153,9 @@ def place(thread: Thread | None) -> Place:
     frames = tuple(replace(frame, file=short(frame.file)[0]) if frame.python else frame for frame in thread.frames)
     kind, telling = _kind(thread.frames)
     words = top(replace(thread, frames=_shown(frames, telling)))
-    return Place(kind, _path(thread.frames), words, native=any(not frame.python for frame in frames))
+    own = (one for one in frames if one.python and one.line and "/" not in one.file and not short(one.file)[1])
+    native = any(not frame.python for frame in frames)
+    return Place(kind, _path(thread.frames), words, native, own_line=str(next(own, "")))
 
 
 def short(file: str) -> tuple[str, bool]:
@@ -312,7 +309,10 @@ def find_odd_ranks(clusters: Sequence[Cluster]) -> OddRanks:
             (), known[0].kind, 0.3, "all wait for each other, in sends and receives about which stacks say no more"
         )
     if len(known) == 1:
-        return OddRanks((), known[0].kind, 0.3, f"all are at the same place, in {known[0].kind.value}")
+        where, sure = known[0].kind, 0.3 if known[0].kind in WAITING | PERHAPS else 0.6
+        everyone = total > 1 and len(clusters) == 1
+        who = "all ranks are" if everyone else ranks_do(known[0].ranks, "are", "is")
+        return OddRanks((), where, sure, f"{who} in {where.value}")
     if all(c.kind in WAITING for c in known):
         if len(known) == 2 and len(known[1].ranks) == 1 and total > 2:  # it skipped a collective, or is a victim of one
             return _few(known[1:], total, 0.4, "the others wait in another collective")

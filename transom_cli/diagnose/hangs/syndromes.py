@@ -207,8 +207,10 @@ def _absent(ranks: Sequence[Rank], matched: Matched) -> Verdict:
 def _by_stacks(ranks: Sequence[Rank]) -> Verdict | None:
     clusters = cluster([r.stand for r in ranks])
     found = find_odd_ranks(clusters)
-    own = [line for r in ranks if (r.stand.rank,) == found.ranks and (line := r.stand.place.own_line)]
-    said = ("; its line is ".join([found.words, *own]), *describe_clusters(clusters))
+    about = found.ranks or (clusters[0].ranks if len(clusters) == 1 else ())
+    at = {r.stand.place.own_line for r in ranks if r.stand.rank in about}
+    line = f"; {'their' if len(about) > 1 else 'its'} line is {at.pop()}" if len(at) == 1 and "" not in at else ""
+    said = (found.words + line, *describe_clusters(clusters))
     if found.ranks:
         return Verdict(Syndrome.NON_COMMUNICATION_HANG, category(found.kind), found.sure, found.ranks, said)
     asleep = tuple(r.stand.rank for r in ranks if r.process == ASLEEP)
