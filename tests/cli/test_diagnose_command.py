@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -157,3 +158,51 @@ def test_pipes_and_broken_archives_are_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "old.log.gz").write_bytes(bytes(packed))
     result = transom("diagnose", "job.out", "old.log.gz", cwd=tmp_path)
     assert result.returncode == 0 and result.stdout.startswith("cuda_oom") and "not read: old.log.gz: " in result.stderr
+
+
+REQUEUED = "slurmstepd-n1: error: *** JOB 3 ON n1 CANCELLED AT 2026-11-28T21:35:33 DUE TO JOB REQUEUE ***\n"
+STACK = 'Process 7: x\nPython v3.11.7 (x)\n\nThread 7 (idle): "MainThread"\n    {}\n    step (train.py:9)\n'
+
+
+@pytest.fixture
+def of_run(tmp_path: Path) -> Path:
+    """The directory of a run whose job transom has requeued."""
+    run = tmp_path / "gpt-20261128-213413-4d06"
+    (run / "attempts" / "3.0" / "logs" / "0").mkdir(parents=True)
+    (run / "run.toml").touch()
+    (run / "slurm-3.log").write_text(REQUEUED)
+    return run
+
+
+def test_requeue_that_transom_requested_is_no_cause(of_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = of_run / "attempts" / "3.0" / "logs" / "0" / "rank-0.log"
+    log.write_text("[rank0]: Traceback (most recent call last):\n[rank0]: KeyError: 'tokens'\n")
+    show_diagnosis([of_run])
+    shown = capsys.readouterr()
+    assert shown.out.startswith("user_code") and "KeyError: 'tokens'" in shown.out
+    assert f"transom explain {of_run.name}" in shown.err
+    show_diagnosis([of_run / "slurm-3.log"])
+    assert "No known failure" in capsys.readouterr().out
+    elsewhere = of_run.parent / "slurm-3.log"
+    elsewhere.write_text(REQUEUED)
+    show_diagnosis([elsewhere])
+    shown = capsys.readouterr()
+    assert shown.out.startswith("slurm_preempted") and not shown.err
+
+
+def test_newest_hang_of_a_run_decides_if_its_logs_show_no_cause(
+    of_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits, sleeps = "all_reduce (torch/distributed/distributed_c10d.py:9)", "clock_nanosleep (libc.so.6)"
+    for age, incident in enumerate(("l2", "l1")):
+        folder = of_run / "attempts" / "3.0" / "evidence" / incident
+        folder.mkdir(parents=True)
+        for rank in range(3):
+            hung = rank == (2 if incident == "l2" else 0)
+            (folder / f"rank-{rank}.stack.txt").write_text(STACK.format(sleeps if hung else waits))
+        os.utime(folder, (1e9 - age, 1e9 - age))
+    (of_run / "slurm-3.log").write_text(REQUEUED + "srun: error: n1: task 0: Terminated\n")
+    show_diagnosis([of_run])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "rank 2 is in a sleep, the others wait; its line is step (train.py:9)" in shown
+    assert "culprit rank 2" in shown and "rank 0 is in a sleep" not in shown

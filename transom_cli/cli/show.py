@@ -174,13 +174,15 @@ def show_diagnosis(
     from transom_cli.diagnose.logs import rule_files
     from transom_cli.diagnose.logs.rulebook import Rulebook
     from transom_cli.errors import UsageError, printable
+    from transom_cli.supervise.past_runs import run_of
     from transom_cli.view.diagnosis import diagnosis_lines
     from transom_cli.view.terminal import waiting
 
     paths = [Path("/dev/stdin") if str(path) == "-" else path for path in paths]
     require_files((*paths, *(healthy or ())))
+    run, book = next(filter(None, map(run_of, paths)), None), Rulebook(rule_files.load(rules or ()))
     with waiting("reading logs"):
-        found = diagnose(paths, Rulebook(rule_files.load(rules or ())), lambda: known_lines(paths, healthy or ()))
+        found = diagnose(paths, book, lambda: known_lines(paths, healthy or ()), supervised=run is not None)
     odd = [] if found["incidents"] else [(one, why) for one in paths if (why := _no_log(one))]
     if found["files"] <= len(odd):
         odd += [(Path(one["file"]), one["why"]) for one in found["unread"]]
@@ -194,6 +196,9 @@ def show_diagnosis(
             print(f"not read: {printable(one['file'])}: {one['why']}", file=sys.stderr)
         for path, reason in odd:
             print(f"note: {printable(str(path))}: {reason}", file=sys.stderr)
+        if run is not None:
+            more = "shows what transom saw and did in each incident of this run"
+            print(f"note: `transom explain {printable(run.run_id)}` {more}", file=sys.stderr)
     return 1 if found["incidents"] and exit_code else 0
 
 

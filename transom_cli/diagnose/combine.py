@@ -1,8 +1,8 @@
 """Combine the clues of all sources into one diagnosis, and write it as a versioned JSON document. Pure.
 
 Logs show causes. Dumps of a hang (stacks, flight recorder) show which rank the others waited for. If the logs show a
-hang, the dumps name its culprits. If the logs show another cause, the hang is a consequence. Without logs, the dumps
-decide.
+hang, the dumps name its culprits. If the logs show another cause, the hang is a consequence. If they show none, the
+dumps decide.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def combine(logs: Sequence[DiagnosedFailure], hangs: Sequence[Clue]) -> tuple[Di
     if best is None:
         return tuple(logs)
     seen = tuple(f"{clue.source}: {line}" for clue in hangs for line in clue.evidence)
-    if not logs:
-        return (_of_dumps(best, seen),)
+    if not logs or logs[0].category is Category.UNKNOWN:
+        return (_of_dumps(best, seen), *logs)
     first = logs[0]
     if first.category is not Category.NCCL_HANG:
         return (replace(first, evidence=(*first.evidence, *seen)), *logs[1:])

@@ -25,13 +25,16 @@ _DUMP = re.compile(
 )  # loading the readers takes longer
 
 
-def diagnose(paths: Sequence[Path], book: Rulebook, known: Callable[[], Templates] | None = None) -> dict[str, Any]:
+def diagnose(
+    paths: Sequence[Path], book: Rulebook, known: Callable[[], Templates] | None = None, *, supervised: bool = False
+) -> dict[str, Any]:
     """Return the document of `combine.document`, plus "unrecognised": new lines of a failure that no rule explains.
 
     Args:
         known: returns templates of the lines that healthy runs print.
+        supervised: they are logs of a supervised run.
     """
-    logs = diagnose_logs(paths, book)
+    logs = diagnose_logs(paths, book, supervised=supervised)
     found = combine([from_incident(one) for one in logs.incidents], _hangs(paths))
     said = document(found, len(logs.files), logs.unread)
     for one in said["incidents"]:
@@ -54,8 +57,13 @@ def _hangs(paths: Sequence[Path]) -> list[Clue]:
         return []
     from transom_cli.diagnose.hangs.reader import is_dump, read_hang
 
-    dumps = [*folders, *filter(is_dump, files)]
+    dumps = [one for folder in folders for one in _of_incidents(folder) or [folder]] + [*filter(is_dump, files)]
     return [clue for path in dumps for clue in read_hang(path) if clue.confidence >= SURE]
+
+
+def _of_incidents(folder: Path) -> list[Path]:
+    """Return the folder of the newest evidence, if there is a run's in this one: each incident has its own."""
+    return sorted(folder.rglob("evidence/*/"), key=lambda one: one.stat().st_mtime)[-1:]
 
 
 def _head(path: Path) -> bytes:

@@ -309,7 +309,8 @@ def find_odd_ranks(clusters: Sequence[Cluster]) -> OddRanks:
             (), known[0].kind, 0.3, "all wait for each other, in sends and receives about which stacks say no more"
         )
     if len(known) == 1:
-        where, sure = known[0].kind, 0.3 if known[0].kind in WAITING | PERHAPS else 0.6
+        where = known[0].kind
+        sure = 0.3 if where in WAITING | PERHAPS else 0.6 if where in _SURE or where is Kind.SLEEP else 0.45
         everyone = total > 1 and len(clusters) == 1
         who = "all ranks are" if everyone else ranks_do(known[0].ranks, "are", "is")
         return OddRanks((), where, sure, f"{who} in {where.value}")

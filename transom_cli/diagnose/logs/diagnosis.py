@@ -92,8 +92,12 @@ class Diagnosed:
     unread: tuple[tuple[str, str], ...] = ()
 
 
-def diagnose_logs(paths: Iterable[Path], book: Rulebook) -> Diagnosed:
-    """Diagnose files and folders as the logs of one job."""
+def diagnose_logs(paths: Iterable[Path], book: Rulebook, *, supervised: bool = False) -> Diagnosed:
+    """Diagnose files and folders as the logs of one job.
+
+    Args:
+        supervised: the supervisor requested the job's requeues, and its end: they are no cause.
+    """
     hits: list[Hit] = []
     read: dict[str, Path] = {}
     unread: list[tuple[str, str]] = []
@@ -105,6 +109,8 @@ def diagnose_logs(paths: Iterable[Path], book: Rulebook) -> Diagnosed:
             unread.append((name, getattr(error, "strerror", None) or str(error)))
         else:
             read[name] = path
+    if supervised:
+        hits = [hit for hit in hits if hit.rule.category not in (Category.SLURM_CANCELLED, Category.SLURM_PREEMPTED)]
     ranks = {rank for rank, _ in map(grammar.of_file, read) if rank is not None}
     ranks |= {hit.record.rank for hit in hits if hit.record.rank is not None}
     aftermath = Aftermath(text for name in (LAUNCH, LEFT) if name in book.by_name for text in book.by_name[name].any)

@@ -43,7 +43,7 @@ SRUN_AWAY = 2.0  # the same, if a node of its tasks has been replaced, and may b
 SECONDS = 5.0  # to judge the evidence of a hang: thousands of stacks, a hundred full flight recorders
 SUSPECTS = 0.75  # confidence from which a node is a suspect: if blamed twice, it is excluded for a while
 RECORDED = 3.0  # seconds for the exit of a killed rank to be recorded
-SURE = 0.5  # confidence below which a verdict would only mislead
+SURE = 0.45  # confidence below which a verdict would only mislead
 
 
 class Executor:
