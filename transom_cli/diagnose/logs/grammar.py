@@ -63,7 +63,7 @@ _LABELS = (
     r"\((?:[\w.<>:()-]{1,60} )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)"
     r"|\((?:raylet|autoscaler|gcs_server)\)",
     r"\([\w.-]{1,60}, (?:rank=(?P<rank>\d{1,7}), )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)",
-    r"[0-9a-f]{8} \[rank=(?P<rank>\d{1,7})\] \|\|",
+    r"[0-9a-f]{8} (?:\[rank=(?P<rank>\d{1,7})\] )?\|\|",
     r"\[pod/(?P<node>[\w.-]{1,120})(?:/[\w.-]{1,120})?\]",
     r"(?P<time>\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?)(?:\) - )?",
     r"(?:(?:DP|PP)\d{1,4} ){0,2}TP(?P<rank>\d{1,5})(?: EP\d{1,4})?\]",
@@ -112,9 +112,15 @@ _TORCHX = lazy_re(
     r"[A-Za-z][\w.-]{0,60}/\d{1,5} (?=\[(?:default|trainer|worker|rank)\w{0,20}?\d{1,5}\]:)"
 )  # role, replica
 # A progress bar after which another process prints without a line end.
-_BAR = lazy_re(r"[^\[]{0,60}\d%\|[^\[]{0,300}(?:\[\d\d:\d\d[^\]]{0,40}\])?(?=\[rank\d|slurmstepd)")
-# Comments, launchers that pass on two streams, Kaggle's time and line number.
-_QUOTED = lazy_re(r"(?:[#>] {1,20}(?=\[)|std(?:err|out): ?|\d{1,8}\.\d{1,3}s {1,4}\d{1,8} )")
+_BAR = lazy_re(
+    r"(?:[^\[]{0,60}\d%\|[^\[]{0,300}|\d{1,9}/\d{1,9} )(?:\[\d{1,3}:\d\d.{0,300}?\])?"
+    r"(?=\[rank\d|slurmstepd|srun: |(?:INFO|WARNING|ERROR):\w|Traceback \()"
+)
+_BARS = "%|", "it/s", "s/it"
+# Comments, launchers that pass on two streams, Kaggle's time and line number, Determined's level.
+_QUOTED = lazy_re(
+    r"(?:[#>] {1,20}(?=\S)|std(?:err|out): ?|\d{1,8}\.\d{1,3}s {1,4}\d{1,8} |<[a-z]{0,8}> {1,10}(?=\[\d{4}-\d\d-\d\d))"
+)
 _WARNING = lazy_re(r"(?:[\w.-]{1,40}: ){0,2}warning\b ?[:!\]]", re.IGNORECASE)
 _SLURMD = lazy_re(r"slurmstepd-(?P<node>" + _HOST + r"): ")
 _SRUN = lazy_re(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?:(?P<rank>\d{1,7})|[\d,-]{1,400}): ")
@@ -237,7 +243,7 @@ def _labels_in(line: str) -> tuple[Spans, int]:
         at = quoted.end()
     task = _TASK.match(line, at) or _FANNED.match(line, at) or _COMPOSE.match(line, at)
     task = task or _STERN.match(line, at)
-    task = task or (_BAR.match(line, at) if "%|" in line else None)
+    task = task or (_BAR.match(line, at) if any(bar in line for bar in _BARS) else None)
     task = task or (_TORCHX.match(line, at) if "]:" in line else None)
     if task:
         found, at = {name: task.span(name) for name in task.groupdict()}, task.end()

@@ -117,7 +117,7 @@ class Processes:
 
     def rank_of(self, hit: Hit, who: Culprit) -> int | None:
         """Return the rank of the process, device or local rank that a line names."""
-        node = _short(who.node)
+        node = short(who.node)
         own = _OWN_PID.search(hit.record.line)
         pid = hit.record.pid or (next(filter(None, own.groups())) if own else "")
         for what, table in ((pid, self.pids), (who.device, self.buses)):
@@ -215,7 +215,7 @@ def _read(data: bytes, said: Processes) -> None:
     for found in _OPEN_MPI.finditer(data):
         label = _OPEN_MPI_LABEL.search(data[max(0, found.start() - _NEAR) : found.start()])
         if label is not None:
-            said.pids.setdefault((_short(label[1].decode()), label[2].decode()), set()).add(int(found[1]))
+            said.pids.setdefault((short(label[1].decode()), label[2].decode()), set()).add(int(found[1]))
     spawned = _SPAWNED.findall(data)
     said.children = max(said.children, len(set(children)), len(spawned))
     if said.nodes <= 1 and len({local for _, local in spawned}) == len(spawned):  # one launch on one node
@@ -239,7 +239,7 @@ def _labels(expression: re.Pattern[bytes], data: bytes) -> Iterator[tuple[str, s
         start = data.rfind(b"\n", max(0, found.start() - _NEAR), found.start()) + 1
         label = _LABEL.search(data, max(start, found.start() - _NEAR), found.start() + 2)
         if label is not None:
-            yield _short(label[1].decode()), label[2].decode(), label[3].decode(), found
+            yield short(label[1].decode()), label[2].decode(), label[3].decode(), found
 
 
 def _read_nccl(data: bytes, said: Processes) -> None:
@@ -279,7 +279,7 @@ def _only(table: dict[tuple[str, str], set[int]], node: str, what: str) -> int |
     return next(iter(ranks)) if len(ranks) == 1 else None
 
 
-def _short(node: str) -> str:
+def short(node: str) -> str:
     return node if node.replace(".", "").isdigit() else node.partition(".")[0]
 
 
