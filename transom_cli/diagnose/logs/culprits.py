@@ -31,7 +31,7 @@ _LOST = lazy_re(r"(?:\bpeer |\bfrom |\bto |\] )\[?((?:\d{1,3}\.){3}\d{1,3}|[A-Za
 _DIGITS = lazy_re(r"\d+")
 _RANGE = lazy_re(r"(\d{1,5})(?:-(\d{1,5}))?")
 _CALL = lazy_re(
-    r"SeqNum=(\d+), (OpType=_?ALL\w+|OpType=_?REDUCE_SCATTER\w*|OpType=BROADCAST), (NumelIn=\d+, NumelOut=\d+)"
+    r"SeqNum=(\d+), (OpType=_?(?:ALLREDUCE|ALLGATHER|REDUCE_SCATTER|BROADCAST)\w*), (NumelIn=\d+, NumelOut=\d+)"
 )
 _RUNNING = lazy_re(r"Rank (\d{1,7}) is running \w[^(]{0,80}\(SequenceNumber=(\d{1,12})")
 DESYNC = "desync"  # the rule for PyTorch's comparison of the collectives of two ranks
