@@ -54,6 +54,7 @@ EXITS = "task-exited", "own-exit-code", USAGE
 ENDS = (*EXITS, LEFT_EARLY, KILLED, "worker-killed", "abort", "core-dumped", "segfault", "mpi-signal", PMIX, *MPI)
 """Rules for the end of a rank's process."""
 
+NOWHERE = Culprit(), Culprit("0.0.0.0")  # Ray's name for a node without a network
 Blamed = tuple[tuple[Culprit, ...], tuple[str, ...]]
 
 
@@ -98,7 +99,7 @@ def blamed(root: Hit, others: Sequence[Hit], ranks: frozenset[int]) -> Blamed:
     several = root.record.rank is None and root.rule.scope is not Scope.NODE and len(_nodes_of_tasks(root, others)) > 1
     if several and not why:
         culprits = ()  # several nodes at once: nothing shows which was first
-    return tuple(dict.fromkeys(c for c in culprits if c != Culprit())), why
+    return tuple(dict.fromkeys(c for c in culprits if c not in NOWHERE)), why
 
 
 def without_order(root: Hit, others: Sequence[Hit]) -> bool:
