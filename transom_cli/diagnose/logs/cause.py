@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from transom_cli.diagnose.clue import DEVICES, Action, Category, Culprit
-from transom_cli.diagnose.logs.culprits import ACTOR, BOX, CANCELLED, CRIES, ENDED, ENDS, KILLED, USAGE, blamed
+from transom_cli.diagnose.logs.culprits import ACTOR, BOX, CANCELLED, CRIES, ENDED, ENDS, KILLED, SWEPT, USAGE, blamed
 from transom_cli.diagnose.logs.matches import RAISED, RAY, Hit
 from transom_cli.diagnose.logs.rulebook import Level, Scope
 from transom_cli.plural import several
@@ -254,7 +254,7 @@ def _not_swept(signs: Sequence[Hit]) -> list[Hit]:
     boxes: dict[str, int] = {}
     swept: set[int] = set()
     for h in signs:
-        if h.rule.name in ENDED:
+        if h.rule.name in ENDED or _is_reported(h, signs):
             begun[h.file] = min(begun.get(h.file, h.offset), h.offset)
     for h in reversed(signs):
         if "ChildFailedError" in h.record.text:
@@ -264,7 +264,15 @@ def _not_swept(signs: Sequence[Hit]) -> list[Hit]:
         elif h.record.text.startswith(_ENTRY) and h.offset < boxes.get(h.file, 0):
             swept.add(id(h))
     kept = [h for h in signs if id(h) not in swept]
-    return [h for h in kept if h.rule.name != KILLED or h.offset <= begun.get(h.file, h.offset)]
+    return [h for h in kept if h.rule.name not in SWEPT or h.offset <= begun.get(h.file, h.offset)]
+
+
+def _is_reported(end: Hit, signs: Sequence[Hit]) -> bool:
+    """Whether a launcher says here which process ended first, and not by SIGKILL: it ends the others."""
+    below = (h for h in signs if h.file == end.file and 0 < h.lineno - end.lineno <= NEAR)
+    return "thus causing" in end.record.text and not any(
+        h.rule.name in SWEPT and h.record.text.startswith("Exit code") for h in below
+    )
 
 
 def _ending(fatal: Sequence[Hit], first: Hit) -> Hit:

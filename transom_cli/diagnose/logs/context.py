@@ -100,7 +100,7 @@ def _begins_message(above: Sequence[str]) -> Culprit:
     for line in reversed(above[-_MESSAGE:]):
         of = record(line)
         if of.rank is not None:
-            return Culprit(of.node, of.rank) if _LOGGED.search(line[:200]) else Culprit()
+            return Culprit(of.node, of.rank) if _LOGGED.search(line[:200]) or _ASCEND.search(line) else Culprit()
         if of.text.startswith(("Traceback", 'File "')) or RAISED.match(of.text):
             break
     return Culprit()

@@ -6,12 +6,14 @@ complains has launched its collective and waits; the culprit is a rank that lags
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs.lazy_re import lazy_re
 from transom_cli.diagnose.logs.matches import TRACEBACK, Hit
+from transom_cli.diagnose.logs.processes import short
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Scope
 
 CRIES = (Category.NETWORK_FABRIC, Category.NCCL_HANG)  # printed by victims
@@ -28,6 +30,9 @@ _JOINED = lazy_re(r"world_size=(\d{1,7}), (?:worker_count|num_workers_joined)=(\
 _LOST = lazy_re(r"(?:\bpeer |\bfrom |\bto |\] )\[?((?:\d{1,3}\.){3}\d{1,3}|[A-Za-z][\w.-]{1,80}(?=<))[\]<]")
 _DIGITS = lazy_re(r"\d+")
 _RANGE = lazy_re(r"(\d{1,5})(?:-(\d{1,5}))?")
+_CALL = lazy_re(
+    r"SeqNum=(\d+), (OpType=_?(?:ALLREDUCE|ALLGATHER|REDUCE_SCATTER|BROADCAST)\w*), (NumelIn=\d+, NumelOut=\d+)"
+)
 _RUNNING = lazy_re(r"Rank (\d{1,7}) is running \w[^(]{0,80}\(SequenceNumber=(\d{1,12})")
 DESYNC = "desync"  # the rule for PyTorch's comparison of the collectives of two ranks
 CANCELLED = "step-cancelled"  # the rule for Slurm's plain "CANCELLED"
@@ -40,13 +45,16 @@ STUCK = "heartbeat-stuck"  # the rule for a rank whose own watchdog is stuck
 SPAWNED = "mp-wrapper"  # the rule for an exception of a process that torch.multiprocessing has spawned
 ACTOR = "actor-died"  # the rule for the end of a Ray worker's process
 KILLED = "bare-killed"  # the rule for a task killed by SIGKILL
+SWEPT = KILLED, "worker-killed"  # rules for SIGKILL, with which launchers end the processes that are left
 MPI = "mpi-abort", "mpi-error"  # rules for the rank that ends all others
+LEFT_EARLY = "tasks-exited"  # the rule for srun's list of tasks that ended long before the others
 PMIX = "pmix-lost"  # the rule for a task that Slurm's PMIx plugin lost; the tasks' own ends say more
 ENDED = ("step-ended", PMIX, *MPI)  # rules for who kills all tasks
 EXITS = "task-exited", "own-exit-code", USAGE
-ENDS = (*EXITS, KILLED, "worker-killed", "abort", "core-dumped", "segfault", "mpi-signal", PMIX, *MPI)
+ENDS = (*EXITS, LEFT_EARLY, KILLED, "worker-killed", "abort", "core-dumped", "segfault", "mpi-signal", PMIX, *MPI)
 """Rules for the end of a rank's process."""
 
+NOWHERE = Culprit(), Culprit("0.0.0.0")  # Ray's name for a node without a network
 Blamed = tuple[tuple[Culprit, ...], tuple[str, ...]]
 
 
@@ -72,6 +80,9 @@ def blamed(root: Hit, others: Sequence[Hit], ranks: frozenset[int]) -> Blamed:
             return (), why  # ranks that complain wait, also one that alone complains, or ends first
     if root.rule.name == DESYNC:
         culprits, why = _behind(root)
+    if root.rule.name == LEFT_EARLY:
+        left = _tasks(root.where["tasks"])
+        culprits = tuple(Culprit(rank=rank) for rank in left) if len(left) < MANY else ()
     if root.rule.name == TASK_FAILURE:
         culprits = _left_alone(others)
     if root.rule.name == PMIX:
@@ -88,7 +99,7 @@ def blamed(root: Hit, others: Sequence[Hit], ranks: frozenset[int]) -> Blamed:
     several = root.record.rank is None and root.rule.scope is not Scope.NODE and len(_nodes_of_tasks(root, others)) > 1
     if several and not why:
         culprits = ()  # several nodes at once: nothing shows which was first
-    return tuple(dict.fromkeys(c for c in culprits if c != Culprit())), why
+    return tuple(dict.fromkeys(c for c in culprits if c not in NOWHERE)), why
 
 
 def without_order(root: Hit, others: Sequence[Hit]) -> bool:
@@ -116,6 +127,8 @@ def _who_lags(hits: Sequence[Hit], ranks: frozenset[int] = frozenset()) -> Blame
         return tuple(Culprit(rank=rank) for rank in behind if enqueued[rank] == least), (
             f"it has launched {least} collectives, others up to {max(enqueued.values())}",
         )
+    if (odd := _calls_another(hits)) is not None:
+        return (Culprit(rank=odd),), ("in the same collective, all other ranks have tensors of another size",)
     crying = {hit.record.rank for hit in hits if hit.rule.category in CRIES and hit.record.rank is not None}
     waiting = {hit.record.rank for hit in hits if hit.rule.category is Category.NCCL_HANG} - {None}
     elsewhere = sorted({rank for hit in hits if "/gloo/" in hit.record.text and (rank := hit.record.rank) is not None})
@@ -142,6 +155,22 @@ def _counts(hits: Sequence[Hit], of: str) -> dict[int, int]:
             counts = groups.setdefault(group[1] if group else "", {})
             counts[rank] = max(counts.get(rank, 0), int(number))
     return max(groups.values(), key=len, default={})
+
+
+def _calls_another(hits: Sequence[Hit]) -> int | None:
+    """Return the only rank that waits in a collective with another operation or size than all others, if they are
+    `MANY`."""
+    calls: dict[tuple[str, str], dict[int, str]] = {}
+    for hit in hits:
+        found = _CALL.search(hit.record.text)
+        if found is not None and hit.record.rank is not None:
+            group = _GROUP.search(hit.record.line)
+            calls.setdefault((group[1] if group else "", found[1]), {})[hit.record.rank] = f"{found[2]} {found[3]}"
+    for said in calls.values():
+        kinds = Counter(said.values())
+        if len(kinds) == 2 and min(kinds.values()) == 1 and max(kinds.values()) >= MANY:
+            return next(rank for rank, call in said.items() if kinds[call] == 1)
+    return None
 
 
 def _missing(hits: Sequence[Hit]) -> Blamed | None:
@@ -175,7 +204,8 @@ def _not_joined(hits: Sequence[Hit]) -> Blamed | None:
 def _lost(hits: Sequence[Hit]) -> Blamed | None:
     """Return the node with which all ranks that report a peer have lost their connections. Peers that ended later close
     connections, too: then there are several."""
-    said = [(hit, found[1]) for hit in hits if hit.rule.category in CRIES and (found := _LOST.search(hit.record.text))]
+    cries = [(hit, found[1]) for hit in hits if hit.rule.category in CRIES and (found := _LOST.search(hit.record.text))]
+    said = [(hit, node) for hit, node in cries if not hit.record.node or short(node) != short(hit.record.node)]
     lost = {node for _, node in said}
     node = next(iter(lost), "")
     if len(lost) != 1 or node.startswith("127.") or any(hit.record.node == node for hit, _ in said):
@@ -279,9 +309,14 @@ def _nodes_of_tasks(root: Hit, others: Sequence[Hit]) -> set[str]:
     return {h.record.node for h in same if h.offset < min(ends, default=h.offset + 1)} - {""}
 
 
+def _tasks(text: str) -> list[int]:
+    """Return the numbers of a list like `0-3,7`."""
+    return [n for first, last in _RANGE.findall(text) for n in range(int(first), int(last or first) + 1)]
+
+
 def _left_alone(hits: Sequence[Hit]) -> tuple[Culprit, ...]:
     """Return the only task that Slurm did not have to kill when it ended a step because a task had failed."""
     lists = [match[1] for hit in hits if (match := _KILLED_TASKS.search(hit.record.text))]
-    killed = {n for ends in _RANGE.findall(",".join(lists)) for n in range(int(ends[0]), int(ends[1] or ends[0]) + 1)}
+    killed = set(_tasks(",".join(lists)))
     missing = set(range(max(killed, default=0))) - killed
     return tuple(Culprit(rank=rank) for rank in missing) if len(missing) == 1 else ()

@@ -135,8 +135,11 @@ def _with_context(incident: Incident, read: Mapping[str, Path], ranks: Set[int])
     boxes = [hit for hit in incident.others if hit.rule.name == BOX and "rank" in hit.where]
     failed = {int(hit.where["rank"]) for hit in boxes}
     unnamed = who == Culprit() or who.rank in failed
-    if len(failed) > 1 and unnamed and root.record.rank is None and not entry_of(root, boxes):
+    if failed and unnamed and root.record.rank is None and not entry_of(root, boxes):
         said = processes(path)
+        if said.cut and who.rank == int(boxes[-1].where["rank"]):
+            return replace(incident, culprits=(), why=("the log ends before torchrun's root cause",))
+    if len(failed) > 1 and unnamed and root.record.rank is None and not entry_of(root, boxes):
         if (first := said.first_failed()) is not None:
             return replace(incident, culprits=(first,))
         if said.alike and root.rule.name not in EXITS and who.rank == int(boxes[-1].where["rank"]):

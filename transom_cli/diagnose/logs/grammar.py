@@ -63,7 +63,11 @@ _LABELS = (
     r"\((?:[\w.<>:()-]{1,60} )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)"
     r"|\((?:raylet|autoscaler|gcs_server)\)",
     r"\([\w.-]{1,60}, (?:rank=(?P<rank>\d{1,7}), )?pid=\d{1,10}(?:, ip=(?P<node>[0-9a-fA-F.:]{3,45}))?\)",
-    r"[0-9a-f]{8} \[rank=(?P<rank>\d{1,7})\] \|\|",
+    r"\[(?P<rank>\d{1,7})\] (?=" + _HOST + r":\d{1,10}:\d{1,10} \[)",
+    r"\[[\w.-]{1,80}@\d{1,5},(?P<rank>\d{1,7})\]\[(?P<node>" + _HOST + r"):\d{1,10}\]<std(?:out|err)>: ?",
+    r"\[(?P<node>" + _HOST + r"):(?P<rank>\d{1,7})/\d{1,7}\](?= \d{4}-\d\d-\d\d)",
+    r":? ?rank(?P<rank>\d{1,7})\[\d{1,10}\]\[\w{1,40}\]:",
+    r"[0-9a-f]{8} (?:\[rank=(?P<rank>\d{1,7})\] )?\|\|",
     r"\[pod/(?P<node>[\w.-]{1,120})(?:/[\w.-]{1,120})?\]",
     r"(?P<time>\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?)(?:\) - )?",
     r"(?:(?:DP|PP)\d{1,4} ){0,2}TP(?P<rank>\d{1,5})(?: EP\d{1,4})?\]",
@@ -97,7 +101,9 @@ _LABELS = (
     r"[\u2502\u2503]",
 )  # fmt: skip
 _RANKS = 6  # labels that may repeat
-_TASK = lazy_re(r" {0,6}(?P<rank>\d{1,7}): ")  # srun --label; only at the start of a line
+_TASK = lazy_re(
+    r" {0,6}(?:(?P<node>x\d{4}c\d{1,2}s\d{1,2}b\dn\d[\w.-]{0,60}) )?(?P<rank>\d{1,7}): "
+)  # srun --label, PALS with its node; only at the start of a line
 _FANNED = lazy_re(
     r"(?!slurmstepd)(?P<node>(?:\d{1,3}\.){3}\d{1,3}|(?:[a-z][a-z-]{0,40}-|\w{0,30})(?:node|gpu|worker|host|master)[\w.-]{0,30}\d"
     r"|GPU(?=\w{0,28}\d)[\w-]{3,30}|(?:dgx|hgx|DGX|HGX|compute)-?[\w-]{0,30}\d|(?:nid|cn)-?\d{2,6}|ip(?:-\d{1,3}){4}"
@@ -112,9 +118,16 @@ _TORCHX = lazy_re(
     r"[A-Za-z][\w.-]{0,60}/\d{1,5} (?=\[(?:default|trainer|worker|rank)\w{0,20}?\d{1,5}\]:)"
 )  # role, replica
 # A progress bar after which another process prints without a line end.
-_BAR = lazy_re(r"[^\[]{0,60}\d%\|[^\[]{0,300}(?:\[\d\d:\d\d[^\]]{0,40}\])?(?=\[rank\d|slurmstepd)")
-# Comments, launchers that pass on two streams, Kaggle's time and line number.
-_QUOTED = lazy_re(r"(?:[#>] {1,20}(?=\[)|std(?:err|out): ?|\d{1,8}\.\d{1,3}s {1,4}\d{1,8} )")
+_BAR = lazy_re(
+    r"(?:[^\[]{0,60}\d%\|[^\[]{0,300}|\d{1,9}/\d{1,9} )(?:\[\d{1,3}:\d\d.{0,300}?\])?"
+    r"(?=\[rank\d|slurmstepd|srun: |(?:INFO|WARNING|ERROR):\w|Traceback \()"
+)
+_BARS = "%|", "it/s", "s/it"
+# Comments, launchers that pass on two streams, Kaggle's time and line number, Determined's level.
+_QUOTED = lazy_re(
+    r"(?:[#>] {1,20}(?=\S)|std(?:err|out): ?|\{\"log\":\"|\d{1,8}\.\d{1,3}s {1,4}\d{1,8} "
+    r"|<[a-z]{0,8}> {1,10}(?=\[\d{4}-\d\d-\d\d))"
+)
 _WARNING = lazy_re(r"(?:[\w.-]{1,40}: ){0,2}warning\b ?[:!\]]", re.IGNORECASE)
 _SLURMD = lazy_re(r"slurmstepd-(?P<node>" + _HOST + r"): ")
 _SRUN = lazy_re(r"srun: error: (?P<node>" + _HOST + r"): tasks? (?:(?P<rank>\d{1,7})|[\d,-]{1,400}): ")
@@ -237,10 +250,11 @@ def _labels_in(line: str) -> tuple[Spans, int]:
         at = quoted.end()
     task = _TASK.match(line, at) or _FANNED.match(line, at) or _COMPOSE.match(line, at)
     task = task or _STERN.match(line, at)
-    task = task or (_BAR.match(line, at) if "%|" in line else None)
+    task = task or (_BAR.match(line, at) if any(bar in line for bar in _BARS) else None)
     task = task or (_TORCHX.match(line, at) if "]:" in line else None)
     if task:
-        found, at = {name: task.span(name) for name in task.groupdict()}, task.end()
+        found = {name: task.span(name) for name, value in task.groupdict().items() if value}
+        at = task.end()
     while True:
         while at < len(line) and line[at] == " ":
             at += 1

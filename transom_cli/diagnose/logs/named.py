@@ -56,7 +56,7 @@ _ENDS = lazy_re("|".join(_SUBJECTS))
 _LOADER = lazy_re(r"(?i)data ?loader|\bpid\W{0,2}\d{1,8}\) (?:exited|is killed)")  # numbers of its own processes
 _NUMBERED = r"(?=[A-Za-z][\w.-]*\d|\d{1,3}\.)"  # the name of a host, not a word or a number
 _PLACES = lazy_re(
-    r"\[NID (\d{5})\] \[c"
+    r"\[NID (\d{5})\] "
     rf"|\bon node ({_HOST}) exit|\bon (?:node|host|machine) {_NUMBERED}({_HOST})|^{_NUMBERED}({_HOST}): rank \d"
     rf"|'ssh\b[^']{{0,200}}? (?:[\w.-]{{1,40}}@)?{_NUMBERED}({_HOST})\b[^']{{0,80}}' returned non-zero exit status 255"
     r"|\b[Pp]od[ /:]{1,2}\"?([a-z0-9][a-z0-9.-]{2,80}-\d{1,4})\b"

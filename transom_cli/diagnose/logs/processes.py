@@ -28,13 +28,14 @@ from transom_cli.diagnose.logs.lazy_re import lazy_re
 from transom_cli.diagnose.logs.matches import Hit
 
 _HEAD, _TAIL = 2 << 20, 512 << 10  # bytes that are read
+_NETWORK = lazy_re(r"-(?:ib|hsn|opa|roce|eth)\d{0,2}$")
 _LARGEST = 1 << 20  # ranks
 _LABELS = 4096  # that are read
 _ON_A_NODE = 8  # ranks: more may be on several nodes
 _NEAR = 256  # bytes of a line before what it says
 # Each begins with a fixed text, so that a search is fast.
 _LABEL = lazy_re(rb"([A-Za-z0-9][\w.-]{0,62}):(\d{1,10}):\d{1,10} \[(\d{1,4})\] ")
-_NCCL = lazy_re(rb"\] NCCL ")
+_NCCL = lazy_re(rb" NCCL (?:INFO|WARN) ")
 _INIT = lazy_re(rb" rank (\d{1,7}) nranks (\d{1,7})(?:[^\n]{0,60}? busId ([0-9a-fA-F]{1,12}))?")
 _SPAWNED = lazy_re(rb"process (\d{1,10}) spawned with command: [^\n]{0,4000}?--local_rank=(\d{1,5})")
 _BOX = lazy_re(
@@ -45,6 +46,9 @@ _ROOT_CAUSE = lazy_re(
     rb"Root Cause \(first observed failure\):[^\n]{0,60}\n[^\n]{0,60}\[0\]:[^\n]{0,20}\n"
     rb"[^\n]{0,60}time {1,8}: (\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)[^\n]{0,20}\n"
     rb"[^\n]{0,60}host {1,8}: ([\w.-]{1,80})[^\n]{0,20}\n[^\n]{0,60}rank {1,8}: (\d{1,7})"
+)
+_NUMBER = lazy_re(
+    rb"\[(\d{1,4})\]:[^\n]{0,20}\n[^\n]{0,60}time {1,8}: [^\n]{0,80}\n[^\n]{0,200}\n[^\n]{0,60}rank {1,8}: \d"
 )
 _ENTRY = lazy_re(
     rb"time {1,8}: (\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)[^\n]{0,20}\n[^\n]{0,200}\n"
@@ -97,6 +101,7 @@ class Processes:
 
     ends: set[tuple[bytes, bytes, bytes]] = field(default_factory=set)  # by torchrun's report: time, rank and exit code
     swept: bool = False  # torchrun has ended others
+    cut: bool = False  # torchrun's last report ends before the root cause, which is the last entry, and its number 0
 
     @property
     def alike(self) -> bool:
@@ -117,7 +122,7 @@ class Processes:
 
     def rank_of(self, hit: Hit, who: Culprit) -> int | None:
         """Return the rank of the process, device or local rank that a line names."""
-        node = _short(who.node)
+        node = short(who.node)
         own = _OWN_PID.search(hit.record.line)
         pid = hit.record.pid or (next(filter(None, own.groups())) if own else "")
         for what, table in ((pid, self.pids), (who.device, self.buses)):
@@ -198,6 +203,8 @@ def _read(data: bytes, said: Processes) -> None:
     for rank, local, pid in _BOX.findall(data):
         _add(said, pid, rank)
         said.bases.add(int(rank) - int(local))
+    numbers = _NUMBER.findall(data)
+    said.cut = numbers[-1] != b"0" if numbers else said.cut
     said.ends.update(_ENTRY.findall(data))
     said.swept = said.swept or _CHILDREN[1].search(data) is not None
     for at, host, rank in _ROOT_CAUSE.findall(data):
@@ -215,7 +222,7 @@ def _read(data: bytes, said: Processes) -> None:
     for found in _OPEN_MPI.finditer(data):
         label = _OPEN_MPI_LABEL.search(data[max(0, found.start() - _NEAR) : found.start()])
         if label is not None:
-            said.pids.setdefault((_short(label[1].decode()), label[2].decode()), set()).add(int(found[1]))
+            said.pids.setdefault((short(label[1].decode()), label[2].decode()), set()).add(int(found[1]))
     spawned = _SPAWNED.findall(data)
     said.children = max(said.children, len(set(children)), len(spawned))
     if said.nodes <= 1 and len({local for _, local in spawned}) == len(spawned):  # one launch on one node
@@ -239,7 +246,7 @@ def _labels(expression: re.Pattern[bytes], data: bytes) -> Iterator[tuple[str, s
         start = data.rfind(b"\n", max(0, found.start() - _NEAR), found.start()) + 1
         label = _LABEL.search(data, max(start, found.start() - _NEAR), found.start() + 2)
         if label is not None:
-            yield _short(label[1].decode()), label[2].decode(), label[3].decode(), found
+            yield short(label[1].decode()), label[2].decode(), label[3].decode(), found
 
 
 def _read_nccl(data: bytes, said: Processes) -> None:
@@ -279,8 +286,9 @@ def _only(table: dict[tuple[str, str], set[int]], node: str, what: str) -> int |
     return next(iter(ranks)) if len(ranks) == 1 else None
 
 
-def _short(node: str) -> str:
-    return node if node.replace(".", "").isdigit() else node.partition(".")[0]
+def short(node: str) -> str:
+    """Return a host's name without its domain, and without the suffix of the network that it names."""
+    return node if node.replace(".", "").isdigit() else _NETWORK.sub("", node.partition(".")[0])
 
 
 def _numbers(expressions: Iterable[re.Pattern[bytes]], data: bytes) -> list[int]:
