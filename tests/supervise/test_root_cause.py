@@ -249,3 +249,11 @@ def test_slurms_end_of_the_other_ranks_is_no_cause_of_a_killed_one(place: tuple[
     run, attempt = place
     write(attempt, 0, "step 5\nslurmstepd-n1: error: *** STEP 1.2 ON n1 CANCELLED AT 2026-11-28T19:15:19 ***\n")
     assert (examine("k", run, attempt, 1, 5.0).category, examine("k", run, attempt, 1, 5.0).line) == ("unknown", "")
+
+
+def test_sruns_report_of_a_killed_rank_is_no_sign_of_too_little_memory(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    write(attempt, 0, "step 5 loss 3.1\nsrun: error: node1: task 0: Killed\n")
+    assert examine("k", run, attempt, 0, 5.0).category == "process_crash"
+    write(attempt, 0, "srun: error: node1: task 0: Killed\nsrun: error: node1: task 0: Out Of Memory\n")
+    assert examine("k", run, attempt, 0, 5.0).category == "host_oom"

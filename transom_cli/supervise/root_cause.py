@@ -130,6 +130,8 @@ def _examined(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str]
         root, category = found[0].root, found[0].category.value
         if root.level < Level.ENDING and category in OWN_ERRORS:
             category = UNKNOWN  # how a process ended is no word of its own: a stop needs evidence
+        elif root.level < Level.ENDING and category == Category.HOST_OOM.value:
+            category = Category.PROCESS_CRASH.value  # that a process was killed is no sign of too little memory
         return Examined(now, key, category, clean(root.record.text), root.file + _others(found[0]))
     name = min(said, key=lambda name: log_order(name, rank))
     return Examined(now, key, UNKNOWN, "" if _CANCELLED.search(said[name]) else said[name], f"{name} {LAST}")

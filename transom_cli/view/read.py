@@ -270,12 +270,14 @@ class Reader:
         )
         logged = read_logged(run.attempt(state.job.id, state.job.restarts)) if state.job.id else {}
         view = _with_operator(run, _with_logged(view, logged))
-        view = _with_history(view, folded, sights, settings, logged.get("listens"))
+        if not view.over:
+            self._read_memory(state, view.now)
+        view = _with_history(view, folded, sights, settings, logged.get("listens"), self._memory.step)
         if view.durable_age is not None and view.durable_age < LATE and not view.steps_since_start:
             view = replace(view, step=max(view.step, view.durable))  # heartbeats may lag behind a save
         view = replace(view, own_checkpoint=self._newest_own(view))
         if not view.over:
-            view = self._with_nodes(self._with_memory(view, state, sights), state, sights)
+            view = self._with_nodes(self._with_memory(view, sights), state, sights)
             if settings.preflight and state.job.state == "RUNNING" and not state.launch.started:
                 attempt = run.attempt(state.job.id, state.job.restarts)
                 view = replace(view, preflight=_read_preflight(attempt, state, probe=settings.probe))
@@ -305,13 +307,15 @@ class Reader:
             self._own_at, self._own = time.monotonic(), newest_own(self._run, self._settings.checkpoints)
         return self._own
 
-    def _with_memory(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
+    def _read_memory(self, state: State, wall: float) -> None:
         """With a budget, the files of many nodes are read only every `MEMORY_EVERY` seconds."""
         now = time.monotonic()
         rare = self._budget < float("inf") and len(state.job.nodes) > MANY and self._memory_of == state.attempt
         if not rare or now - self._memory_at >= MEMORY_EVERY:
-            self._memory = read_memory(self._run, state, view.now)
+            self._memory = read_memory(self._run, state, wall)
             self._memory_at, self._memory_of = now, state.attempt
+
+    def _with_memory(self, view: RunView, sights: Mapping[str, NodeSight]) -> RunView:
         last = _last_step(view, sights)
         view = self._memory.added_to(view, last[0] if last is not None else None)
         busy = None if view.operations else rank_operation(_live_ranks(sights))
@@ -372,7 +376,12 @@ def _with_logged(view: RunView, line: Mapping[str, object]) -> RunView:
 
 
 def _with_history(
-    view: RunView, folded: Folded, sights: Mapping[str, NodeSight], settings: RunSettings, listens: object
+    view: RunView,
+    folded: Folded,
+    sights: Mapping[str, NodeSight],
+    settings: RunSettings,
+    listens: object,
+    memory: int,
 ) -> RunView:
     """Add times from the journal, the step time, and what comes next."""
     state, past = folded.state, folded.times
@@ -399,6 +408,7 @@ def _with_history(
             launcher=settings.launcher,
             listens=listens if isinstance(listens, bool) else None,
             preflight=settings.preflight,
+            memory=memory,
         ),
     )
 
