@@ -34,7 +34,7 @@ _HOW = r"ended with exit code \d+|killed by (?:SIG\w+|signal \d+)"
 _RANK = re.compile(rf"(rank \d+) on (\S+) ({_HOW})(?:: (.*))?", re.DOTALL)
 _EARLY = re.compile(r"(.*) \((rank \d+ on \S+|the job) (ended with exit code \d+, [^)]*)\)", re.DOTALL)
 _NODE = re.compile(r"([^:]* (?:lost|silent)): (.*)", re.DOTALL)
-_KILLED = "no log says why; the kernel's out-of-memory killer sends SIGKILL too"
+_KILLED = "nothing shows why; the kernel's out-of-memory killer sends SIGKILL too"
 
 
 @dataclass(frozen=True)
