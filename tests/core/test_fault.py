@@ -70,6 +70,9 @@ def test_recovery_counts_only_beyond_the_step_of_the_failure() -> None:
     assert failed_again((first, second)) == {"i1"}
     assert failed_again((first, replace(second, step=8))) == set()
     assert failed_again((replace(first, since_start=True), second)) == set()
+    assert first.diagnosis is not None
+    planned = replace(first, diagnosis=replace(first.diagnosis, cause="time_limit"))
+    assert failed_again((planned, replace(planned, id="i2"))) == set(), "a planned end is no failure"
     exits = (RankExit(3, "n2", 1, None, step=9),)
     known = replace(second, outcome=OutcomeSeen(5.0, "7.0", "failed", "x", exits=exits, nodes=("n2",)))
     assert failed_again((first, known)) == set(), "it came further than its heartbeats said"

@@ -39,8 +39,6 @@ CAUSES = (
     *REPORTED,
 )
 """Every cause that a diagnosis can name."""
-PLANNED = ("time_limit", "preempted", "maintenance", "requested")
-"""Causes that are no fault."""
 TOLD_BY_CODE = (
     "do_not_restart",
     "no_checkpoint",

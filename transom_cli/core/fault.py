@@ -106,7 +106,7 @@ def failed_again(incidents: Sequence[Incident]) -> set[str]:
 
 
 def _same(one: Incident, later: Incident) -> bool:
-    if one.diagnosis is None or later.diagnosis is None:
+    if one.diagnosis is None or later.diagnosis is None or one.diagnosis.planned:
         return False
     fingerprint = one.diagnosis.decided.fingerprint
     same = bool(fingerprint) and fingerprint == later.diagnosis.decided.fingerprint

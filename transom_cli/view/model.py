@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from transom_cli.core.crash_loop import CrashLoop, crash_loop, reached
-from transom_cli.core.diagnose import PLANNED
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.fault import NOTHING, Fault, failed_again, fault_of, outcome
 from transom_cli.core.incident import Incident
@@ -388,7 +387,7 @@ def incident_view(incident: Incident, exclusions: tuple[Exclusion, ...] = ()) ->
         fingerprint=decided.fingerprint,
         nodes=diagnosis.nodes if diagnosis else incident.suspect_nodes,
         isolated=tuple((x.node, x.how) for x in exclusions if x.incident == incident.id),
-        planned=diagnosis is not None and diagnosis.cause in PLANNED,
+        planned=diagnosis is not None and diagnosis.planned,
     )
 
 
@@ -455,8 +454,13 @@ def build_view(
 
 
 def _leaving(state: State) -> Leaving | None:
-    found = state.launch.leaving
-    if found is None or state.phase.over:
+    found, incident = state.launch.leaving, state.incident
+    if state.phase.over:
+        return None
+    if found is None and state.restarting and incident is not None and incident.diagnosis is not None:
+        planned = incident.diagnosis.planned  # requested by a person: the launcher hears of it from Slurm
+        return Leaving(incident.began, incident.diagnosis.words, incident.diagnosis.cause) if planned else None
+    if found is None:
         return None
     return Leaving(found.at, f"{_LEAVING.get(found.why, found.why)}: {found.words}", found.why)
 
