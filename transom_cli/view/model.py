@@ -231,6 +231,13 @@ class RunView:
     standbys: Standbys | None = None
 
     @property
+    def counted(self) -> str:
+        """What follows the step if it is none of the training's own; ""."""
+        if not self.steps_since_start:
+            return ""
+        return " of the last start" if self.phase == "recovering" else " since this start"
+
+    @property
     def fresh(self) -> bool:
         """Whether a recent source (operator, nodes or Slurm) confirms the phase."""
         nodes = self.nodes_at is not None and self.now - self.nodes_at < FRESH
@@ -409,7 +416,8 @@ def build_view(
     if known >= 0 and not state.progress.since_start:
         known = max(known, state.progress.durable)  # the save before a planned end is newer than the last report
     if step < 0 or (state.phase is Phase.RECOVERING and step < known):  # show how far the run had come
-        step, since_start = known, state.progress.since_start
+        begins = state.progress.since_start and state.phase in (Phase.SUBMITTING, Phase.PENDING, Phase.STARTING)
+        step, since_start = -1 if begins else known, state.progress.since_start
     loss = next((r.loss for r in sorted(ranks, key=lambda r: r.rank) if r.loss is not None), None)
     rules = state.policy.rules
     loop = None if state.phase.over else crash_loop((*state.counting, state.incident), of_start, rules)

@@ -27,7 +27,7 @@ from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, re
 from transom_cli.supervise.own_checkpoints import newest_own
 from transom_cli.toml import read_toml
 from transom_cli.view.model import FRESH, NodeView, Preflight, RunView, Standbys, build_view
-from transom_cli.view.node_state import NodeSight, NodeViews, blind_nodes
+from transom_cli.view.node_state import NodeSight, NodeViews, blind_nodes, seen_by_nodes
 from transom_cli.view.outlook import next_steps, rank_operation, step_time
 from transom_cli.view.read_memory import Memory, read_memory
 from transom_cli.view.read_nodes import NodeReader
@@ -161,6 +161,8 @@ def read_brief(run: RunDir, folded: Folded) -> RunView:
         owner=other_owner(run),
         preflight=_read_preflight(attempt, state, probe=True) if checks else None,
     )
+    if not alive and view.nodes_at is not None and view.now - view.nodes_at < FRESH:
+        return Reader(run).look(folded)  # the journal of a run without an operator is behind its nodes
     held = None if alive else _launcher_hold(run, state)
     return held_view(view, held) if held is not None else view
 
@@ -252,6 +254,9 @@ class Reader:
         state = folded.state
         alive = _operator_lives(run, self._patience)
         sights, newest = self._nodes.read(run.attempt(state.job.id, state.job.restarts)) if state.job.id else ({}, None)
+        if newest is not None and time.time() - newest < FRESH:
+            state = seen_by_nodes(state, sights)
+            folded = replace(folded, state=state)
         current = {node: s.table for node, s in sights.items() if s.table is not None and s.behind <= LATE}
         tables = current or {node: s.table for node, s in sights.items() if s.table is not None}
         view = build_view(run.run_id, state, tables, time.time(), operator=alive)
@@ -278,7 +283,7 @@ class Reader:
         view = replace(view, own_checkpoint=self._newest_own(view))
         if not view.over:
             view = self._with_nodes(self._with_memory(view, sights), state, sights)
-            if settings.preflight and state.job.state == "RUNNING" and not state.launch.started:
+            if settings.preflight and not state.launch.started and _runs(state):
                 attempt = run.attempt(state.job.id, state.job.restarts)
                 view = replace(view, preflight=_read_preflight(attempt, state, probe=settings.probe))
         if view.leaving is not None:
@@ -341,6 +346,10 @@ class Reader:
         launches = {rank.launch for rank in _live_ranks(sights)}
         attempt = self._run.attempt(state.job.id, state.job.restarts)
         return self._nodes.nccl(attempt, launches.pop()) if launches else ()
+
+
+def _runs(state: State) -> bool:
+    return state.job.state == "RUNNING" or state.phase is Phase.STARTING
 
 
 def _operator_lives(run: RunDir, patience: float) -> bool:
