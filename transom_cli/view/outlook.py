@@ -67,13 +67,17 @@ def operations(parts: Iterable[Part], directory: str, durable: int, now: float) 
     return tuple(found)
 
 
-def rank_operation(ranks: Iterable[RankBeat]) -> Operation | None:
-    """Describe a save or restore from the phases that ranks report, if nothing reports bytes."""
+def rank_operation(ranks: Iterable[RankBeat], *, first: bool = False) -> Operation | None:
+    """Describe a save or restore from the phases that ranks report, if nothing reports bytes.
+
+    first: It is the first start, and no checkpoint is known.
+    """
     every = list(ranks)
     for phase, what in _BUSY_PHASES.items():
         busy = [r for r in every if r.phase == phase and r.age >= SHORT]
         if busy:
-            message = f"{what} a checkpoint: {count(len(busy))} of {several(len(every), 'rank')}"
+            doing = "looking for" if first and what == "restoring" else what
+            message = f"{doing} a checkpoint: {count(len(busy))} of {several(len(every), 'rank')}"
             return Operation(what, -1, message, None, len(busy), len(every), "ranks")
     return None
 

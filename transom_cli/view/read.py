@@ -323,7 +323,8 @@ class Reader:
     def _with_memory(self, view: RunView, sights: Mapping[str, NodeSight]) -> RunView:
         last = _last_step(view, sights)
         view = self._memory.added_to(view, last[0] if last is not None else None)
-        busy = None if view.operations else rank_operation(_live_ranks(sights))
+        first = max(view.durable, view.memory) < 0 and not view.starts and not view.incidents
+        busy = None if view.operations else rank_operation(_live_ranks(sights), first=first)
         return view if busy is None else replace(view, operations=(busy,))
 
     def _with_nodes(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:

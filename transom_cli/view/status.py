@@ -245,7 +245,7 @@ def _sources(view: RunView, width: int | None) -> list[Line]:
     if view.slurm_state:
         pending = "" if view.starved else pending_reason(view)
         reason = f": {pending}" if pending else ""
-        nodes = f" on {several(len(view.nodes), 'node')}" if view.slurm_state == "RUNNING" and view.nodes else ""
+        nodes = f" on {_nodes_of_job(view)}" if view.slurm_state == "RUNNING" and view.nodes else ""
         lines += rows("slurm", f"job {view.job_id} {view.slurm_state}{reason}{nodes}, {_slurm_source(view)}", width)
     if view.slurm_start is not None:
         when = f"{day_time(view.slurm_start, view.now)}, in {span(view.slurm_start - view.now)}"
@@ -260,6 +260,14 @@ def _sources(view: RunView, width: int | None) -> list[Line]:
     if view.nodes_at is not None:
         by.append(f"nodes {span(view.now - view.nodes_at)} ago")
     return [*lines, *(rows("updated", ", ".join(by), width) if by else [])]
+
+
+def _nodes_of_job(view: RunView) -> str:
+    """Together they are the nodes that Slurm counts."""
+    replaced = sum(one.role == "out" for one in view.node_views)
+    more = [several(len(view.spares), "spare")] if view.spares else []
+    more += [f"{replaced} replaced"] if replaced else []
+    return " + ".join((several(len(view.nodes), "node"), *more))
 
 
 def _slurm_source(view: RunView) -> str:
