@@ -186,7 +186,9 @@ def answer(action: act.Action, how: int, now: float, restarts: int) -> ev.Event:
     if how == 9:
         return ev.ActionFailed(now, action.key, "slurm_refused", "no")
     if isinstance(action, act.Submit):
-        return ev.Submitted(now, action.key, 7)
+        return ev.Submitted(
+            now, action.key, 7 + 10 * int(action.key.partition("/")[2] or 0)
+        )  # a resumed run has a new job
     if isinstance(action, act.Probe):
         return ev.Probed(now, action.key, action.node, ("FAIL", "FAIL", "FAIL", "PASS", "UNKNOWN")[how % 5], "e")
     if isinstance(action, act.ReadLogs):

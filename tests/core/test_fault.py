@@ -49,6 +49,14 @@ def test_evidence_is_one_line_of_the_log_or_the_best_mark() -> None:
     assert fault_of(replace(one, diagnosis=None, marks=marks)).title == "silent"
 
 
+def test_a_kill_that_no_log_explains_names_a_possible_sender() -> None:
+    one = incident(KILLED, "n2")
+    assert one.diagnosis is not None
+    crash = replace(one, log_line="srun: error: n2: task 3: Killed")
+    crash = replace(crash, diagnosis=replace(one.diagnosis, decided=Decided(category="process_crash")))
+    assert "out-of-memory killer sends SIGKILL too" in fault_of(crash).evidence
+
+
 def test_what_was_done_is_an_isolation_or_else_the_repair() -> None:
     one = replace(incident(KILLED, "n2"), marks=(Mark(6.0, "launched", "again"),))
     assert fault_of(one).done == "relaunched"
@@ -62,6 +70,9 @@ def test_recovery_counts_only_beyond_the_step_of_the_failure() -> None:
     assert failed_again((first, second)) == {"i1"}
     assert failed_again((first, replace(second, step=8))) == set()
     assert failed_again((replace(first, since_start=True), second)) == set()
+    assert first.diagnosis is not None
+    planned = replace(first, diagnosis=replace(first.diagnosis, cause="time_limit"))
+    assert failed_again((planned, replace(planned, id="i2"))) == set(), "a planned end is no failure"
     exits = (RankExit(3, "n2", 1, None, step=9),)
     known = replace(second, outcome=OutcomeSeen(5.0, "7.0", "failed", "x", exits=exits, nodes=("n2",)))
     assert failed_again((first, known)) == set(), "it came further than its heartbeats said"

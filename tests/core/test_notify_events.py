@@ -192,6 +192,17 @@ class Tape(Ledger):
             self.kept.append(event)
 
 
+def test_a_resumed_run_has_a_second_end_with_a_key_of_its_own() -> None:
+    ends = [ev.Started(0.0, 1), ev.Submitted(1.0, "submit", 7), ev.StopRequested(2.0, "bob")]
+    ends += [
+        ev.JobSeen(3.0, 7, 0, "CANCELLED"),
+        ev.Resumed(4.0, "bob"),
+        ev.ActionFailed(5.0, "submit/2", "submit", "no"),
+    ]
+    news, end = follow(ends, State())
+    assert [n.key for n in news if n.kind in FINAL] == ["over", "over/1"] and end.phase.over
+
+
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(policies, stories(st.one_of(*EVENTS.values()), 40))
 def test_any_story_is_reported_once_and_alike_from_its_journal(

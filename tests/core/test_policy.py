@@ -222,6 +222,7 @@ def test_less_than_the_evidence_allows_can_be_asked_and_more_not() -> None:
         (died(1, log_category="data_loader", log_line="words of a richer source"), "data_loader"),
         (died(1, log_category="unknown", log_line="bye"), "unknown"),
         (died(None, 11, log_category="unknown", log_line="step 3"), "process_crash"),
+        (died(None, 9, log_category="process_crash", log_line="srun: error: n2: task 3: Killed"), "process_crash"),
         (died(None, 9, log_category="host_oom", log_line="Cannot allocate memory"), "host_oom"),
         (died(None, 9, log_category="network_fabric", log_line="Connection closed by peer"), "process_crash"),
         (died(None, 6, log_category="nccl_hang", log_line="Watchdog caught collective timeout"), "nccl_hang"),
@@ -237,6 +238,11 @@ def test_less_than_the_evidence_allows_can_be_asked_and_more_not() -> None:
 )
 def test_the_category_of_a_failure(found: Incident, category: str) -> None:
     assert verdict(found, Rule("r", RELAUNCH)).decided.category == category
+
+
+def test_a_kill_has_one_fingerprint_whatever_reports_it() -> None:
+    quiet, told = died(None, 9, log_category="unknown"), died(None, 9, log_category="process_crash", log_line="Killed")
+    assert verdict(quiet, *DEFAULT).decided == verdict(told, *DEFAULT).decided
 
 
 def test_what_is_left_on_purpose_meets_no_rule_on_failures() -> None:

@@ -31,6 +31,14 @@ def test_a_requeue_request_requeues_once_and_isolates_nothing() -> None:
     ]
 
 
+def test_a_fault_before_the_first_step_after_a_requested_requeue_does_not_make_it_fail_again() -> None:
+    player = training()
+    player.feed(ev.RequeueRequested(3.0, "bob", "requeue-1"))
+    player.feed(ev.JobSeen(4.0, 7, 1, "RUNNING", nodes=NODES, batch_host="n1"), ev.LaunchSeen(5.0, "7.1", 0, NODES, 3))
+    player.feed(ev.OutcomeSeen(6.0, "7.1", "failed", "why", nodes=NODES, exits=(ev.RankExit(1, "n2", 1, None),)))
+    assert [one.result for one in player.state.incidents] == ["requeued"] and player.state.incident is not None
+
+
 def test_requested_requeues_are_not_counted_as_restarts_without_progress() -> None:
     player = training(Policy(max_without_progress=1, backoff=1.0))
     for number in range(1, 5):

@@ -245,7 +245,26 @@ def test_ranks_that_lost_the_one_that_died_first_are_its_victims(place: tuple[Ru
     assert examine("k", run, attempt, 0, 5.0).category == "cuda_oom"
 
 
+def test_ranks_that_lost_a_silent_one_are_its_victims_once_its_agent_has_read_its_log(
+    place: tuple[RunDir, AttemptDir], tmp_path: Path
+) -> None:
+    run, attempt = place
+    write(attempt, 0, f"step 5 loss 3.1\n{PEER}")
+    assert examine("k", run, attempt, 1, 5.0).category == "network_fabric", "its log may not be visible yet"
+    empty = json.loads(json.dumps(read_cause(tmp_path, ["rank-1.log"])[0]))
+    told = examine("k", run, attempt, 1, 5.0, [empty])
+    assert told.category == "unknown" and told.where.startswith("rank-0.log (its last line)")
+
+
 def test_slurms_end_of_the_other_ranks_is_no_cause_of_a_killed_one(place: tuple[RunDir, AttemptDir]) -> None:
     run, attempt = place
     write(attempt, 0, "step 5\nslurmstepd-n1: error: *** STEP 1.2 ON n1 CANCELLED AT 2026-11-28T19:15:19 ***\n")
     assert (examine("k", run, attempt, 1, 5.0).category, examine("k", run, attempt, 1, 5.0).line) == ("unknown", "")
+
+
+def test_sruns_report_of_a_killed_rank_is_no_sign_of_too_little_memory(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    write(attempt, 0, "step 5 loss 3.1\nsrun: error: node1: task 0: Killed\n")
+    assert examine("k", run, attempt, 0, 5.0).category == "process_crash"
+    write(attempt, 0, "srun: error: node1: task 0: Killed\nsrun: error: node1: task 0: Out Of Memory\n")
+    assert examine("k", run, attempt, 0, 5.0).category == "host_oom"

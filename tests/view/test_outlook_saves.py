@@ -120,6 +120,8 @@ def test_ranks_that_tell_a_phase_and_nothing_else_are_counted() -> None:
     assert told == Operation("restoring", -1, "restoring a checkpoint: 2 of 3 ranks", None, 2, 3, "ranks")
     assert rank_operation([rank("checkpoint", 1.0), rank("step", 99.0)]) is None  # a copy into memory, most likely
     assert rank_operation([]) is None
+    first = rank_operation([rank("restore", 30.0)], first=True)
+    assert first is not None and first.message == "looking for a checkpoint: 1 of 1 rank"
 
 
 def test_a_pipe_is_told_once_of_a_restore_and_of_no_save_while_it_trains(tmp_path) -> None:

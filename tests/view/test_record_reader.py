@@ -120,7 +120,7 @@ def test_many_incidents_are_put_together_by_category() -> None:
         0, 1200 * NS, True, True, (), (), together, attempts, causes, (Category("nccl_hang", 20, together),)
     )
     told = goodput_lines("r", account)
-    assert "   20         20m 00s   100.0%  nccl_hang: restart 20m 00s" in told
+    assert "   20         20m 00s   100.0%  hang: restart 20m 00s" in told
     assert "15 earlier, not shown (--json has them)" in told and "15 cheaper, not shown (--json has them)" in told
     assert [line.split()[0] for line in told if line.startswith("7.")] == ["7.15", "7.16", "7.17", "7.18", "7.19"]
     assert len(told) < 40

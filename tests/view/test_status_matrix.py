@@ -107,6 +107,11 @@ def test_job_that_slurm_will_never_start_is_not_healthy(tmp_path: Path) -> None:
     assert "it requests more time than its partition allows" in plain(list_lines([view], None)[1])
 
 
+def test_start_counts_the_nodes_that_have_reported(tmp_path: Path) -> None:
+    said = panels.empty(SCENES["starting"](tmp_path), panels.NODES, panels.Filter())
+    assert said == "3 of 4 nodes have reported; no step yet"
+
+
 def test_start_that_the_operator_has_not_seen_names_its_nodes(tmp_path: Path) -> None:
     from transom_cli.slurm.port import Job, JobState
     from transom_cli.view.slurm_reasons import with_answer, with_answer_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transom_cli.core.events import OutcomeSeen, RankExit
-from transom_cli.core.incident import Incident
+from transom_cli.core.incident import Diagnosis, Incident, Stage
 from transom_cli.core.operator.state import Job, Phase, State
 from transom_cli.core.progress import Progress
 from transom_cli.view.model import NodeView, Operation, build_view
@@ -44,6 +44,18 @@ def test_a_run_that_stops_says_when_slurm_still_cleans_up() -> None:
     view = build_view("r1", State(phase=Phase.STOPPING, job=job), {}, 0.0, operator=True)
     assert view.slurm_state == "COMPLETING"
     assert "COMPLETING" in next_steps(State(phase=Phase.STOPPING, job=job), None, warned=False)[0].message
+
+
+def test_a_requested_requeue_is_a_leave_until_the_job_waits_again() -> None:
+    diagnosis = Diagnosis("requested", "requeue requested by bob", (), sure=True, isolate="none", restart=True)
+    incident = Incident("i1", 4, 0, 40.0, 25, Stage.RESTARTING, diagnosis=diagnosis)
+    job = Job(id=4, state="RUNNING", nodes=("n1",))
+    state = State(phase=Phase.RECOVERING, job=job, since=40.0, incident=incident, progress=Progress(step=25))
+    view = build_view("r1", state, {}, 43.0, operator=True)
+    assert (view.status, view.condition, view.health) == ("leaving", "requeue requested by bob", "healthy")
+    assert status_lines(view)[0].startswith("r1  LEAVING 3.0 s")
+    waits = replace(state, incident=replace(incident, stage=Stage.STARTING)).in_attempt(4, 1)
+    assert build_view("r1", waits, {}, 44.0, operator=True).status == "pending"
 
 
 def test_a_run_that_recovers_shows_the_step_of_the_exit_records_and_the_time_since_the_fault() -> None:

@@ -142,7 +142,8 @@ def test_what_no_operator_heard_of_is_told_all_the_same(alone: Alone) -> None:
     assert (second.id, second.result, second.duration) == ("7.0/l2", "open, relaunching", None)
     lines = timeline_lines(first)
     assert lines[0] == "7.0/l1  rank 1 killed by SIGKILL on n2  back in 15 s"
-    assert lines[2:4] == [
+    assert lines[2:5] == [
+        "  evidence  nothing shows why; the kernel's out-of-memory killer sends SIGKILL too",
         "  cost      35 s: redone 10 s, detection 10 s, restart 15 s; 9.3 GPU-minutes",
         "  steps     last step before it: 91; 11 steps repeated",
     ]

@@ -55,6 +55,11 @@ _OF_CHECK = (  # by the first letters of a check's name; the first that fits
 )
 
 
+def category_name(category: str) -> str:
+    """Return the category for a person. A rank hangs without NCCL too; files, rules and JSON keep the value."""
+    return "hang" if category == Category.NCCL_HANG.value else category
+
+
 def category_of(
     cause: str, log_category: str, *, signalled: bool, checks: Collection[str] = (), stopped: bool = False
 ) -> str:

@@ -39,8 +39,6 @@ CAUSES = (
     *REPORTED,
 )
 """Every cause that a diagnosis can name."""
-PLANNED = ("time_limit", "preempted", "maintenance", "requested")
-"""Causes that are no fault."""
 TOLD_BY_CODE = (
     "do_not_restart",
     "no_checkpoint",
@@ -49,6 +47,7 @@ TOLD_BY_CODE = (
 )  # exit codes of ours, whichever rank has them
 CRASHES = frozenset((4, 7, 8, 9, 11))
 """Signals that no watchdog sends itself: ILL, BUS, FPE, KILL, SEGV. The peers' messages are consequences."""
+KILL = 9
 SOON = 300.0  # seconds after its start in which a script whose steps nobody sees counts as before its first one
 _BY_LINE = ("rank_failed", "rank_killed", "job_failed", "user_error")  # causes that the log of a rank explains
 TOLD = 3  # faults that a diagnosis names, of more
@@ -370,8 +369,9 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
     exits = incident.outcome.exits if incident.outcome else ()
     first = next(iter(_failed_first(incident)), None)
     signal = first.signal if first is not None else None
-    # The last line of a killed rank may not explain it, and what its peers print, its end has caused.
-    explains = signal is None or incident.log_category not in ("unknown", *(CRIES if signal in CRASHES else ()))
+    # A killed rank's last line may not explain it, its end has caused what its peers print, and "Killed" is no news.
+    silent = {"unknown", *(CRIES if signal in CRASHES else ()), *(("process_crash",) if signal == KILL else ())}
+    explains = signal is None or incident.log_category not in silent
     line = incident.log_line if explains else ""
     category = category_of(
         diagnosis.cause,

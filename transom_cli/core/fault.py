@@ -34,6 +34,7 @@ _HOW = r"ended with exit code \d+|killed by (?:SIG\w+|signal \d+)"
 _RANK = re.compile(rf"(rank \d+) on (\S+) ({_HOW})(?:: (.*))?", re.DOTALL)
 _EARLY = re.compile(r"(.*) \((rank \d+ on \S+|the job) (ended with exit code \d+, [^)]*)\)", re.DOTALL)
 _NODE = re.compile(r"([^:]* (?:lost|silent)): (.*)", re.DOTALL)
+_KILLED = "nothing shows why; the kernel's out-of-memory killer sends SIGKILL too"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def fault_of(incident: Incident, exclusions: Iterable[Exclusion] = ()) -> Fault:
     nodes = diagnosis.nodes if diagnosis else incident.suspect_nodes
     title, evidence = _parted(without_advice(words), nodes)
     line = without_advice(incident.log_line)
+    if diagnosis is not None and diagnosis.decided.category == "process_crash" and title.endswith("killed by SIGKILL"):
+        line = _KILLED
     if not evidence and line not in title:
         evidence = line
     if not evidence:
@@ -103,7 +106,7 @@ def failed_again(incidents: Sequence[Incident]) -> set[str]:
 
 
 def _same(one: Incident, later: Incident) -> bool:
-    if one.diagnosis is None or later.diagnosis is None:
+    if one.diagnosis is None or later.diagnosis is None or one.diagnosis.planned:
         return False
     fingerprint = one.diagnosis.decided.fingerprint
     same = bool(fingerprint) and fingerprint == later.diagnosis.decided.fingerprint

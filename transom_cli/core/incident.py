@@ -26,6 +26,9 @@ class Stage(enum.Enum):
     CLOSED = "closed"
 
 
+_PLANNED = ("time_limit", "preempted", "maintenance", "requested")  # causes that are no fault
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """Cause, suspects and confidence, from findings; and what the policy makes of it.
@@ -42,6 +45,11 @@ class Diagnosis:
     exit_code: int = 1  # of the run, when it is not restarted
     faults: tuple[NodeFault, ...] = ()  # what checks found against suspects
     decided: Decided = UNDECIDED  # by which rule of the policy
+
+    @property
+    def planned(self) -> bool:
+        """The attempt ended on purpose, and the run continues in the next one."""
+        return self.cause in _PLANNED
 
     def faults_of(self, node: str) -> tuple[NodeFault, ...]:
         return faults_of(self.faults, node)

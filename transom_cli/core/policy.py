@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from transom_cli.core.category import category_name
 from transom_cli.core.events import Taken
 from transom_cli.plural import ordinal
 
@@ -151,7 +152,7 @@ def _words(rule: Rule, facts: Facts, action: str, times: int) -> str:
         return "" if rule.source == DEFAULT else f"{action}, by rule `{rule.name}`{_of(rule)}{often}"
     kind = facts.category if facts.category != _UNKNOWN else ""
     kind = kind or facts.cause or facts.reported or facts.category
-    return f"stopped by rule `{rule.name}`{_of(rule)}: {kind}{root_line(facts)}{often}"
+    return f"stopped by rule `{rule.name}`{_of(rule)}: {category_name(kind)}{root_line(facts)}{often}"
 
 
 def root_line(facts: Facts) -> str:

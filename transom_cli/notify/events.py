@@ -227,7 +227,8 @@ def _over(state: State, at: float) -> Notification:
     headline = f"{head}: {state.verdict}" if state.verdict else head
     if kind == "stopped" and state.verdict.startswith("stopped"):
         headline = f"the run was {state.verdict}"
-    return Notification("over", kind, at, headline, details, facts)
+    resumed = sum(one.what == "resume" and not one.name for one in state.requests)
+    return Notification(f"over/{resumed}" if resumed else "over", kind, at, headline, details, facts)
 
 
 def _of(state: State, incident: Incident, **more: Fact) -> tuple[tuple[str, Fact], ...]:

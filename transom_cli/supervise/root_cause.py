@@ -97,7 +97,7 @@ def examine(
                 hits += hits_of_tail(batch, data, start)
                 said[batch.name] = last_line(error_in(data) or data)
         if said:
-            cause = _examined(now, key, hits, said, rank)
+            cause = _examined(now, key, hits, said, rank, read)
             if cause.category == UNKNOWN:
                 cause = _with_new(cause, run, candidates(run, attempt, rank)[:LOOKED_AT], until)
             elif cause.category == Category.CHECKPOINT_CORRUPT.value and (folder := unproven_checkpoint(run)):
@@ -118,18 +118,22 @@ def unproven_checkpoint(run: RunDir) -> Path | None:
         return None
 
 
-def _examined(now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> Examined:
+def _examined(
+    now: float, key: str, hits: Sequence[Hit], said: Mapping[str, str], rank: int | None, read: Collection[str]
+) -> Examined:
     """Return the cause in the matches. A cancelled step is no cause: the rest of a failed launch ends that way.
 
     Slurm knows whether the job was cancelled.
     """
-    lost = CRIES if _ended_without_a_cry(hits, said, rank) else ()
+    lost = CRIES if _ended_without_a_cry(hits, {*said, *read}, rank) else ()
     passed_over = (Category.SLURM_CANCELLED, *lost)
     found = incidents([hit for hit in hits if hit.rule.category not in passed_over], died=rank)
     if found:
         root, category = found[0].root, found[0].category.value
         if root.level < Level.ENDING and category in OWN_ERRORS:
             category = UNKNOWN  # how a process ended is no word of its own: a stop needs evidence
+        elif root.level < Level.ENDING and category == Category.HOST_OOM.value:
+            category = Category.PROCESS_CRASH.value  # that a process was killed is no sign of too little memory
         return Examined(now, key, category, clean(root.record.text), root.file + _others(found[0]))
     name = min(said, key=lambda name: log_order(name, rank))
     return Examined(now, key, UNKNOWN, "" if _CANCELLED.search(said[name]) else said[name], f"{name} {LAST}")
@@ -143,10 +147,14 @@ def _others(cause: Incident) -> str:
     return f" (rank {others.pop()} reports the same)" if len(others) == 1 else f" ({len(others)} more report the same)"
 
 
-def _ended_without_a_cry(hits: Sequence[Hit], said: Mapping[str, str], rank: int | None) -> bool:
-    """Return whether the log of the rank that died first has no errors: then those of the others are about it."""
+def _ended_without_a_cry(hits: Sequence[Hit], read: Collection[str], rank: int | None) -> bool:
+    """Return whether the log of the rank that died first has no errors: then those of the others are about it.
+
+    read: Names of the logs with a last line, and of those that their node's agent has read, as the writer's host sees
+    them: an empty one counts.
+    """
     own = f"rank-{rank}.log"
-    return own in said and not any(Path(hit.file).name == own and hit.rule.category in CRIES for hit in hits)
+    return own in read and not any(Path(hit.file).name == own and hit.rule.category in CRIES for hit in hits)
 
 
 def _without(left_out: int, unread: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import inf, sqrt
 from statistics import median
 
+from transom_cli.core.category import category_name
 from transom_cli.core.detection_cost import Stakes, cheapest, curve
 from transom_cli.core.diagnose import SLOW
 from transom_cli.core.goodput import NS, Kind
@@ -123,7 +124,7 @@ def _stall_limit(book: RunRecord, factor: float, count: int) -> str:
     sums = book.account.whole
     days = sums.wall / NS / _DAY
     false = sum(sums.ns[kind] for kind in (Kind.REDONE, Kind.RESTART)) / NS / count
-    hangs = sum(category.causes for category in book.account.by_category if category.name == "hang")
+    hangs = sum(category.causes for category in book.account.by_category if category_name(category.name) == "hang")
     stakes = Stakes(len(times) / days, max(hangs / days, _HANGS * len(book.state.job.nodes)), false, delay=step)
     scores = [seconds / step for seconds in times]
     best, wide = cheapest(curve(scores, stakes)), StallLimits().patience

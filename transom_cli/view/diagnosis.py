@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from transom_cli.core.category import category_name
 from transom_cli.plural import several
 
 WIDTH = 100
@@ -25,12 +26,13 @@ def diagnosis_lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield from _incident(first, document["unrecognised"])
     for other in others:
         yield ""
-        yield f"Also: {other['category']} ({other['root_file']}:{other['root_lineno']})"
+        yield f"Also: {category_name(other['category'])} ({other['root_file']}:{other['root_lineno']})"
         yield from _log_line(other["root_line"])
 
 
 def _incident(incident: Mapping[str, Any], new: Sequence[str]) -> Iterator[str]:
-    yield f"{incident['category']}: {_ACTIONS[incident['action']]}  (confidence {incident['confidence']:.0%})"
+    category, action = category_name(incident["category"]), _ACTIONS[incident["action"]]
+    yield f"{category}: {action}  (confidence {incident['confidence']:.0%})"
     yield ""
     if incident["root_line"] is not None:
         yield f"  {incident['root_file']}:{incident['root_lineno']}"

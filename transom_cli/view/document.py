@@ -104,8 +104,7 @@ class Changes:
         if view.phase != self._phase:
             self._phase = view.phase
             where = f"job {view.job_id}" if view.job_id else "no job yet"
-            counted = " since this start" if view.steps_since_start else ""
-            step = f", step {view.step}{counted}" if view.step >= 0 else ""
+            step = f", step {view.step}{view.counted}" if view.step >= 0 else ""
             why = f", {view.verdict}" if view.phase == "held" else ""
             found.append(Change(view.since or view.now, view.phase, f"{where}{step}{why}"))
         if ended and not self.earlier:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from transom_cli.core.category import category_name
 from transom_cli.core.goodput import NS, Account, Cause, Kind, Sums
 from transom_cli.core.goodput.account import Category
 from transom_cli.core.goodput.partition import START
@@ -137,7 +138,7 @@ def _sorts(title: str, sorts: Sequence[Category], account: Account, width: int) 
     for one in sorts:
         share = percent(one.sums.wall / account.whole.wall)
         before = f"{count(one.causes):>5}{duration(one.sums.wall):>16}{share:>9}  "
-        found += wrapped(before, f"{one.name}: {largest_losses(one.sums, 2)}", width)
+        found += wrapped(before, f"{category_name(one.name)}: {largest_losses(one.sums, 2)}", width)
     return found
 
 
@@ -158,7 +159,7 @@ def _cause(cause: Cause, sums: Sums, whole: Sums, width: int) -> Iterator[str]:
     kinds = ", ".join(f"{name} {time}" for name, time in lost_by_kind(sums))
     before = f"{cause.key:<12}{duration(sums.wall):>9}{percent(sums.wall / whole.wall):>9}  "
     yield from wrapped(before, kinds, width)
-    more = [words for words in (cause.category, cause.recovery) if words]
+    more = [words for words in (category_name(cause.category), cause.recovery) if words]
     more += [f"{several(cause.lost, 'step')} repeated"] if cause.lost > 0 else []
     if more:
         yield f"{'':32}{', '.join(more)}"

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from transom_cli.core.crash_loop import CrashLoop, crash_loop, reached
-from transom_cli.core.diagnose import PLANNED
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.fault import NOTHING, Fault, failed_again, fault_of, outcome
 from transom_cli.core.incident import Incident
@@ -232,6 +231,13 @@ class RunView:
     standbys: Standbys | None = None
 
     @property
+    def counted(self) -> str:
+        """What follows the step if it is none of the training's own; ""."""
+        if not self.steps_since_start:
+            return ""
+        return " of the last start" if self.phase == "recovering" else " since this start"
+
+    @property
     def fresh(self) -> bool:
         """Whether a recent source (operator, nodes or Slurm) confirms the phase."""
         nodes = self.nodes_at is not None and self.now - self.nodes_at < FRESH
@@ -388,7 +394,7 @@ def incident_view(incident: Incident, exclusions: tuple[Exclusion, ...] = ()) ->
         fingerprint=decided.fingerprint,
         nodes=diagnosis.nodes if diagnosis else incident.suspect_nodes,
         isolated=tuple((x.node, x.how) for x in exclusions if x.incident == incident.id),
-        planned=diagnosis is not None and diagnosis.cause in PLANNED,
+        planned=diagnosis is not None and diagnosis.planned,
     )
 
 
@@ -410,7 +416,8 @@ def build_view(
     if known >= 0 and not state.progress.since_start:
         known = max(known, state.progress.durable)  # the save before a planned end is newer than the last report
     if step < 0 or (state.phase is Phase.RECOVERING and step < known):  # show how far the run had come
-        step, since_start = known, state.progress.since_start
+        begins = state.progress.since_start and state.phase in (Phase.SUBMITTING, Phase.PENDING, Phase.STARTING)
+        step, since_start = -1 if begins else known, state.progress.since_start
     loss = next((r.loss for r in sorted(ranks, key=lambda r: r.rank) if r.loss is not None), None)
     rules = state.policy.rules
     loop = None if state.phase.over else crash_loop((*state.counting, state.incident), of_start, rules)
@@ -455,8 +462,13 @@ def build_view(
 
 
 def _leaving(state: State) -> Leaving | None:
-    found = state.launch.leaving
-    if found is None or state.phase.over:
+    found, incident = state.launch.leaving, state.incident
+    if state.phase.over:
+        return None
+    if found is None and state.restarting and incident is not None and incident.diagnosis is not None:
+        planned = incident.diagnosis.planned  # requested by a person: the launcher hears of it from Slurm
+        return Leaving(incident.began, incident.diagnosis.words, incident.diagnosis.cause) if planned else None
+    if found is None:
         return None
     return Leaving(found.at, f"{_LEAVING.get(found.why, found.why)}: {found.words}", found.why)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from transom_cli.core.incident import Stage
 from transom_cli.core.operator.actions import Probe
-from transom_cli.core.operator.state import State
+from transom_cli.core.operator.state import Phase, State
 from transom_cli.health.gpu.status import NodeGpus
-from transom_cli.heartbeat.table import NodeTable, RankBeat
+from transom_cli.heartbeat.table import NodeTable, RankBeat, reached
 from transom_cli.view.model import NodeView
 from transom_cli.view.text import some, span
 
@@ -66,11 +66,12 @@ class NodeViews:
             self._about, self._made = about, {}
         known = _Known(state, launch, slow, silent_after)
         none = NodeSight()
-        for node in state.job.nodes:
+        nodes = state.job.nodes or sorted(sights)  # unknown to a run without an operator
+        for node in nodes:
             sight = sights.get(node, none)
             if node not in self._made or self._made[node][0] is not sight:
                 self._made[node] = sight, known.view(node, sight)
-        views = [self._made[node][1] for node in state.job.nodes]
+        views = [self._made[node][1] for node in nodes]
         return (*(v for v in views if v.role != "spare"), *(v for v in views if v.role == "spare"))
 
 
@@ -140,6 +141,21 @@ class _Known:
         if worst is not None:
             return "suspect", worst.words
         return ("slow", self._slow[node]) if node in self._slow else ("ok", "")
+
+
+def seen_by_nodes(state: State, sights: Mapping[str, NodeSight]) -> State:
+    """Return the state of a run whose job waits or starts, with what its nodes show already: it runs, and steps.
+
+    The operator learns of it later, or never, if the run has none.
+    """
+    tables = [one.table for one in sights.values() if one.table is not None and not one.table.closed]
+    if not tables or state.phase not in (Phase.PENDING, Phase.STARTING) or state.incident is not None:
+        return state
+    ranks = [rank for one in tables for rank in one.ranks]
+    launch = max((rank.launch for rank in ranks), default=0)
+    steps = reached(rank for rank in ranks if rank.launch == launch)[0] >= 0
+    phase = Phase.TRAINING if steps else Phase.STARTING
+    return state if phase is state.phase else state.in_phase(phase, 0.0)
 
 
 def blind_nodes(state: State, sights: Mapping[str, NodeSight], launched: float | None, now: float) -> str:

@@ -67,13 +67,17 @@ def operations(parts: Iterable[Part], directory: str, durable: int, now: float) 
     return tuple(found)
 
 
-def rank_operation(ranks: Iterable[RankBeat]) -> Operation | None:
-    """Describe a save or restore from the phases that ranks report, if nothing reports bytes."""
+def rank_operation(ranks: Iterable[RankBeat], *, first: bool = False) -> Operation | None:
+    """Describe a save or restore from the phases that ranks report, if nothing reports bytes.
+
+    first: It is the first start, and no checkpoint is known.
+    """
     every = list(ranks)
     for phase, what in _BUSY_PHASES.items():
         busy = [r for r in every if r.phase == phase and r.age >= SHORT]
         if busy:
-            message = f"{what} a checkpoint: {count(len(busy))} of {several(len(every), 'rank')}"
+            doing = "looking for" if first and what == "restoring" else what
+            message = f"{doing} a checkpoint: {count(len(busy))} of {several(len(every), 'rank')}"
             return Operation(what, -1, message, None, len(busy), len(every), "ranks")
     return None
 
@@ -135,6 +139,7 @@ def next_steps(
     launcher: bool = True,
     listens: bool | None = None,
     preflight: bool = False,
+    memory: int = -1,
 ) -> tuple[NextStep, ...]:
     """Return what transom does next.
 
@@ -146,6 +151,7 @@ def next_steps(
         launcher: The script starts a launcher; without one, nobody sees the ranks.
         listens: The ranks save on request; None: not known yet.
         preflight: The launcher checks the nodes before it starts the ranks.
+        memory: The newest step in node memory.
     """
     if state.phase.over or state.phase is Phase.HELD:
         return ()
@@ -157,7 +163,7 @@ def next_steps(
         return (NextStep("training finished; waiting for Slurm to end the job"),)
     if state.ends:
         return (NextStep("the job has ended; waiting for Slurm to remove its processes"),)
-    found = [_incident_step(state, state.incident)] if state.incident is not None else []
+    found = [_incident_step(state, state.incident, memory)] if state.incident is not None else []
     if state.phase is Phase.SUBMITTING:
         found.append(NextStep("submitting the job" if operator else "the operator will submit the job"))
     if state.phase is Phase.STARTING:
@@ -174,7 +180,7 @@ def next_steps(
     return tuple(found)
 
 
-def _incident_step(state: State, incident: Incident) -> NextStep:
+def _incident_step(state: State, incident: Incident, memory: int) -> NextStep:
     if incident.stage is Stage.WITHHELD:
         return NextStep(f"{incident.id}: nothing, since the run is only observed; Slurm or you decide")
     stage, pending = incident.stage, [a for a in state.pending if a.key.startswith(f"{incident.id}/")]
@@ -196,8 +202,10 @@ def _incident_step(state: State, incident: Incident) -> NextStep:
     if incident.marks and incident.marks[-1].what == "waiting":  # the launcher's srun cannot create the step
         target = "slurmctld, which is needed to start ranks" if state.slurm_error else "Slurm to start the ranks"
         return NextStep(f"{incident.id}: waiting for {target}")
-    memory = " or node memory" if incident.attempt == state.attempt else ""  # which ends with the job
-    back = f", from checkpoint {state.progress.durable:,}{memory}" if state.progress.durable >= 0 else ""
+    durable = state.progress.durable
+    sources = [f"step {memory:,} in node memory"] if memory > durable else []
+    sources += [f"checkpoint {durable:,}"] if durable >= 0 else []
+    back = f", from {' or '.join(sources)}" if sources else ""
     target = "Slurm to start the job" if state.job.state == "PENDING" else f"the next step{back}"
     return NextStep(f"{incident.id}: waiting for {target}")
 

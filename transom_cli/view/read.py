@@ -27,7 +27,7 @@ from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, re
 from transom_cli.supervise.own_checkpoints import newest_own
 from transom_cli.toml import read_toml
 from transom_cli.view.model import FRESH, NodeView, Preflight, RunView, Standbys, build_view
-from transom_cli.view.node_state import NodeSight, NodeViews, blind_nodes
+from transom_cli.view.node_state import NodeSight, NodeViews, blind_nodes, seen_by_nodes
 from transom_cli.view.outlook import next_steps, rank_operation, step_time
 from transom_cli.view.read_memory import Memory, read_memory
 from transom_cli.view.read_nodes import NodeReader
@@ -161,6 +161,8 @@ def read_brief(run: RunDir, folded: Folded) -> RunView:
         owner=other_owner(run),
         preflight=_read_preflight(attempt, state, probe=True) if checks else None,
     )
+    if not alive and view.nodes_at is not None and view.now - view.nodes_at < FRESH:
+        return Reader(run).look(folded)  # the journal of a run without an operator is behind its nodes
     held = None if alive else _launcher_hold(run, state)
     return held_view(view, held) if held is not None else view
 
@@ -252,6 +254,9 @@ class Reader:
         state = folded.state
         alive = _operator_lives(run, self._patience)
         sights, newest = self._nodes.read(run.attempt(state.job.id, state.job.restarts)) if state.job.id else ({}, None)
+        if newest is not None and time.time() - newest < FRESH:
+            state = seen_by_nodes(state, sights)
+            folded = replace(folded, state=state)
         current = {node: s.table for node, s in sights.items() if s.table is not None and s.behind <= LATE}
         tables = current or {node: s.table for node, s in sights.items() if s.table is not None}
         view = build_view(run.run_id, state, tables, time.time(), operator=alive)
@@ -270,13 +275,15 @@ class Reader:
         )
         logged = read_logged(run.attempt(state.job.id, state.job.restarts)) if state.job.id else {}
         view = _with_operator(run, _with_logged(view, logged))
-        view = _with_history(view, folded, sights, settings, logged.get("listens"))
+        if not view.over:
+            self._read_memory(state, view.now)
+        view = _with_history(view, folded, sights, settings, logged.get("listens"), self._memory.step)
         if view.durable_age is not None and view.durable_age < LATE and not view.steps_since_start:
             view = replace(view, step=max(view.step, view.durable))  # heartbeats may lag behind a save
         view = replace(view, own_checkpoint=self._newest_own(view))
         if not view.over:
-            view = self._with_nodes(self._with_memory(view, state, sights), state, sights)
-            if settings.preflight and state.job.state == "RUNNING" and not state.launch.started:
+            view = self._with_nodes(self._with_memory(view, sights), state, sights)
+            if settings.preflight and not state.launch.started and _runs(state):
                 attempt = run.attempt(state.job.id, state.job.restarts)
                 view = replace(view, preflight=_read_preflight(attempt, state, probe=settings.probe))
         if view.leaving is not None:
@@ -305,16 +312,19 @@ class Reader:
             self._own_at, self._own = time.monotonic(), newest_own(self._run, self._settings.checkpoints)
         return self._own
 
-    def _with_memory(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
+    def _read_memory(self, state: State, wall: float) -> None:
         """With a budget, the files of many nodes are read only every `MEMORY_EVERY` seconds."""
         now = time.monotonic()
         rare = self._budget < float("inf") and len(state.job.nodes) > MANY and self._memory_of == state.attempt
         if not rare or now - self._memory_at >= MEMORY_EVERY:
-            self._memory = read_memory(self._run, state, view.now)
+            self._memory = read_memory(self._run, state, wall)
             self._memory_at, self._memory_of = now, state.attempt
+
+    def _with_memory(self, view: RunView, sights: Mapping[str, NodeSight]) -> RunView:
         last = _last_step(view, sights)
         view = self._memory.added_to(view, last[0] if last is not None else None)
-        busy = None if view.operations else rank_operation(_live_ranks(sights))
+        first = max(view.durable, view.memory) < 0 and not view.starts and not view.incidents
+        busy = None if view.operations else rank_operation(_live_ranks(sights), first=first)
         return view if busy is None else replace(view, operations=(busy,))
 
     def _with_nodes(self, view: RunView, state: State, sights: Mapping[str, NodeSight]) -> RunView:
@@ -337,6 +347,10 @@ class Reader:
         launches = {rank.launch for rank in _live_ranks(sights)}
         attempt = self._run.attempt(state.job.id, state.job.restarts)
         return self._nodes.nccl(attempt, launches.pop()) if launches else ()
+
+
+def _runs(state: State) -> bool:
+    return state.job.state == "RUNNING" or state.phase is Phase.STARTING
 
 
 def _operator_lives(run: RunDir, patience: float) -> bool:
@@ -372,7 +386,12 @@ def _with_logged(view: RunView, line: Mapping[str, object]) -> RunView:
 
 
 def _with_history(
-    view: RunView, folded: Folded, sights: Mapping[str, NodeSight], settings: RunSettings, listens: object
+    view: RunView,
+    folded: Folded,
+    sights: Mapping[str, NodeSight],
+    settings: RunSettings,
+    listens: object,
+    memory: int,
 ) -> RunView:
     """Add times from the journal, the step time, and what comes next."""
     state, past = folded.state, folded.times
@@ -399,6 +418,7 @@ def _with_history(
             launcher=settings.launcher,
             listens=listens if isinstance(listens, bool) else None,
             preflight=settings.preflight,
+            memory=memory,
         ),
     )
 

@@ -150,7 +150,7 @@ def needs_query(view: RunView) -> bool:
     """
     if view.over or not view.job_id or (view.operator and view.slurm_lost):
         return False
-    return view.phase in ("pending", "held") or view.slurm_state == "PENDING" or not view.fresh
+    return view.phase in ("pending", "held") or view.slurm_state in ("", "PENDING") or not view.fresh
 
 
 def needs_operator_query(view: RunView) -> bool:
@@ -172,7 +172,8 @@ def _same_reason(view: RunView, state: str) -> str:
 
 def waits(view: RunView) -> bool:
     """Whether the operator has last seen the job in the queue. It asks Slurm once in one or two minutes."""
-    return view.phase in ("pending", "recovering") and view.slurm_state in ("", "PENDING")
+    waiting = view.phase in ("pending", "recovering") and view.slurm_state in ("", "PENDING")
+    return waiting or (not view.slurm_state and not view.over)
 
 
 def with_answer(view: RunView, job: Job) -> RunView:

@@ -140,8 +140,7 @@ def _progress(view: RunView, width: int | None) -> list[Line]:
     loss = f"  loss {view.loss:.4f}" if view.loss is not None else ""
     tone = "bad" if view.loss is not None and view.loss != view.loss else ""
     if not view.steps or view.steps_since_start:
-        counted = " since this start" if view.steps_since_start else ""
-        counted += f" of job step {view.job_step}" if view.job_step else ""
+        counted = view.counted + (f" of job step {view.job_step}" if view.job_step else "")
         return [row("step", f"{count(view.step)}{counted}", (loss, tone), (pace, ""))]
     done = min(1.0, view.step / view.steps)
     to_go = (view.steps - view.step) * view.step_time if view.step_time else 0.0
@@ -246,7 +245,7 @@ def _sources(view: RunView, width: int | None) -> list[Line]:
     if view.slurm_state:
         pending = "" if view.starved else pending_reason(view)
         reason = f": {pending}" if pending else ""
-        nodes = f" on {several(len(view.nodes), 'node')}" if view.slurm_state == "RUNNING" and view.nodes else ""
+        nodes = f" on {_nodes_of_job(view)}" if view.slurm_state == "RUNNING" and view.nodes else ""
         lines += rows("slurm", f"job {view.job_id} {view.slurm_state}{reason}{nodes}, {_slurm_source(view)}", width)
     if view.slurm_start is not None:
         when = f"{day_time(view.slurm_start, view.now)}, in {span(view.slurm_start - view.now)}"
@@ -261,6 +260,14 @@ def _sources(view: RunView, width: int | None) -> list[Line]:
     if view.nodes_at is not None:
         by.append(f"nodes {span(view.now - view.nodes_at)} ago")
     return [*lines, *(rows("updated", ", ".join(by), width) if by else [])]
+
+
+def _nodes_of_job(view: RunView) -> str:
+    """Together they are the nodes that Slurm counts."""
+    replaced = sum(one.role == "out" for one in view.node_views)
+    more = [several(len(view.spares), "spare")] if view.spares else []
+    more += [f"{replaced} replaced"] if replaced else []
+    return " + ".join((several(len(view.nodes), "node"), *more))
 
 
 def _slurm_source(view: RunView) -> str:

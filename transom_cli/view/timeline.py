@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from transom_cli.core.category import category_name
 from transom_cli.core.events import UNDECIDED, Decided
 from transom_cli.core.fault import Fault, fault_of, outcome
 from transom_cli.core.goodput import NS, Cause, Kind, Sums, cost
@@ -138,7 +139,7 @@ def headline(timeline: Timeline) -> str:
 
 def brief_lines(timeline: Timeline, width: int = NEVER_CUT) -> list[str]:
     """Return what broke, where, the evidence, what was done and what it cost."""
-    category = f", {timeline.category}" if timeline.category else ""
+    category = f", {category_name(timeline.category)}" if timeline.category else ""
     rows = [("when", f"{when(timeline.began)}, attempt {timeline.attempt}{category}")]
     rows += [("evidence", timeline.fault.evidence[:EVIDENCE])] if timeline.fault.evidence else []
     rows += [("root line", timeline.root)] if timeline.root else []

@@ -22,8 +22,7 @@ REQUESTED = "requested"  # the cause of a restart that a person asked for
 
 def sign(state: State, seen: Sign) -> Step:
     """A sign of trouble in the present attempt: open an incident, or add it to the open one."""
-    if state.incident is not None and state.incident.stage is Stage.STARTING:
-        state = close(state, seen.at, "failed again")
+    state = supersede(state, seen.at)
     incident = state.incident
     if incident is not None and incident.stage not in (Stage.EXAMINING, Stage.RELAUNCHING):
         return state, ()  # the attempt is being given up already
@@ -238,7 +237,7 @@ def requeue_refused(state: State) -> str:
 def requeue(state: State, at: float, who: str) -> Step:
     """Requeue the job because a person asked for it. The budget does not count it."""
     if state.incident is not None and state.incident.stage is Stage.STARTING:
-        state = close(state, at, "failed again")
+        state = close(state, at, "requeued")
     words = f"requeue requested by {who}"
     incident = (state.incident or state.new_incident(at, Stage.WAITING)).marked(at, "seen", words)
     diagnosis = Diagnosis(REQUESTED, words, (), True, "none", True)
@@ -297,6 +296,15 @@ def close(state: State, at: float, result: str) -> State:
     others = tuple(a for a in state.pending if not a.key.startswith(f"{incident.id}/"))
     incident = replace(incident, stage=Stage.CLOSED, result=result, ended_at=at)
     return replace(state, incident=None, incidents=(*state.incidents, incident), pending=others)
+
+
+def supersede(state: State, at: float) -> State:
+    """Close an incident whose restart has not come to a step before the next trouble. A planned end is no failure."""
+    incident = state.incident
+    if incident is None or incident.stage is not Stage.STARTING:
+        return state
+    planned = incident.diagnosis is not None and incident.diagnosis.planned
+    return close(state, at, "requeued" if planned else "failed again")
 
 
 def forget(state: State) -> State:

@@ -34,7 +34,7 @@ def reported(state: State, e: RecoverySeen) -> State:
         if e.what == "withheld" or incident.stage is Stage.WITHHELD:
             return state
     if e.what == "seen" and (incident is None or incident.stage is Stage.STARTING):
-        state = inc.close(state, e.at, "failed again").in_phase(Phase.RECOVERING, e.at)
+        state = inc.supersede(state, e.at).in_phase(Phase.RECOVERING, e.at)
         incident = state.new_incident(e.at, Stage.RELAUNCHING, number)
     elif incident is None or incident.stage not in (Stage.RELAUNCHING, Stage.EXAMINING, *_AFTER.get(e.what, ())):
         return state

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from transom_cli.core import events as ev
+from transom_cli.core.category import category_name
 from transom_cli.core.goodput import NS, Kind
 from transom_cli.core.goodput.partition import START
 from transom_cli.plural import several
@@ -254,7 +255,7 @@ def _incident_row(timeline: Timeline, known: Mapping[str, str]) -> tuple[Cell, .
         Cell(timeline.result, tone_of(timeline)),
         Cell(span(timeline.duration) if timeline.duration is not None else "open"),
         Cell(span(timeline.cost.wall / NS) if timeline.cost is not None else "-"),
-        Cell(timeline.category or "not diagnosed"),
+        Cell(category_name(timeline.category) or "not diagnosed"),
     )
 
 

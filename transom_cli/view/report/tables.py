@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from transom_cli.core.category import category_name
 from transom_cli.core.goodput import Account, Kind, Sums
 from transom_cli.plural import several
 from transom_cli.view.explain import run_nodes
@@ -91,7 +92,7 @@ def _causes(account: Account, anchors: Mapping[str, str]) -> Table:
         again = count(cause.lost) if cause.lost >= 0 else "unknown"
         key = Cell(cause.key, link=anchors.get(cause.key, ""))
         cells = (duration(sums.wall), _share(sums.wall, account.whole), again, _lost(sums))
-        rows.append((key, Cell(cause.category or "-"), *map(Cell, cells)))
+        rows.append((key, Cell(category_name(cause.category) or "-"), *map(Cell, cells)))
     note = _more_rows(len(account.by_cause) - len(rows), "cheaper cause")
     head = ("cause", "category", "time", "share", "steps repeated", "losses")
     return Table("By cause, most expensive first", head, tuple(rows), frozenset(head[2:5]), note)
@@ -99,7 +100,12 @@ def _causes(account: Account, anchors: Mapping[str, str]) -> Table:
 
 def _categories(account: Account) -> Table:
     rows = tuple(
-        (Cell(c.name), Cell(count(c.causes)), Cell(duration(c.sums.wall)), Cell(_share(c.sums.wall, account.whole)))
+        (
+            Cell(category_name(c.name)),
+            Cell(count(c.causes)),
+            Cell(duration(c.sums.wall)),
+            Cell(_share(c.sums.wall, account.whole)),
+        )
         for c in account.by_category
     )
     return Table("By category", ("category", "count", "time", "share"), rows, frozenset({"count", "time", "share"}))

@@ -239,10 +239,9 @@ def empty(view: RunView, tab: str, chosen: Filter) -> str:
     if tab == NODES:
         nodes = sum(one.role == "ranks" for one in view.node_views)
         if view.preflight is not None or (nodes and view.confirmed == "starting"):
-            return (
-                view.condition
-                or f"{nodes} of {several(len(view.nodes), 'node')} {was(nodes, 'has', 'have')} reported; no step yet"
-            )
+            heard, every_one = sum(one.state != "waiting" for one in view.node_views), len(view.node_views)
+            said = f"{heard} of {several(every_one, 'node')} {was(heard, 'has', 'have')} reported; no step yet"
+            return view.condition or said
         every = {1: "the node is", 2: "both nodes are"}.get(nodes, f"all {nodes} nodes are")
         waits = view.status in ("submitting", "pending", "held", "starved")
         none = "the job has not started" if waits else "no node has reported yet"

@@ -1,0 +1,55 @@
+"""A run whose operator is behind its nodes, or that has none: status, list and attach agree on what it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from view_made import JOB, NOW, Made
+
+from transom_cli.core import events as ev
+from transom_cli.view.document import Changes
+from transom_cli.view.list_reader import Wanted, read_list
+from transom_cli.view.model import RunView
+
+
+def listed(made: Made) -> RunView:
+    with mock.patch("time.time", lambda: NOW):
+        (view,) = read_list(made.run.path.parent, Wanted(), print).views
+    return view
+
+
+def submitted(folder: Path) -> Made:
+    """As the launcher under plain sbatch begins its run: nobody asks Slurm."""
+    return Made(folder).seen((95.0, ev.Started(0, 0)), (94.0, ev.Submitted(0, "submit", JOB, released=True)))
+
+
+@pytest.mark.parametrize(("step", "phase", "shown"), [(-1, "starting", -1), (28, "training", 28)])
+def test_run_without_an_operator_does_what_its_nodes_show(step: int, phase: str, shown: int, tmp_path: Path) -> None:
+    made = submitted(tmp_path).beats(step)
+    view, row = made.view(), listed(made)
+    assert (view.status, view.step, len(view.node_views)) == (phase, shown, 4)
+    assert (row.status, row.step, row.health) == (phase, shown, "unknown")
+    assert [one.what for one in Changes().of(view)] == [phase]
+
+
+def test_nodes_that_have_ended_or_fallen_silent_show_nothing(tmp_path: Path) -> None:
+    made = submitted(tmp_path).beats(28, ago=60.0)
+    assert made.view().phase == listed(made).phase == "pending"
+
+
+def test_first_step_is_training_before_the_operator_knows(tmp_path: Path) -> None:
+    made = Made(tmp_path).seen((95.0, ev.Started(0, 1)), (94.0, ev.Submitted(0, "submit", JOB, True)))
+    made.seen((30.0, ev.JobSeen(0, JOB, 0, "RUNNING", nodes=made.nodes)))
+    made.seen((21.0, ev.LaunchSeen(0, f"{JOB}.0", 0, made.nodes, 32)))
+    view = made.beats(2).operator().view()
+    assert (view.status, view.step, view.next_steps) == ("training", 2, ())
+
+
+def test_start_without_a_step_shows_no_count_of_an_earlier_one(tmp_path: Path) -> None:
+    made = Made(tmp_path).began().operator()
+    made.seen((50.0, ev.StepSeen(0, f"{JOB}.0", 40, since_start=True)), (40.0, ev.StopRequested(0, "ada")))
+    made.seen((30.0, ev.JobSeen(0, JOB, 0, "CANCELLED")), (20.0, ev.Resumed(0, "ada")))
+    made.seen((10.0, ev.Submitted(0, "submit/2", JOB + 1, True)))
+    assert (made.view().phase, made.view().step) == ("pending", -1)
