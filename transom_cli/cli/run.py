@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom_cli.cli.common import leaving, run_to_act_on
+from transom_cli.cli.common import active_of_name, leaving, run_to_act_on
 from transom_cli.cli.options import AutoBeat, Plain, Root, Run, Set, SettingsFile
 from transom_cli.errors import TransomError, UsageError, printable
 from transom_cli.layout import RunDir
+from transom_cli.plural import some
 from transom_cli.slurm.port import Job, JobState, Slurm, SlurmDenied, SlurmRefused
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def run(
     if detach and foreground:
         raise UsageError("`--detach` and `--foreground` cannot be combined", hint="omit one of them")
     from transom_cli.submit.prepare import create, leave_outer_job, leave_outer_launch, leave_outer_run, prepare
+    from transom_cli.submit.rundir import run_name
 
     leave_outer_run()
     leave_outer_job()
@@ -140,6 +142,10 @@ def run(
     for one in prepared.each():
         made = create(one, cluster)
         print(f"run {made.run_id}", file=sys.stderr)
+        name = run_name(made)
+        if others := [other for other in active_of_name(made.path.parent, name, 2) if other != made.run_id]:
+            also = "another run of that name has" if len(others) == 1 else "other runs of that name have"
+            print(f"note: {also} not ended: {some(others, 3)}; to stop one, give its ID", file=sys.stderr)
         code = operate_or_watch(made, detach=detach or array, foreground=foreground, new=True, as_lines=as_lines)
         if code:
             break
