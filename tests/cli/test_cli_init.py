@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,9 @@ import typer
 from cli_support import transom
 
 from transom_cli.cli.app import app
-from transom_cli.cli.init import _from_script, _number, settings_text
+from transom_cli.cli.init import _from_script, _in_slurms_form, _wrong, init, settings_text
 from transom_cli.config.load import load
+from transom_cli.errors import UsageError
 
 SCRIPT = """#!/bin/bash
 #SBATCH -J llama -N 4 --gres=gpu:h100:8
@@ -70,7 +72,38 @@ def test_summaries_of_subcommands_fit_fifty_characters() -> None:
     assert len(found) > 50 and [text for text in found if len(text) > 50] == []
 
 
-def test_answer_that_is_no_number_is_asked_for_again() -> None:
-    assert _number(" 2 ") == "2"
-    with pytest.raises(typer.BadParameter, match="`two` is not a whole number"):
-        _number("two")
+@pytest.mark.parametrize(
+    ("setting", "answer", "why"),
+    [
+        ("job.nodes", "two", "should be a valid integer"),
+        ("job.nodes", "0", "greater than or equal to 1"),
+        ("job.time", "soon", "'soon' is not a Slurm time"),
+        ("job.partition", "1:00:00", "there is no partition `1:00:00`; there are: main, large"),
+        ("job.partition", "large,main", ""),
+        ("job.time", "1-12:00", ""),
+        ("name", "llama 7b", ""),
+    ],
+)
+def test_each_answer_is_checked(setting: str, answer: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transom_cli.bootstrap.slurm.partitions", lambda: ("main", "large"))
+    assert why in _wrong(setting, answer) and bool(why) == bool(_wrong(setting, answer))
+
+
+def test_time_limit_may_have_units() -> None:
+    given = ("1h", "2d", "90 min", "1h 30m", "1:00:00", "90", "hour")
+    assert [_in_slurms_form(one) for one in given] == [
+        "01:00:00", "48:00:00", "01:30:00", "01:30:00", "1:00:00", "90", "hour",
+    ]  # fmt: skip
+
+
+def test_wrong_answer_from_a_pipe_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("transom_cli.bootstrap.slurm.partitions", tuple)
+    for answers, what in (("a\n2\ntwo\n", "`two` cannot be the answer to: GPUs per node"), ("a\n", "five questions")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(answers))
+        with pytest.raises(UsageError, match=what):
+            init(None, Path("run.toml"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n2\n\n1h\n\n"))
+    init(None, Path("run.toml"))
+    job = load(Path("run.toml"), {}, {}, site=None, user=None).job
+    assert (job.nodes, job.gpus_per_node, job.time, job.partition) == (2, 0, "01:00:00", None)

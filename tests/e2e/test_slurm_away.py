@@ -70,7 +70,7 @@ def test_run_continues_while_slurmctld_hangs_and_a_cancel_stops_it(person: Perso
     try:
         view = person.wait(run, lambda v: bool(v["slurm_lost"]), LONG)
         assert view["phase"] == "training" and view["incidents"] == []
-        assert "Slurm does not respond" in person.transom("status", run.run_id).stdout
+        assert "Slurm has not answered for" in person.transom("status", run.run_id).stdout
         asked = subprocess.Popen(["scancel", str(job)], env={**os.environ, **sandbox.env()}, stderr=subprocess.DEVNULL)
         time.sleep(1.0)
     finally:

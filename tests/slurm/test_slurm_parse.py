@@ -154,7 +154,7 @@ def test_squeue_of_a_user_without_jobs() -> None:
 def test_nodes_with_their_flags() -> None:
     idle, drained, mixed, down = parse.parse_show_nodes(sample("nodes.txt"))
     assert idle.usable and (idle.name, idle.address, idle.port) == ("node1", "127.0.0.1", 27011)
-    assert idle.gpus == 2
+    assert (idle.gpus, idle.cpus, idle.memory, idle.partitions) == (2, 2, 2000, ("main",))
     assert drained.drain and drained.state == "idle" and not drained.usable
     assert (drained.reason, drained.reason_user) == ("transom: gpu lost (r1) = a", "root")
     assert mixed.state == "mixed" and mixed.usable and mixed.reason == ""

@@ -12,8 +12,10 @@ from view_scenes import SCENES
 
 from transom_cli.slurm.port import Job, JobState, SlurmRefused, SlurmUnknown
 from transom_cli.view import slurm_query
+from transom_cli.view.document import view_document
 from transom_cli.view.model import RunView
 from transom_cli.view.slurm_query import OUTAGE, Outage
+from transom_cli.view.status import status_lines
 
 SILENT = SlurmUnknown("Slurm did not answer `scontrol show`", "Slurm said: Socket timed out")
 
@@ -126,3 +128,32 @@ def test_a_kept_answer_of_another_version_is_no_answer(tmp_path: Path) -> None:
     assert notes.kept(7) is None
     file.write_text("[]")
     assert notes.kept(7) is None
+
+
+def test_looks_at_a_run_that_trains_ask_twice_a_minute(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = SCENES["healthy"](tmp_path)
+    slurm = Counted(Job(view.job_id, JobState.RUNNING, nodes=view.nodes))
+    for _ in range(100):
+        assert look(view, slurm, monkeypatch) == ""
+    assert slurm.asked == 1
+    monkeypatch.setattr(slurm_query, "KEPT_RUNNING", 0.0)
+    look(view, slurm, monkeypatch)
+    assert slurm.asked == 2
+
+
+def test_screen_says_since_when_slurm_is_silent(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = replace(SCENES["healthy"](tmp_path), now=time.time())
+    slurm = Counted(SILENT)
+    first = slurm_query.with_slurm(view, lambda *_: slurm)
+    assert "Slurm has not answered" not in "".join(status_lines(first, 120)), "it may only be slow"
+    (note,) = state.glob("slurm-silent-*")
+    note.write_text(f"{view.now - 45} {note.read_text().partition(' ')[2]}")
+    older(state, OUTAGE + 1)
+    seen = slurm_query.with_slurm(view, lambda *_: slurm)
+    assert slurm.asked == 2 and seen.slurm_silent_since == pytest.approx(view.now - 45, abs=0.01)
+    text = " ".join(" ".join(status_lines(seen, 120)).split())
+    assert "Slurm has not answered for 45 s" in text and "Socket timed out" in text
+    assert "RUNNING on 4 nodes, as last seen by the operator" in text
+    assert seen.health == "healthy" and view_document(seen)["slurm_silent_since_utc"]

@@ -24,7 +24,7 @@ ESCAPE = b"\x1b"
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
-    """A run that trains now, with one node that is slow. No Slurm is asked."""
+    """A run that trains now, with one node that is slow. No Slurm answers."""
     monkeypatch.setattr("view_made.NOW", time.time())
     made = Made(tmp_path / "runs", nodes=12).began().stepped().saved()
     made.report("slow_node", "a node is slow; rank 24 on gpu003 spends 0.71 s in forward, usual is 0.3 s", "gpu003")
@@ -192,6 +192,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A Slurm of one command, which the test writes."""
     folder = tmp_path / "bin"
     folder.mkdir()
+    monkeypatch.setenv("TRANSOM_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder / "scontrol"
 
@@ -205,8 +206,9 @@ def test_slurm_is_asked_where_the_journal_does_not_know(slurm: Path, tmp_path: P
     assert asked.returncode == 0
 
 
-def test_slurm_is_left_alone_where_the_operator_sees_the_job(slurm: Path, made: Made) -> None:
-    slurm.write_text(f"#!/bin/sh\ntouch {slurm.parent}/asked\n")
+def test_what_slurm_refuses_to_say_is_left_out_where_the_operator_sees_the_job(slurm: Path, made: Made) -> None:
+    slurm.write_text(f"#!/bin/sh\ntouch {slurm.parent}/asked\necho 'slurm_load_jobs error: odd' >&2\nexit 1\n")
     slurm.chmod(0o755)
-    assert transom("status", made.run.path).returncode == 0
-    assert not (slurm.parent / "asked").exists()
+    asked = transom("status", made.run.path)
+    assert asked.returncode == 0 and "as seen by the operator" in asked.stdout and "odd" not in asked.stdout
+    assert (slurm.parent / "asked").exists()

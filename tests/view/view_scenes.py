@@ -381,6 +381,7 @@ def hostile(folder: Path) -> RunView:
     made.seen((80.0, ev.RecoverySeen(0, f"{JOB}.0", "l1", "diagnosed", f"why {bad}", "hang", (f"gpu001{bad}",))))
     view = made.beats().operator(host=f"login{bad}").view()
     view = replace(view, verdict=f"held {bad}", slurm_state="PENDING", slurm_reason=f"Odd{bad}", slurm_lost=bad)
+    view = replace(view, slurm_silent_since=view.now - 90)
     return replace(view, excluded=(("gpu009", "drained", f"by {bad}"),), memory_protection=bad, save_schedule=bad)
 
 

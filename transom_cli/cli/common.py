@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from transom_cli.errors import TransomError, Unknown, UsageError
+from transom_cli.plural import some
 
 if TYPE_CHECKING:
     from transom_cli.layout import RunDir
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
 
 
 def run_to_read(root: Path | None, wanted: str | None) -> RunDir:
-    """Find a run. If it belongs to another user, print a note on stderr."""
+    """Find a run. If it belongs to another user, or others of its name have not ended, print a note on stderr."""
     from transom_cli.errors import printable
     from transom_cli.ownership import other_owner, require_consistent
 
     found = find_run(root, wanted)
+    others = [one for one in active_of_name(found.path.parent, wanted, 2) if one != found.run_id]
+    if others:
+        also = f"the newest run of that name; not ended: {some(others, 3)}"
+        print(printable(f"note: this is {found.run_id}, {also}"), file=sys.stderr)
     owner = other_owner(found)
     if owner:
         require_consistent(found)
@@ -53,6 +58,23 @@ def run_to_request(root: Path | None, wanted: str | None) -> RunDir:
             return found
     require_own_run(found)
     return found
+
+
+def active_of_name(root: Path, wanted: str | None, least: int = 1) -> list[str]:
+    """Return the IDs of the user's own runs of this name that have not ended, newest first.
+
+    [] if it is no name, or if fewer than `least` runs have it: then no journal is read.
+    """
+    from transom_cli.layout import RUN_ID, RunDir
+    from transom_cli.ownership import is_own
+    from transom_cli.supervise.journal import fold
+
+    if not wanted or RUN_ID.fullmatch(wanted) or not root.is_dir():
+        return []
+    named = [(one["stamp"], one[0]) for one in map(RUN_ID.fullmatch, os.listdir(root)) if one and one["name"] == wanted]  # noqa: PTH208
+    runs = [RunDir(root / name) for _, name in sorted(named, reverse=True)] if len(named) >= least else []
+    kept = [one for one in runs if one.settings.exists() and not one.summary.exists() and is_own(one)]
+    return [one.run_id for one in kept if not fold(one.journal).state.phase.over]
 
 
 def find_run(root: Path | None, wanted: str | None, *, own: bool = False) -> RunDir:

@@ -1,6 +1,7 @@
 """`transom init`: write a settings file for a new run, from five questions or from an sbatch script."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,7 @@ _JOB = {  # sbatch option: setting, and what it is
     "qos": ("qos", "quality of service"),
 }
 _NUMBERS = ("nodes", "gpus-per-node", "ntasks-per-node", "cpus-per-task")
+_UNITS = re.compile(r"(?:(\d+)\s*d)?\s*(?:(\d+)\s*h)?\s*(?:(\d+)\s*m(?:in)?)?", re.IGNORECASE)
 _END = """
 # [detect]
 # first_step = 1800             # seconds until a launch without a step counts as hung
@@ -78,19 +80,52 @@ def _from_script(path: Path) -> dict[str, str]:
 
 
 def _asked() -> dict[str, str]:
-    if not sys.stdin.isatty():
-        raise UsageError("`init` asks questions", "stdin is not a terminal", "transom init train.sbatch")
     return {
-        "job-name": typer.prompt("Name of the run", default=Path.cwd().name, err=True),
-        "nodes": typer.prompt("Number of nodes", default="1", value_proc=_number, err=True),
-        "gpus-per-node": typer.prompt("GPUs per node (0: none)", default="0", value_proc=_number, err=True),
-        "time": typer.prompt("Time limit of one attempt", default="24:00:00", err=True),
-        "partition": typer.prompt("Partition (empty: the default)", default="", show_default=False, err=True),
+        "job-name": _ask("Name of the run", Path.cwd().name, "name"),
+        "nodes": _ask("Number of nodes", "1", "job.nodes"),
+        "gpus-per-node": _ask("GPUs per node (0: none)", "0", "job.gpus_per_node"),
+        "time": _ask("Time limit of one attempt", "24:00:00", "job.time"),
+        "partition": _ask("Partition (empty: the default)", "", "job.partition"),
     }
 
 
-def _number(text: str) -> str:
-    """Return the answer. Raises BadParameter, after which the question is asked again."""
-    if not text.strip().isdecimal():
-        raise typer.BadParameter(f"`{text}` is not a whole number")
-    return text.strip()
+def _ask(question: str, default: str, setting: str) -> str:
+    """Return the answer. On a terminal, a wrong one is asked for again; from a pipe, it ends the command."""
+    while True:
+        print(f"{question} [{default}]: " if default else f"{question}: ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            print(file=sys.stderr)
+            raise UsageError("`init` asks five questions", f"no answer to: {question}", "transom init train.sbatch")
+        answer = _in_slurms_form(line.strip() or default) if setting == "job.time" else line.strip() or default
+        wrong = _wrong(setting, answer)
+        if not wrong:
+            return answer
+        if not sys.stdin.isatty():
+            print(file=sys.stderr)
+            raise UsageError(f"`{answer}` cannot be the answer to: {question}", wrong, "transom init")
+        print(f"  {wrong}", file=sys.stderr)
+
+
+def _in_slurms_form(text: str) -> str:
+    """Return a time limit such as `2d`, `1h` or `1h 30m` as Slurm takes it, and any other text as it is."""
+    found = _UNITS.fullmatch(text)
+    if found is None or not any(found.groups()):
+        return text
+    days, hours, minutes = (int(one or 0) for one in found.groups())
+    hours += 24 * days + minutes // 60
+    return f"{hours:02}:{minutes % 60:02}:00"
+
+
+def _wrong(setting: str, answer: str) -> str:
+    """Say why the setting cannot have this value; "" if it can."""
+    from transom_cli.bootstrap.slurm import partitions
+    from transom_cli.config.load import load
+
+    try:
+        load(None, {setting: answer}, {}, site=None, user=None)
+    except UsageError as error:
+        return error.why.partition("): ")[2] or error.why
+    known = partitions() if setting == "job.partition" and answer else ()
+    unknown = [one for one in answer.split(",") if one.strip() not in known] if known else []
+    return f"there is no partition `{unknown[0]}`; there are: {', '.join(known)}" if unknown else ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom_cli.cli.common import bounded, require_own_run, run_to_act_on, run_to_request
+from transom_cli.cli.common import active_of_name, bounded, require_own_run, run_to_act_on, run_to_request
 from transom_cli.cli.options import Json, Root, Run
 from transom_cli.cli.run import cancel_pending_operator, nodes_range, operate_or_watch
 from transom_cli.errors import (
@@ -52,7 +52,7 @@ def stop(
     from transom_cli.supervise.journal import fold
     from transom_cli.view.terminal import waiting
 
-    found = _found(run, root)
+    found = _found(run, root, "stop")
     state = fold(found.journal).state
     already = state.phase.over
     if already and run is None:
@@ -122,7 +122,7 @@ def resume(
 
     if run is None:
         run = _newest_resumable(root, yes=yes)
-    found = _found(run, root)
+    found = _found(run, root, "resume")
     changes = {"nodes": nodes, "time": time, "partition": partition, "exclude": exclude}
     given = {name: value for name, value in changes.items() if value is not None}
     state = fold(found.journal).state
@@ -268,8 +268,16 @@ def _confirm(verb: str, run_id: str, question: str) -> None:
     typer.confirm(question, abort=True, err=True)
 
 
-def _found(run: str | None, root: Any) -> RunDir:
-    return run_to_request(bounded(root, run), run)
+def _found(run: str | None, root: Any, verb: str) -> RunDir:
+    """Find a run. Raises UsageError for a name of several runs that have not ended: which was meant is not known."""
+    found = run_to_request(bounded(root, run), run)
+    active = active_of_name(found.path.parent, run, 2)
+    ended = verb == "resume" and found.run_id not in active  # then it is the one that can be resumed
+    if active and active != [found.run_id] and not ended:
+        why = f"not ended: {', '.join(active)}; the newest: {found.run_id}"
+        hint = "\nor: ".join(f"transom {verb} {one}" for one in active[:3])
+        raise UsageError(f"Several runs are called `{run}`", why, hint)
+    return found
 
 
 def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:
@@ -278,7 +286,7 @@ def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:
     from transom_cli.view.read import read_run_settings
     from transom_cli.view.terminal import waiting
 
-    found = _found(run, root)
+    found = _found(run, root, kind)
     state = fold(found.journal).state
     if state.phase.over:
         _require_stopped(found, state)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom_cli.cli.common import leaving, run_to_act_on
+from transom_cli.cli.common import active_of_name, leaving, run_to_act_on
 from transom_cli.cli.options import AutoBeat, Plain, Root, Run, Set, SettingsFile
 from transom_cli.errors import TransomError, UsageError, printable
 from transom_cli.layout import RunDir
-from transom_cli.plural import several
+from transom_cli.plural import some
 from transom_cli.slurm.port import Job, JobState, Slurm, SlurmDenied, SlurmRefused
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ def run(
     if detach and foreground:
         raise UsageError("`--detach` and `--foreground` cannot be combined", hint="omit one of them")
     from transom_cli.submit.prepare import create, leave_outer_job, leave_outer_launch, leave_outer_run, prepare
+    from transom_cli.submit.rundir import run_name
 
     leave_outer_run()
     leave_outer_job()
@@ -141,6 +142,10 @@ def run(
     for one in prepared.each():
         made = create(one, cluster)
         print(f"run {made.run_id}", file=sys.stderr)
+        name = run_name(made)
+        if others := [other for other in active_of_name(made.path.parent, name, 2) if other != made.run_id]:
+            also = "another run of that name has" if len(others) == 1 else "other runs of that name have"
+            print(f"note: {also} not ended: {some(others, 3)}; to stop one, give its ID", file=sys.stderr)
         code = operate_or_watch(made, detach=detach or array, foreground=foreground, new=True, as_lines=as_lines)
         if code:
             break
@@ -166,32 +171,23 @@ def attach(
 
 
 def _require_nodes(prepared: Prepared) -> None:
-    """Refuse a job for an unknown partition, or for more nodes than the cluster has: it would wait forever."""
+    """Refuse a job for an unknown partition, or for more than the cluster's nodes have: it would wait forever."""
     from transom_cli.bootstrap.slurm import partitions, slurm_client
+    from transom_cli.submit.capacity import needs_nodes, refuse_too_large
 
-    settings, wanted, gpus = prepared.settings, prepared.num_nodes, prepared.settings.job.gpus_per_node
-    if prepared.script_text:
-        return
-    named, known = settings.job.partition, partitions(settings.job.cluster or "") if settings.job.partition else ()
+    settings, wanted = prepared.settings, max(prepared.num_nodes, 1)
+    options = prepared.options()
+    named, known = options.get("partition"), partitions(settings.job.cluster or "") if "partition" in options else ()
     if named and known and not {one for one in map(str.strip, named.split(",")) if one} <= set(known):
         hint = "name one with `--partition`, or `--force`"
         raise UsageError(f"There is no partition `{named}`", f"the partitions are: {', '.join(known)}", hint)
-    if wanted <= 1 and not gpus:
+    if not needs_nodes(options, wanted):
         return
     try:
         nodes = slurm_client(settings.slurm.timeout, settings.job.cluster or "").nodes()
     except TransomError:
         return  # sbatch decides
-    asked = f"the job asks for {wanted}{f', {prepared.spares} of them spares' if prepared.spares else ''}"
-    if len(nodes) < wanted:
-        why = f"the cluster has {len(nodes)}; {asked}"
-        raise UsageError("The cluster does not have enough nodes", why, "use a smaller `--nodes`, or `--force`")
-    counts = [one.gpus for one in nodes if one.gpus is not None]
-    if gpus and len(counts) == len(nodes) and sum(count >= gpus for count in counts) < wanted:
-        why = f"{sum(count >= gpus for count in counts)} of {len(nodes)} nodes have {gpus} GPUs or more; {asked}"
-        most = sorted(counts, reverse=True)[wanted - 1]
-        hint = f"`--gpus-per-node {most}` fits, or `--force`" if most else "leave out `--gpus-per-node`, or `--force`"
-        raise UsageError(f"The cluster does not have enough nodes with {several(gpus, 'GPU')}", why, hint)
+    refuse_too_large(options, wanted, prepared.spares, nodes)
 
 
 def operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool = False, as_lines: bool = False) -> int:

@@ -283,7 +283,7 @@ def parse_show_nodes(text: str) -> list[Node]:
 def _parse_node(line: str) -> Node:
     fixed, key, text = (*_NODE_TEXT.split(line, 1), "", "")[:3]
     # The operating system's name is free text, but contains none of these keys.
-    body = dict(re.findall(r"(?:^| )(NodeName|State|NodeAddr|Port|Gres)=(\S+)", fixed))
+    body = dict(re.findall(r"(?:^| )(NodeName|State|NodeAddr|Port|Gres|CPUTot|RealMemory|Partitions)=(\S+)", fixed))
     if not {"NodeName", "State"} <= body.keys():
         raise unexpected_output(line, "scontrol show node -o")
     if key != "Reason":
@@ -310,7 +310,15 @@ def make_node(body: Mapping[str, str], reason: str = "", reason_user: str = "", 
         address=body.get("NodeAddr", ""),
         port=int(body.get("Port", "6818")) if body.get("Port", "6818").isdigit() else 6818,
         gpus=sum(int(n) for n in _GPUS.findall(body["Gres"])) if "Gres" in body else None,
+        cpus=_more_than_one(body.get("CPUTot", "")),
+        memory=_more_than_one(body.get("RealMemory", "")),
+        partitions=tuple(filter(None, body.get("Partitions", "").split(","))),
     )
+
+
+def _more_than_one(text: str) -> int | None:
+    """Return a node's count; None if it is 1, Slurm's default for a node whose line does not say."""
+    return int(text) if text.isdecimal() and int(text) > 1 else None
 
 
 def parse_submitted(text: str) -> int:

@@ -123,7 +123,10 @@ class Node:
     reason_at: str = ""  # when the reason was set, on the controller's clock, as Slurm prints it
     address: str = ""  # NodeAddr
     port: int = 6818  # the port of its slurmd
-    gpus: int | None = None  # that Slurm counts on it; None: unknown (pyslurm)
+    gpus: int | None = None  # that Slurm counts on it; None: unknown (pyslurm), as in the next two
+    cpus: int | None = None
+    memory: int | None = None  # MiB
+    partitions: tuple[str, ...] = ()
 
     @property
     def usable(self) -> bool:

@@ -70,6 +70,12 @@ class Prepared:
     def script(self, run_dir: Path) -> str:
         return self.script_text or render_script(self.settings, run_dir, self.words)
 
+    def options(self) -> dict[str, str | None]:
+        """Return the sbatch options of the script by name. SBATCH_PARTITION is preferred to a user's own script."""
+        found = {one.option.name: one.option.value for one in read_directives(self.script(Path("/")))}
+        partition: dict[str, str | None] = {"partition": one} if (one := os.environ.get("SBATCH_PARTITION")) else {}
+        return found | partition if self.script_text else partition | found
+
     def record(self, run_dir: Path) -> SubmissionRecord:
         cluster = self.settings.job.cluster or ""
         if not self.script_text:

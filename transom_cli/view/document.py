@@ -17,7 +17,8 @@ from transom_cli.view.slurm_reasons import pending_reason
 from transom_cli.view.text import clock_time, utc
 
 SCHEMA = 2
-_MOMENTS = ("now", "since", "submitted", "operator_at", "nodes_at", "slurm_queried_at", "slurm_start")
+_MOMENTS = ("now", "since", "submitted", "operator_at", "nodes_at", "slurm_queried_at", "slurm_start",
+            "slurm_silent_since")  # fmt: skip
 _REPEATED = ("seen", "examined", "diagnosed")  # kinds of marks that add nothing if their message was printed before
 
 _AGAIN = {"probed": "probed again, same result"}

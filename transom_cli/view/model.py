@@ -26,6 +26,7 @@ _ENDED = ("FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEM
 _LIVE = ("pending", "starting", "training", "recovering")
 FRESH = 15.0  # seconds: a file newer than this describes the present
 PAUSED = (5.0, 10.0)  # seconds, and times a step: a run that trains, and makes no step for longer, is shown as paused
+SLOW_ANSWER = 20.0  # seconds for which a Slurm that does not answer may only be slow
 UNHEARD = 30.0  # seconds without a heartbeat of any node, beside a live operator: then no run is healthy
 MAX_REQUESTS = 4  # of people, on the screen and in JSON
 STALE = 60.0  # seconds: node states from older files are not shown as current
@@ -167,6 +168,7 @@ class RunView:
     slurm_state: str = ""
     slurm_reason: str = ""
     slurm_lost: str = ""
+    slurm_silent_since: float | None = None  # while Slurm answers neither the operator nor this user's commands
     operator: bool = False  # a live operator holds the lease
     verdict: str = ""
     exit_code: int | None = None
@@ -246,6 +248,12 @@ class RunView:
         starting = self.phase == "submitting" and self.operator_pending
         operator = self.operator and not self.slurm_lost
         return self.over or self.phase == "held" or operator or nodes or slurm or starting
+
+    @property
+    def slurm_silent(self) -> float:
+        """Seconds since Slurm began not to answer; 0 for the first, unless the operator has noticed: it may be slow."""
+        silent = self.now - self.slurm_silent_since if self.slurm_silent_since is not None else 0.0
+        return max(silent, 0.1) if self.slurm_lost else silent if silent >= SLOW_ANSWER else 0.0
 
     @property
     def unheard(self) -> float | None:
@@ -442,6 +450,7 @@ def build_view(
         slurm_state="COMPLETING" if state.job.completing and state.phase is Phase.STOPPING else state.job.state,
         slurm_reason=state.job.reason,
         slurm_lost=state.slurm_error,
+        slurm_silent_since=state.slurm_lost_at if state.slurm_error else None,
         operator=operator,
         verdict=" ".join(state.verdict.split()),  # Slurm's messages may have several lines
         exit_code=state.exit_code,

@@ -5,7 +5,7 @@ from typing import Any
 
 from transom_cli.view.model import RunView
 from transom_cli.view.slurm_reasons import pending_reason
-from transom_cli.view.text import Line, brief, count, cut, table, utc
+from transom_cli.view.text import Line, brief, count, cut, span, table, utc
 
 _COLUMNS = ("RUN", "STATE", "FOR", "STEP", "DISK", "JOB", "AGE", "NOTE")
 _LEAST = {"DISK": 72, "JOB": 76, "AGE": 80}  # terminal columns from which a column is shown: the note matters more
@@ -22,7 +22,7 @@ _TONES = {
 }
 _IN_JSON = (
     "run_id", "phase", "status", "health", "verdict", "job_id", "step", "steps_since_start", "durable", "submitted",
-    "since", "operator", "exit_code", "owner", "observed",
+    "since", "operator", "slurm_silent_since", "exit_code", "owner", "observed",
 )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def _note(view: RunView) -> str:
     if not view.operator:
         return f"{was}no live operator" + (f" (its job: {view.operator_job})" if view.operator_job else "")
     if view.slurm_lost:
-        return f"{was}Slurm does not respond"
+        return f"{was}Slurm has not answered for {span(view.slurm_silent)}"
     newest = view.incidents[0] if view.incidents else None
     unresolved = newest is not None and newest.duration is None and not newest.planned
     about = newest.fault.title if newest is not None and unresolved else next(iter(view.reports), "")

@@ -1,7 +1,8 @@
 """Ask Slurm about the job of a view, but not each time while Slurm does not respond.
 
 `transom status` is often called in a loop, a process each time. When Slurm does not answer one of them, a note in the
-user's state folder spares the others the same query for ten seconds. So does an answer about a job that waits.
+user's state folder spares the others the same query for ten seconds. So does an answer about a job that waits, and one
+about a job that runs for half a minute.
 """
 
 import contextlib
@@ -24,7 +25,9 @@ from transom_cli.view.model import RunView
 
 OUTAGE = 10.0  # seconds for which a failed query counts for other processes
 KEPT = 10.0  # seconds for which an answer about a waiting job counts for other processes
+KEPT_RUNNING = 30.0  # the same of a job that runs
 SLURM_TIMEOUT = 3.0  # seconds
+SAME_SILENCE = 600.0  # seconds between two failed queries after which they are not of one silence
 
 
 class Outage:
@@ -38,33 +41,43 @@ class Outage:
         self._note = folder / f"slurm-silent-{which:08x}"
         self._answers = folder / f"slurm-jobs-{which:08x}.json"
 
-    def recent(self) -> tuple[str, float] | None:
-        """Return the error of a recent query and its time; None if this process is to ask.
+    def recent(self) -> tuple[str, float, float] | None:
+        """Return the error of a recent query, its time, and that of the first; None if this process is to ask.
 
         The first process to find an old note renews it before it asks, so that the others wait for its result.
         """
-        try:
-            at, error = self._note.stat().st_mtime, self._note.read_text(encoding="utf-8", errors="replace")
-        except OSError:
+        found = self._read()
+        if found is None:
             return None
-        if 0 <= time.time() - at < OUTAGE:
-            return error, at
+        if 0 <= time.time() - found[1] < OUTAGE:
+            return found
         with contextlib.suppress(OSError):
             os.utime(self._note)
         return None
 
-    def note(self, error: str) -> None:
-        """Record a failed query. If the note cannot be written, each process asks."""
+    def _read(self) -> tuple[str, float, float] | None:
+        try:
+            at = self._note.stat().st_mtime
+            since, _, error = self._note.read_text(encoding="utf-8", errors="replace").partition(" ")
+            return error, at, float(since)
+        except (OSError, ValueError):
+            return None
+
+    def note(self, error: str) -> float:
+        """Record a failed query, and return the time of the first. If it cannot be written, each process asks."""
+        found, now = self._read(), time.time()
+        since = found[2] if found is not None and 0 <= now - found[1] < SAME_SILENCE else now
         with contextlib.suppress(OSError):
             make_private(self._note.parent)
-            replace_text(self._note, error)
+            replace_text(self._note, f"{since:.3f} {error}")
+        return since
 
     def clear(self) -> None:
         with contextlib.suppress(OSError):
             self._note.unlink(missing_ok=True)
 
     def kept(self, job_id: int) -> Job | None:
-        """Return a recent answer about a waiting job, or None."""
+        """Return a recent answer about a job that waits or runs, or None."""
         answer = self._recent_answers().get(str(job_id), {})
         if answer.keys() - {"asked_at"} != {field.name for field in fields(Job)}:  # another version of transom wrote it
             return None
@@ -73,8 +86,8 @@ class Outage:
         return None
 
     def keep(self, job: Job) -> None:
-        """Keep an answer for other processes if the job waits: then it rarely changes."""
-        if job.state is not JobState.PENDING or not job.reason:
+        """Keep an answer for other processes if the job waits or runs: then it rarely changes."""
+        if job.completing or not (job.state is JobState.RUNNING or (job.state is JobState.PENDING and job.reason)):
             return
         answers = {**self._recent_answers(), str(job.job_id): {"asked_at": time.time(), **plain(job)}}
         with contextlib.suppress(OSError):
@@ -85,16 +98,18 @@ class Outage:
         now = time.time()
         try:
             answers = json.loads(self._answers.read_text(encoding="utf-8"))
-            return {key: one for key, one in answers.items() if 0 <= now - one["asked_at"] < KEPT}
+            kept = {JobState.PENDING.value: KEPT, JobState.RUNNING.value: KEPT_RUNNING}
+            return {key: one for key, one in answers.items() if 0 <= now - one["asked_at"] < kept[one["state"]]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
 
 class _NoAnswer(NamedTuple):
-    """at: when another process asked (Unix time); None: this one did."""
+    """at: when another process asked (Unix time); None: this one did. since: when the silence began, if it is one."""
 
     error: str
     at: float | None = None
+    since: float | None = None
 
 
 def with_slurm(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunView:
@@ -106,7 +121,9 @@ def with_slurm(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunV
         return view
     answer = _query(view, view.job_id, connect)
     if isinstance(answer, _NoAnswer):
-        return slurm_reasons.with_error(view, answer.error, answer.at)
+        if answer.since is None and slurm_reasons.asks_in_passing(view):
+            return view  # the operator knows better, also on a host without Slurm's commands
+        return slurm_reasons.with_error(view, answer.error, answer.at, answer.since)
     view = slurm_reasons.with_answer(view, answer)
     return _with_starvation(view, connect) if slurm_reasons.may_starve(view) else view
 
@@ -140,13 +157,13 @@ def _query(view: RunView, job_id: int, connect: Callable[[RunDir, float], Slurm]
         answer = slurm.job(job_id)
         if answer.state is JobState.PENDING and answer.reason == "Priority":
             answer = replace(answer, ahead=slurm.count_ahead(answer))
-        outage.keep(answer)
+        if slurm_reasons.asks_in_passing(view) or answer.state is JobState.PENDING:
+            outage.keep(answer)
     except NoSuchJob as error:
         answer = _NoAnswer(error.what)
     except TransomError as error:
         answer = _NoAnswer(error.why.partition("\n")[0].removeprefix("Slurm said: ") or error.what)
         if isinstance(error, SlurmUnknown):
-            outage.note(answer.error)
-            return answer
+            return answer._replace(since=outage.note(answer.error))
     outage.clear()
     return answer

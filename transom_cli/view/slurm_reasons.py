@@ -39,6 +39,7 @@ _LIMITED = (
 _ANSWERED = (
     "slurm_queried_at",
     "slurm_error",
+    "slurm_silent_since",
     "slurm_state",
     "slurm_reason",
     "slurm_start",
@@ -144,13 +145,19 @@ def reason_message(reason: str, requirements: str = "", excluded: tuple[str, ...
 
 
 def needs_query(view: RunView) -> bool:
-    """Whether Slurm knows more than the run's files: a job's start time, or its state if nobody writes.
+    """Whether Slurm knows more than the run's files: a job's start time, its state if nobody writes, or that it lives.
 
     Not while Slurm does not respond to the run's own operator, so that users add no load.
     """
     if view.over or not view.job_id or (view.operator and view.slurm_lost):
         return False
-    return view.phase in ("pending", "held") or view.slurm_state in ("", "PENDING") or not view.fresh
+    waits = view.phase in ("pending", "held") or view.slurm_state in ("", "PENDING")
+    return waits or asks_in_passing(view) or not view.fresh
+
+
+def asks_in_passing(view: RunView) -> bool:
+    """Whether the operator knows what Slurm can say of the job, but may not have noticed yet that Slurm is silent."""
+    return view.operator and view.phase == "training" and not view.slurm_lost
 
 
 def needs_operator_query(view: RunView) -> bool:
@@ -233,6 +240,7 @@ def with_operator_job(view: RunView, job: Job) -> RunView:
     return replace(view, operator_state=job.state.value, operator_reason=job.reason)
 
 
-def with_error(view: RunView, error: str, at: float | None = None) -> RunView:
-    """Record that Slurm did not answer. at: when, if another process asked."""
-    return replace(view, slurm_queried_at=view.now if at is None else at, slurm_error=error)
+def with_error(view: RunView, error: str, at: float | None = None, since: float | None = None) -> RunView:
+    """Record that Slurm did not answer. at: when, if another process asked. since: when it began not to, if silent."""
+    asked = view.now if at is None else at
+    return replace(view, slurm_queried_at=asked, slurm_error=error, slurm_silent_since=view.slurm_silent_since or since)

@@ -275,9 +275,10 @@ def _slurm_source(view: RunView) -> str:
     when = f"{span(ago)} ago" if ago >= 1.0 else "just now"
     if view.slurm_queried_at is not None and not view.slurm_error:
         return f"checked {when}"
-    if view.slurm_error:
+    if view.slurm_error and not view.slurm_silent:
         return f"as last seen by the operator; query failed {when}: {view.slurm_error}"
-    return "as seen by the operator" if view.operator and not view.slurm_lost else "as last seen by the operator"
+    lost = view.slurm_lost or view.slurm_error
+    return "as seen by the operator" if view.operator and not lost else "as last seen by the operator"
 
 
 def _next_steps(view: RunView, width: int | None) -> list[Line]:
@@ -300,8 +301,10 @@ def _warnings(view: RunView, width: int | None) -> list[Line]:
     found = []
     if view.slurm_state == "SUSPENDED":
         found.append("Slurm has suspended the job: no rank runs until Slurm resumes it, and silent ranks are no fault")
-    if view.slurm_lost:
-        found.append(f"Slurm does not respond, so the state of the job is unknown: {' '.join(view.slurm_lost.split())}")
+    if view.slurm_silent:
+        error = " ".join((view.slurm_lost or view.slurm_error).split())
+        alone = "; the training does not need it" if view.confirmed == "training" and view.nodes_fresh else ""
+        found.append(f"Slurm has not answered for {span(view.slurm_silent)}{alone}: {error}")
     if not view.operator:
         job = f"; job {view.operator_job} will become the operator" if view.operator_pending else ""
         what = "observe the run" if view.observed else "restart the run or isolate bad nodes"

@@ -75,7 +75,9 @@ def _started(state: State, e: ev.Started) -> Step:
 
 
 def _slurm_lost(state: State, e: ev.SlurmLost) -> Step:
-    return (state, ()) if state.slurm_error else (replace(state, slurm_error=e.error or "no answer"), ())
+    if state.slurm_error:
+        return state, ()
+    return replace(state, slurm_error=e.error or "no answer", slurm_lost_at=e.at), ()
 
 
 def _slurm_back(state: State, e: ev.SlurmBack) -> Step:
