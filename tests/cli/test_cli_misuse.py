@@ -56,6 +56,17 @@ def test_mistyped_command_never_suggests_one_that_ends_or_removes_something(word
     [
         (("run", "--gpus", "2", "--", "true"), "No such option: --gpus", "did you mean `--gpus-per-node`?"),
         (("run", "--gres", "gpu:1", "--", "true"), "No such option: --gres", "did you mean `--gpus-per-node`?"),
+        (("run", "-w", "n1", "--", "true"), "No such option: -w", "use `--set job.sbatch=--nodelist=n1`, or an"),
+        (("run", "--gres", "gpu:a100:4", "--", "true"), "No such option: --gres", "`--set job.sbatch=--gres=gpu:a100"),
+        (("run", "--root", "", "--", "true"), "`--root` is empty", "give a value, or omit `--root`"),
+        (
+            (
+                "status",
+                "--root=",
+            ),
+            "`--root` is empty",
+            "give a value, or omit `--root`",
+        ),
         (("run", "-n", "3", "--", "true"), "No such option: -n", "did you mean `--tasks-per-node`?"),
         (
             ("run", "--", "python3 train.py"),

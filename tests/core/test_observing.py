@@ -146,7 +146,7 @@ def test_a_job_that_a_person_cancels_is_stopped() -> None:
     run = Observed()
     hung(run)
     run.feed(ev.JobSeen(90.0, 7, 0, "CANCELLED", nodes=NODES[:3]))
-    assert run.state.phase is Phase.STOPPED and run.state.incidents[-1].result == "stopped"
+    assert run.state.phase is Phase.STOPPED and run.state.incidents[-1].result == "interrupted"
 
 
 def test_a_stop_on_evidence_is_withheld_while_the_job_lives() -> None:

@@ -18,7 +18,7 @@ from transom_cli.config.model import Settings
 from transom_cli.errors import UsageError
 from transom_cli.submit import render
 from transom_cli.submit.directives import read_directives
-from transom_cli.submit.render import directive, output_pattern, render_script
+from transom_cli.submit.render import directive, instead_of, output_pattern, render_script
 
 # of another interpreter than this one
 INSTALLED = "'import site; site.addsitedir(site.getusersitepackages()); from transom_cli.start import main; main()'"
@@ -283,3 +283,17 @@ def test_a_template_that_forgets_to_quote_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(render, "template_folder", lambda: tmp_path)
     with pytest.raises(TypeError, match="unquoted"):
         render_script(made(), Path("/r"), ["true"])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("-w", "n1", "use `--set job.sbatch=--nodelist=n1`, or an `#SBATCH` line of your own script"),
+        ("--constraint", "a&b", "use `--set job.constraint='a&b'`, or an `#SBATCH` line of your own script"),
+        ("--exclusive", "--", "use `--set job.sbatch=--exclusive`, or an `#SBATCH` line of your own script"),
+        ("-o", "x.log", "not possible: the log is in the run directory"),
+        ("--no-such", "x", ""),
+    ],
+)
+def test_an_option_of_sbatch_has_its_place_in_the_settings(option: str, value: str, says: str) -> None:
+    assert instead_of(option, value) == says

@@ -28,7 +28,7 @@ def fates(state: State, *actions: WouldHave, nodes: dict[str, Node] | None = Non
 
 
 def test_a_requeue_is_paired_with_how_its_incident_ended() -> None:
-    results = (("requeued by hand", 2460.0), ("requeued by Slurm", 90.0), ("recovered", 30.0), ("stopped", 60.0))
+    results = (("requeued by hand", 2460.0), ("requeued by Slurm", 90.0), ("recovered", 30.0), ("interrupted", 60.0))
     state = State(incidents=tuple(closed(n, *one) for n, one in enumerate((*results, ("failed", 300.0)), 1)))
     state = replace(state, incident=closed(6, "", None))
     assert fates(state, *(requeue(n) for n in range(1, 7))) == [
@@ -42,7 +42,7 @@ def test_a_requeue_is_paired_with_how_its_incident_ended() -> None:
 
 
 def test_the_end_of_the_observation_is_no_cancel() -> None:
-    state = State(incidents=(closed(1, "stopped", 60.0),), stop_requested=True)
+    state = State(incidents=(closed(1, "interrupted", 60.0),), stop_requested=True)
     assert fates(state, requeue(1)) == [("the observation was ended", 60.0)]
 
 

@@ -67,6 +67,18 @@ def test_launch_that_has_printed_nothing_yet_hides_none_that_has(tmp_path: Path)
     assert isinstance(error, UsageError) and error.why == f"it has {JOB}.0.2, {JOB}.0.1, {JOB}.0.0"
 
 
+def test_cancel_line_of_slurm_is_no_output_of_the_newest_launch(tmp_path: Path) -> None:
+    made = Made(tmp_path).began()
+    write(made.run, 0, 0, "KeyError: 'lr'\n")
+    write(made.run, 1, 0, "slurmstepd-node1: error: *** STEP 3.2 ON node1 CANCELLED AT 2026-11-28T21:37:16 ***\n")
+    write(made.run, 1, 1, "srun: Job step aborted: Waiting up to 3 seconds for job step to finish.\n")
+    assert [one.text for one in Follower(made.run, made.view()).more()] == ["KeyError: 'lr'"]
+    done = CliRunner().invoke(app, ["logs", str(made.run.path)])
+    assert done.stderr == f"this is launch {JOB}.0.0; `--launch` shows another: {JOB}.0.1\n"
+    write(made.run, 1, 1, "step 1\n")
+    assert len(Follower(made.run, made.view()).more()) == 3
+
+
 def test_node_and_rank_choose_files(tmp_path: Path) -> None:
     made = Made(tmp_path, nodes=2).began().beats(ranks=2)
     for rank in range(4):

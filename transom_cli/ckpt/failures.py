@@ -6,6 +6,7 @@ from transom_cli.core.log_lines import without_advice
 from transom_cli.errors import NoCheckpoint, StateDiffers, TransomError, UsageError
 
 DO_NOT_RESTART = 93  # exit code of a trainer that must not be restarted
+CUT_OFF = "the connection to another rank broke"
 
 
 class BadManifest(TransomError):
@@ -107,7 +108,7 @@ def one_line(error: BaseException) -> str:
         return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
     text = str(error).strip().splitlines()
     if text and (gloo := without_advice(text[0])) != text[0]:
-        return f"the connection to another rank broke: {gloo.rstrip('.')}"
+        return f"{CUT_OFF}: {gloo.rstrip('.')}"
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 

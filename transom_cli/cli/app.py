@@ -57,8 +57,9 @@ _OTHER_NAMES = {
     "watch": "transom top", "submit": "transom run", "start": "transom run", "restart": "transom requeue",
 }  # fmt: skip
 _OTHER_OPTIONS = {
-    "--gres": "--gpus-per-node", "-G": "--gpus-per-node", "-n": "--tasks-per-node", "--ntasks": "--tasks-per-node",
-    "--ntasks-per-node": "--tasks-per-node",
+    "--gres": "--gpus-per-node", "-G": "--gpus-per-node", "--gpus": "--gpus-per-node",
+    "-n": "--tasks-per-node", "--ntasks": "--tasks-per-node",
+    "--ntasks-per-node": "--tasks-per-node", "-J": "--name", "--job-name": "--name",
 }  # fmt: skip
 _DESTRUCTIVE = ("stop", "cancel", "requeue", "prune")  # never suggested for a mistyped command
 _CODES = "Exit codes: " + " · ".join(f"{code} {words}" for code, words in EXIT_CODES.items())
@@ -83,6 +84,19 @@ def _shown(param: Any) -> None:
         param.metavar = _VALUES.get(kind if kind != "str" else name) or name.rpartition("_")[2].upper()
 
 
+def _refuse_empty(param: Any) -> None:
+    """Refuse an option with an empty value, such as `--root "$UNSET"`, in place of taking a default."""
+    parse = param.handle_parse_result
+
+    def parsed(ctx: Any, opts: Any, args: list[str]) -> Any:
+        value, name = opts.get(param.name), max(param.opts, key=len)
+        if not ctx.resilient_parsing and "" in (value if isinstance(value, list) else [value]):
+            raise UsageError(f"`{name}` is empty", "a variable may be unset", f"give a value, or omit `{name}`")
+        return parse(ctx, opts, args)
+
+    param.handle_parse_result = parsed
+
+
 class Grouped(typer.core.TyperGroup):
     """Lists the commands by what they are for, and takes `--no-color` anywhere."""
 
@@ -94,6 +108,8 @@ class Grouped(typer.core.TyperGroup):
                 groups += [one] if hasattr(one, "commands") else []
                 for param in one.params:
                     _shown(param)
+                    if param.param_type_name == "option":
+                        _refuse_empty(param)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         start = next((n for n, word in enumerate(args) if not word.startswith("-")), len(args))
@@ -202,8 +218,8 @@ def usage_error(error: Any) -> TransomError:
         return UsageError(f"No such file or directory: {missing[1]}", hint=hint)
     what, _, suggestion = message.partition(". Did you mean ")
     wanted = getattr(error, "option_name", "")
-    if (other := _OTHER_OPTIONS.get(wanted)) and context is not None and context.command.name == "run":
-        return UsageError(f"No such option: {wanted}", f"did you mean `{other}`?", hint)
+    if wanted and context is not None and context.command.name == "run" and (instead := _of_sbatch(wanted)):
+        return UsageError(f"No such option: {wanted}", instead, hint)
     if wanted and context is not None and not suggestion:
         options = [name for one in context.command.params for name in one.opts if name.startswith(f"{wanted}-")]
         return UsageError(message, f"did you mean `{options[0]}`?" if options else "", hint)
@@ -213,15 +229,32 @@ def usage_error(error: Any) -> TransomError:
     return UsageError(what, f"did you mean `{nearest}`?" if nearest and nearest not in _DESTRUCTIVE else "", hint)
 
 
+def _of_sbatch(option: str) -> str:
+    """Return how `transom run` takes this option of sbatch; "" if sbatch has no such option."""
+    value = _value([option])
+    if option == "--gres" and not re.fullmatch(r"gpu(:\d+)?", value):
+        return f"use `--set job.sbatch=--gres={value}`; `--gpus-per-node` is for GPUs of any type"
+    if other := _OTHER_OPTIONS.get(option):
+        return f"did you mean `{other}`?"
+    from transom_cli.submit.render import instead_of
+
+    return instead_of(option, value)
+
+
+def _value(names: list[str]) -> str:
+    """Return the value that the command line has for an option."""
+    words = sys.argv[1:]
+    pairs = [(*word.partition("=")[::2], after) for word, after in zip(words, [*words[1:], ""], strict=True)]
+    return next((value or after for name, value, after in pairs if name in names), "")
+
+
 def _needs_number(error: Any) -> str:
     """Return a plain sentence for a value that is no number; "" for any other error."""
     param, message = getattr(error, "param", None), error.format_message()
     kind = next((one for one in ("integer", "float", "number") if f"valid {one}" in message), "")
     if param is None or not kind:
         return ""
-    words = sys.argv[1:]
-    pairs = [(*word.partition("=")[::2], after) for word, after in zip(words, [*words[1:], ""], strict=True)]
-    value = next((value or after for name, value, after in pairs if name in param.opts), "")
+    value = _value(param.opts)
     return f"`{param.opts[0]}` needs a {'whole ' * (kind == 'integer')}number" + (f", not `{value}`" if value else "")
 
 

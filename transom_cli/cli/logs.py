@@ -11,7 +11,7 @@ from transom_cli.cli.common import run_to_read
 from transom_cli.cli.options import Root, Run
 from transom_cli.cli.units import duration
 from transom_cli.errors import TransomError, UsageError
-from transom_cli.plural import several
+from transom_cli.plural import several, some
 
 if TYPE_CHECKING:
     from transom_cli.view.model import RunView
@@ -35,7 +35,7 @@ def logs(
     diagnosis blames.
     """
 
-    from transom_cli.view.logs import MOST, Follower, drawn, find_root, launches, log_files
+    from transom_cli.view.logs import MOST, Follower, drawn, find_root, launch_name, launches, log_files
     from transom_cli.view.read import read_view
     from transom_cli.view.terminal import show
 
@@ -68,8 +68,12 @@ def logs(
 
     if not print_new(after, tail) and not after:
         _explain_nothing(view, follow=follow)
+    shown = launch_name(output.files[0].path) if output.files and output.files[0].rank is not None else ""
     if root_line is not None:
-        typer.echo(f"root cause: {root_line.place}", err=True)
+        elsewhere = f" (output: `transom logs {view.run_id} --launch {root_line.launch}`)"
+        typer.echo(f"root cause: {root_line.place}{elsewhere * (root_line.launch != shown)}", err=True)
+    if others_of := [name for name in launches(found) if shown not in ("", name)]:
+        typer.echo(f"this is launch {shown}; `--launch` shows another: {some(others_of)}", err=True)
     quiet = time.monotonic()
     while follow and not (view.over and time.monotonic() - quiet > LOOK):
         time.sleep(AGAIN)

@@ -76,6 +76,8 @@ def arguments(shape: Shape, words: Sequence[str]) -> dict[str, Any] | None:
     """Return arguments by parameter; None if the command line is ambiguous."""
     given_args: dict[str, Any] = {}
     rest = list(words)
+    if any(not word or word.endswith("=") for word in rest):  # an empty value
+        return None
     while rest:
         word = rest.pop(0)
         option, given, value = word.partition("=")
@@ -85,9 +87,9 @@ def arguments(shape: Shape, words: Sequence[str]) -> dict[str, Any] | None:
             given_args[shape.paths[option]] = Path(value if given else rest.pop(0))
         elif option in shape.texts and (given or rest):
             given_args[shape.texts[option]] = value if given else rest.pop(0)
-        elif word and shape.many and not word.startswith("-"):
+        elif shape.many and not word.startswith("-"):
             given_args.setdefault(shape.many, []).append(Path(word))
-        elif word.startswith("-") or not word or not shape.bare or shape.bare in given_args:
+        elif word.startswith("-") or not shape.bare or shape.bare in given_args:
             return None
         else:
             given_args[shape.bare] = word

@@ -27,6 +27,7 @@ _OUTCOMES = {
     "unproven": "not confirmed, closed after",
     "ignored": "ignored, closed after",
     "stopped": "stopped the run after",
+    "interrupted": "open until a person stopped the run, after",
     "done": "run ended after",
 }
 _EVIDENCE = ("found", "probed", "evidence")  # kinds of marks, the best first

@@ -176,7 +176,7 @@ class Incident:
     diagnosis: Diagnosis | None = None
     not_before: float | None = None  # when the back-off ends; None: the budget was not charged yet
     marks: tuple[Mark, ...] = ()
-    result: str = ""  # recovered, stopped, nothing, unproven (no probe gave an answer), ...
+    result: str = ""  # recovered, stopped (the run), interrupted (a person did), nothing, unproven (no probe answered)
     ended_at: float | None = None
     ran: float = 0.0  # seconds that the attempt, or the launcher's launch, was seen to run before it began
     since_start: bool = False  # `step` counts from the start of the processes

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from transom_cli.errors import UsageError
 from transom_cli.layout import JOB_LOG, RunDir
 from transom_cli.start import installed
-from transom_cli.submit.directives import read_options
+from transom_cli.submit.directives import SBATCH, Option, read_options
 from transom_cli.submit.inputs import template_folder
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def directive(value: object) -> Quoted:
         raise UsageError(
             f"{text!r} is not possible in an #SBATCH line",
             why=f"an #SBATCH line cannot contain the control character {bad!r}",
-            hint="choose another name or folder (--name, --root, --chdir)",
+            hint="choose another name or folder (`--name`, `--root`, `job.chdir`)",
         )
     if _PLAIN.fullmatch(text):
         return Quoted(text)
@@ -205,6 +205,20 @@ def _refuse_flags(flags: Sequence[str]) -> None:
             why="\n".join(f"--{name}: {why}" for name, why in bad),
             hint="remove it from `job.sbatch`; docs/settings.md explains the settings",
         )
+
+
+def instead_of(option: str, value: str) -> str:
+    """Return what to use in `transom run` in place of sbatch's option; "" if sbatch has no such option."""
+    name = next(iter(read_options([option])), Option("")).name
+    if name not in SBATCH.takes:
+        return ""
+    setting, refused = _SETTINGS.get(name), _UNSUPPORTED.get(name, "")
+    if refused and not setting:
+        return f"not possible: {refused}"
+    given = shlex.quote(value or "VALUE")
+    if not setting:
+        given = shlex.quote(f"--{name}={value or 'VALUE'}") if SBATCH.takes[name] == "=" else f"--{name}"
+    return f"use `--set {setting or 'job.sbatch'}={given}`, or an `#SBATCH` line of your own script"
 
 
 def _only_quoted(value: object) -> object:

@@ -19,6 +19,8 @@ ROOT = ">>"  # marks the root line
 _RANK = re.compile(r"rank-(\d+)\.log")
 _EXAMINED = re.compile(r"(rank-\d+\.log)(?: \((?!its last line)[^)]*\))*: (.*)", re.DOTALL)
 _TIME = re.compile(rb"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?")
+_OF_SLURM = re.compile(rb"\s*$|(srun|slurmstepd[-\w.]*): ")
+_SHORT = 4096  # bytes: what Slurm itself writes at a cancellation is shorter
 _HEAD = 64  # bytes of a line in which its time is
 _TONES = ("note", "good", "warn", "strong", "")  # by rank, in turn
 
@@ -40,6 +42,10 @@ class RootLine:
     @property
     def place(self) -> str:
         return self.source or self._in_log
+
+    @property
+    def launch(self) -> str:
+        return launch_name(self.path)
 
     @property
     def _in_log(self) -> str:
@@ -143,7 +149,22 @@ def _number(path: Path, text: str) -> int:
 def launches(run: RunDir) -> dict[str, Path]:
     """Return the folder of each launch's logs by its name, such as 7.0.1, newest first."""
     every = sorted(run.attempts.glob("*/logs/*"), key=lambda p: (parse_attempt(p.parents[1].name), int(p.name)))
-    return {f"{path.parents[1].name}.{path.name}": path for path in reversed(every)}
+    return {launch_name(path / "-"): path for path in reversed(every)}
+
+
+def launch_name(file: Path) -> str:
+    """Return the name of the launch whose output is in this file, such as 7.0.1."""
+    return f"{file.parents[2].name}.{file.parent.name}"
+
+
+def _printed(path: Path) -> bool:
+    """Whether the rank has printed something. The lines that Slurm writes when it cancels the step do not count."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_SHORT)
+    except OSError:
+        return False
+    return len(data) == _SHORT or not all(map(_OF_SLURM.match, data.split(b"\n")))
 
 
 def log_files(
@@ -160,7 +181,7 @@ def log_files(
         found = {int(m[1]): path for path in folder.iterdir() if (m := _RANK.fullmatch(path.name)) is not None}
         if not found or launch not in ("", name):
             continue
-        printed = any(path.stat().st_size for path in found.values())
+        printed = any(map(_printed, found.values()))
         newest = (folder, found) if newest is None or printed else newest
         if printed:
             break

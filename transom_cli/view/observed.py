@@ -20,7 +20,7 @@ from transom_cli.view.text import span, utc
 
 _DONE = {"requeue": "requeued", "relaunch": "relaunched", "cancel": "cancelled"}
 _FATES = {
-    "stopped": "cancelled by hand",
+    "interrupted": "cancelled by hand",
     "failed": "not restarted",
     "done": "ended well without it",
     "recovered": "recovered without it",
@@ -91,7 +91,7 @@ def compare(run: str, state: State, wanted: Iterable[WouldHave], nodes: dict[str
 
 
 def _incident_fate(incident: Incident, state: State) -> tuple[str, float | None]:
-    if incident.result in ("failed", "stopped") and state.stop_requested:
+    if incident.result in ("failed", "interrupted") and state.stop_requested:
         return "the observation was ended", incident.ended_at
     return _FATES.get(incident.result, incident.result), incident.ended_at
 

@@ -15,6 +15,8 @@ from processes import wait_for
 from torch import nn
 
 from transom_cli.ckpt.checkpointer import Checkpointer
+from transom_cli.ckpt.failures import one_line
+from transom_cli.ckpt.save.status import SaveStatus, encode, worst
 from transom_cli.cli.show import code_of
 from transom_cli.config.load import load
 from transom_cli.core import events as ev
@@ -106,6 +108,13 @@ def test_good_save_ends_the_alarm(run: RunDir, failing):
     view = read_view(run)
     assert view.saves_fail is None
     assert code_of(replace(view, operator=True)) == 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_save_that_another_ranks_end_has_cut_off_is_no_alarm_until_the_next_one_fails(count: int) -> None:
+    why = one_line(RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"))
+    found = worst(encode({"/c": SaveStatus(failed=count, step=10, why=why, since=1.0)}))
+    assert found is not None and found.failed == (0 if count == 1 else 2)
 
 
 def test_checkpoint_that_cannot_be_written_to_disk_is_an_alarm(run: RunDir, directory: Path):

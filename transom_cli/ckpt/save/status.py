@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from transom_cli.ckpt.failures import CUT_OFF
 from transom_cli.ckpt.tiers.mirror import Uploads
 from transom_cli.core.codec import BadRecord, build, plain
 from transom_cli.errors import printable
@@ -48,7 +49,11 @@ def encode(trainings: Mapping[str, SaveStatus]) -> str:
 
 
 def worst(text: str) -> SaveStatus | None:
-    """Return the status with most failures in the file; None if there is none."""
+    """Return the status with most failures in the file; None if there is none.
+
+    One save that lost the connection to another rank is no failure: that rank has ended, which is an incident of its
+    own. A connection that is broken at the next save, too, is one.
+    """
     try:
         data = json.loads(text)
         if data["schema"] != SCHEMA:
@@ -56,6 +61,7 @@ def worst(text: str) -> SaveStatus | None:
         found = [_shown(build(SaveStatus, saves)) for saves in data["trainings"].values()]
     except (BadRecord, ValueError, KeyError, TypeError, AttributeError):
         return None
+    found = [replace(one, failed=0) if one.failed == 1 and CUT_OFF in one.why else one for one in found]
     return max(found, key=lambda saves: saves.failed, default=None)
 
 

@@ -77,7 +77,7 @@ def restarted(state: State, e: ev.Restarted) -> Step:
         return state, ()
     state = answered(state, e.key)
     if state.phase is Phase.STOPPING:  # the run was stopped during the restart: cancel the new start
-        return job.cancel(inc.close(state, e.at, "stopped").in_attempt(e.job_id, e.restarts), e.at)
+        return job.cancel(inc.close(state, e.at, "interrupted").in_attempt(e.job_id, e.restarts), e.at)
     state = inc.restarted(state, e.at, e.job_id, e.restarts, e.how)
     return state if e.how == "already" else _unheld(state), ()
 
@@ -113,7 +113,7 @@ def action_failed(state: State, e: ev.ActionFailed) -> Step:
         words = f"{state.verdict} (cancelling failed: {e.error})"
         return inc.over(state, e.at, inc.final_phase(state), words, UNKNOWN)  # the job may live on
     if isinstance(action, Restart) and state.phase is Phase.STOPPING:
-        return job.cancel(inc.close(state, e.at, "stopped"), e.at)
+        return job.cancel(inc.close(state, e.at, "interrupted"), e.at)
     if isinstance(action, Restart) and e.kind == _CANCELLED:
         return inc.over(state, e.at, Phase.STOPPED, e.error, 130)
     if isinstance(action, Restart):

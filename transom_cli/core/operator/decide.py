@@ -274,7 +274,7 @@ def _stop_requested(state: State, e: ev.StopRequested) -> Step:
         return job.cancel_submission(state, e.at)
     if state.restarting:  # wait for its end: an interrupted restart could leave a job that lives on
         return state.in_phase(Phase.STOPPING, e.at), ()
-    return job.cancel(replace(inc.close(state, e.at, "stopped"), pending=()), e.at)
+    return job.cancel(replace(inc.close(state, e.at, "interrupted"), pending=()), e.at)
 
 
 def _lift_requested(state: State, e: ev.LiftRequested) -> Step:

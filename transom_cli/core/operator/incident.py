@@ -315,7 +315,8 @@ def forget(state: State) -> State:
 
 
 def over(state: State, at: float, phase: Phase, verdict: str, exit_code: int) -> Step:
-    state = close(state, at, phase.value).in_phase(phase, at)
+    result = "interrupted" if phase is Phase.STOPPED else phase.value  # a person has stopped the run
+    state = close(state, at, result).in_phase(phase, at)
     return replace(state, verdict=verdict, exit_code=exit_code, pending=()), ()
 
 
