@@ -43,7 +43,7 @@ def test_title_says_what_broke(words: str, nodes: tuple[str, ...], title: str, l
 
 def test_evidence_is_one_line_of_the_log_or_the_best_mark() -> None:
     one = incident("no rank has stepped since step 7")
-    assert fault_of(replace(one, log_line="NCCL\n  timeout")).evidence == "NCCL timeout"
+    assert fault_of(replace(one, log_category="nccl_hang", log_line="NCCL\n  timeout")).evidence == "NCCL timeout"
     marks = (Mark(5.0, "seen", "silent"), Mark(6.0, "evidence", "a stack"), Mark(7.0, "probed", "n2: fail"))
     assert fault_of(replace(one, marks=marks)).evidence == "n2: fail"
     assert fault_of(replace(one, diagnosis=None, marks=marks)).title == "silent"

@@ -179,6 +179,19 @@ def test_nobody_is_there_to_start_it_again() -> None:
     assert row(found)[-3:] == [(9, "restart", "7.0/l1"), (3600, "idle", ""), (10, "restart", "7.0/l1")]
 
 
+def test_steps_of_a_killed_launcher_end_with_what_the_exit_records_say() -> None:
+    """The launcher's lines are further and further apart; the operator reads how the ranks ended."""
+    first = Launched("7.0", 10).launch(10).steps((20, 1), (60, 41))
+    second = Launched("7.1", 110).launch(110).steps((120, 51), (160, 91)).ended(160, "done")
+    ended = [ev.RankExit(rank, f"n{rank + 1}", None, 15, wall=wall, step=81) for rank, wall in ((0, 99.0), (1, 1e4))]
+    outcome = ev.OutcomeSeen(101, "7.0", "failed", "rank 0 killed by SIGTERM, and the launcher is silent", tuple(ended))
+    events = (*submitted(), running(10), ev.StepSeen(20, "7.0", 1), ev.StepSeen(90, "7.0", 71), outcome)
+    found = accounted((*events, running(105, 1), ev.StepSeen(120, "7.1", 51), *done(160, 1)), first, second)
+    spent = seconds(found)
+    assert (spent["productive"], spent["redone"]) == (79 + 10, 30), "81 steps and 10 more; 52 to 81 again"
+    assert spent["detection"] == 2 and found.by_cause[0][0].lost == 31
+
+
 def test_a_batch_host_dies_unseen_and_slurm_requeues() -> None:
     first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61), (140, 121))
     second = Launched("7.1", 900).launch(901).steps((910, 101), (970, 161), (1030, 221))

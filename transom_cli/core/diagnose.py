@@ -47,7 +47,7 @@ TOLD_BY_CODE = (
 )  # exit codes of ours, whichever rank has them
 CRASHES = frozenset((4, 7, 8, 9, 11))
 """Signals that no watchdog sends itself: ILL, BUS, FPE, KILL, SEGV. The peers' messages are consequences."""
-KILL = 9
+KILL, TERM = 9, 15
 SOON = 300.0  # seconds after its start in which a script whose steps nobody sees counts as before its first one
 _BY_LINE = ("rank_failed", "rank_killed", "job_failed", "user_error")  # causes that the log of a rank explains
 TOLD = 3  # faults that a diagnosis names, of more
@@ -272,9 +272,16 @@ def _rank_ended(
         explains = incident.log_line and (incident.ended != "GONE" or incident.log_category not in ("", "unknown"))
         line = f": {incident.log_line}" if explains and incident.log_line not in words else ""
         return Diagnosis("job_failed", words + line, (), sure=False, isolate="none", restart=True)
+    exits = incident.outcome.exits if incident.outcome else ()
+    if (
+        incident.outcome is not None
+        and run.batch_host in incident.outcome.missing
+        and {x.signal for x in exits} == {TERM}
+    ):
+        words = f"the launcher on {run.batch_host} is gone, and its ranks ended with it (SIGTERM)"
+        return Diagnosis("rank_killed", words, (), sure=False, isolate="none", restart=True)
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
-    exits = incident.outcome.exits if incident.outcome else ()
     everywhere = (
         not _has_stepped(incident, run)
         and bool(first.code)

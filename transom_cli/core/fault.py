@@ -60,7 +60,7 @@ def fault_of(incident: Incident, exclusions: Iterable[Exclusion] = ()) -> Fault:
     words = diagnosis.words if diagnosis else incident.marks[0].words if incident.marks else "not known yet"
     nodes = diagnosis.nodes if diagnosis else incident.suspect_nodes
     title, evidence = _parted(without_advice(words), nodes)
-    line = without_advice(incident.log_line)
+    line = without_advice(incident.log_line) if incident.log_category not in ("", "unknown") else ""
     if diagnosis is not None and diagnosis.decided.category == "process_crash" and title.endswith("killed by SIGKILL"):
         line = _KILLED
     if not evidence and line not in title:

@@ -244,6 +244,7 @@ def _about(event: ev.Event, state: State) -> str:
 def _completed(attempt: Attempt, events: Sequence[ev.Event], progress: Sequence[Progress]) -> Attempt:
     """Add what the operator saw and the launcher has not written."""
     attempt = shifted(attempt, _ahead(attempt, events))
+    silent = attempt.ended is None  # the launcher has not written how it ended: it was killed, for example
     for e in events:
         if isinstance(e, ev.JobSeen) and (attempt.began is None or not attempt.launcher):
             attempt = replace(attempt, began=min(attempt.began or ns(e.at), ns(e.at)))
@@ -261,7 +262,26 @@ def _completed(attempt: Attempt, events: Sequence[ev.Event], progress: Sequence[
             and e.incident not in {s.incident for s in attempt.signs}
         ):
             attempt = replace(attempt, signs=(*attempt.signs, Sign(ns(e.at), e.incident)), launcher=True)
-    return replace(attempt, launches=_with_samples(attempt.launches, progress))
+    launches = _with_samples(attempt.launches, progress)
+    ends = [e for e in events if isinstance(e, ev.OutcomeSeen)]
+    if silent and ends and launches and launches[-1].exact:
+        launches = (*launches[:-1], _with_last_steps(launches[-1], ends[-1], progress))
+    return replace(attempt, launches=launches)
+
+
+def _with_last_steps(launch: Launch, end: ev.OutcomeSeen, progress: Sequence[Progress]) -> Launch:
+    """Add the steps after the launcher's last line: those that the operator saw, and that the exit records have."""
+    last = launch.samples[-1]
+    seen = [
+        Sample(ns(e.at), e.step)
+        for e in progress
+        if isinstance(e, ev.StepSeen) and e.since_start == launch.since_start and last.at < ns(e.at) <= ns(end.at)
+    ]
+    for one in end.exits:
+        if one.since_start == launch.since_start and one.step > last.step:
+            wall = ns(one.wall)  # on the node's clock
+            seen.append(Sample(wall if last.at < wall <= ns(end.at) else ns(end.at), one.step))
+    return replace(launch, samples=(*launch.samples, *seen))
 
 
 def _scripted(attempt: Attempt, progress: Sequence[Progress]) -> Attempt:
