@@ -32,3 +32,13 @@ def test_rank_that_failed_beside_a_dead_launcher_is_named() -> None:
 def test_rank_that_someone_ended_while_its_launcher_lives_is_named() -> None:
     found = diagnose(incident(15, 15, missing=()), RUN)
     assert found is not None and found.words.startswith("rank 1 on n2 killed by SIGTERM")
+
+
+def test_python_that_cannot_write_its_output_says_nothing_of_the_node() -> None:
+    end = OutcomeSeen(100.0, "7.0", "failed", "", (RankExit(0, "n1", 120, None, 100.0, 88),), (), RUN.nodes)
+    line = "srun: error: n1: task 0: Exited with exit code 120"
+    found = diagnose(Incident("i1", 7, 0, 100.0, 88, outcome=end, log_category="unknown", log_line=line), RUN)
+    assert found is not None and found.nodes == () and found.restart
+    assert found.words.endswith(
+        "Python could not write its last output: the disk of the log is full, or nothing reads it"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from view_made import JOB, Made
@@ -14,6 +15,7 @@ from transom_cli.cli.show import code_of
 from transom_cli.core import events as ev
 from transom_cli.core.operator.decide import decide
 from transom_cli.supervise.journal import fold
+from transom_cli.view import read
 from transom_cli.view.document import to_json
 from transom_cli.view.runs import list_lines, list_row
 from transom_cli.view.status import screen
@@ -120,6 +122,29 @@ def test_start_that_the_operator_has_not_seen_names_its_nodes(tmp_path: Path) ->
     started = with_answer(view, Job(JOB, JobState.RUNNING, nodes=("gpu000", "gpu001")))
     assert (started.status, started.nodes) == ("starting", ("gpu000", "gpu001"))
     assert with_answer_of(view, started).nodes == started.nodes
+
+
+@pytest.mark.parametrize("name", ["healthy", "starting_again", "starting", "pending"])
+def test_full_disk_of_the_run_directory_comes_first(name: str, tmp_path: Path) -> None:
+    view = replace(SCENES[name](tmp_path), disk_full=True)
+    for width, height in ((80, 24), (120, 40)):
+        shown = [plain(one) for one in screen(view, width)]
+        assert "DISK FULL" in shown[0] and f"free space where {view.path} is" in " ".join(" ".join(shown).split())
+        assert "DISK FULL" in plain(panels.head(view, width, height)[0])
+    assert json.loads(to_json(view))["disk_full"] is True
+    assert any("DISK FULL" in plain(one) for one in list_lines((view,), 200))
+    assert code_of(view) != 0
+
+
+def test_a_disk_with_space_or_an_unknown_one_is_not_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def room(blocks: int, inodes: int, of: int) -> bool:
+        found = SimpleNamespace(f_bavail=blocks, f_frsize=4096, f_files=of, f_favail=inodes)
+        monkeypatch.setattr(read.os, "statvfs", lambda _: found)
+        return read._is_full(tmp_path)
+
+    assert [room(10**6, 9, 10), room(10**6, 0, 0), room(0, 9, 10), room(10**6, 0, 10)] == [False, False, True, True]
+    monkeypatch.undo()
+    assert not read._is_full(tmp_path) and not read._is_full(tmp_path / "gone")
 
 
 def test_crash_loop_between_two_crashes_is_not_healthy(tmp_path: Path) -> None:

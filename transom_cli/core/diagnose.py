@@ -31,6 +31,7 @@ WRONG_WORLD = 17  # of a rank, as its first heartbeat finds it (beats.world)
 RUN_DIR_UNSEEN = 14
 CANNOT_RUN = (126, 127)  # of a command, as shells and the rank wrapper report it
 UNKNOWN = 22
+UNWRITTEN = 120  # of Python, if it cannot flush its output as it ends
 CAUSES = (
     *("node_lost", "node_silent", "node_fail", "node_fault", "boot_fail", "launch_failure", "preflight"),
     *("rank_killed", "rank_failed", "job_failed", "hang", "user_error", "host_oom", "unknown_end"),
@@ -52,6 +53,7 @@ SOON = 300.0  # seconds after its start in which a script whose steps nobody see
 _BY_LINE = ("rank_failed", "rank_killed", "job_failed", "user_error")  # causes that the log of a rank explains
 TOLD = 3  # faults that a diagnosis names, of more
 
+_UNWRITTEN = "Python could not write its last output: the disk of the log is full, or nothing reads it"
 _SPLIT = "the ranks do not form the world that was launched; the log of this rank says why, and what to do"
 _WHY = {126: "the command may not be executed", 127: "there is no such command"}
 _ENDINGS = {
@@ -281,13 +283,14 @@ def _rank_ended(
         words = f"the launcher on {run.batch_host} is gone, and its ranks ended with it (SIGTERM)"
         return Diagnosis("rank_killed", words, (), sure=False, isolate="none", restart=True)
     cause = "rank_killed" if first.signal is not None else "rank_failed"
-    line = f": {incident.log_line}" if incident.log_line and first.signal is None else ""
+    said = _UNWRITTEN if first.code == UNWRITTEN else incident.log_line
+    line = f": {said}" if said and first.signal is None else ""
     everywhere = (
         not _has_stepped(incident, run)
         and bool(first.code)
         and len({x.node for x in exits if x.code == first.code}) > 1
     )
-    blameless = incident.log_category in OWN_WORDS or bool(others) or everywhere
+    blameless = incident.log_category in OWN_WORDS or bool(others) or everywhere or first.code == UNWRITTEN
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     line += f"; or first {others[0].words}{more}: the nodes' clocks do not show the order" if others else ""
     again = 0 if blameless or len(run.nodes) == 1 else _blamed_before(run, first.node)

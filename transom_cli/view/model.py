@@ -212,6 +212,7 @@ class RunView:
     next_durable: PlannedSave | None = None  # next save that also goes to disk
     requests: tuple[UserRequest, ...] = ()  # of people, newest last
     saves_fail: SavesFail | None = None  # saves fail, and none has succeeded since
+    disk_full: bool = False  # that of the run directory
     blind: str = ""  # nodes that send no heartbeats, and why
     owner: str = ""  # owner of the run, if not the current user
     operations: tuple[Operation, ...] = ()  # saves and restores that take longer than a moment
@@ -335,6 +336,8 @@ class RunView:
             return "will not start"
         if self.ended_in_slurm:
             return f"Slurm says {self.slurm_state}"
+        if self.disk_full:
+            return "disk full"
         if self.health != "degraded" or self.status not in ("training", "done"):
             return ""
         if self.unheard is not None:
@@ -380,7 +383,7 @@ class RunView:
         ranks = (one for one in self.node_views if one.role == "ranks")
         odd = not ends and (self.blind or any(one.state not in ("ok", "waiting") for one in ranks))
         recovers = self.phase == "recovering" and self.leaving is None and not self._continues
-        troubled = recovers or odd or self.reports or self.saves_fail or self.ended_in_slurm
+        troubled = recovers or odd or self.reports or self.saves_fail or self.disk_full or self.ended_in_slurm
         return "degraded" if troubled else "healthy"
 
 

@@ -37,6 +37,7 @@ LATE = 5.0  # seconds a node's table may lag behind the newest one and still cou
 MANY = 128  # nodes
 MEMORY_EVERY = 10.0  # seconds between reading the memory of so many nodes
 OWN_EVERY = 10.0  # seconds between two looks at the trainer's own checkpoints
+_ROOM = 1 << 20  # bytes: with less, heartbeats and logs fail
 MAX_JOURNALS = 1 << 20  # bytes of journals that are read for goodput: a tenth of a second
 SILENT, FIRST_STEP = 10.0, 1800.0  # seconds; the defaults of `detect`
 _LAUNCH = re.compile(r"\btransom(?:_cli)?\s+(?:attempt-launcher|launch)\b")
@@ -235,6 +236,15 @@ def with_goodput(run: RunDir, view: RunView) -> RunView:
     return replace(view, goodput=share, goodput_summary=summary(account))
 
 
+def _is_full(folder: Path) -> bool:
+    """Whether nothing can be written in a folder, for want of space or of inodes."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < _ROOM or (found.f_files > 0 and found.f_favail == 0)
+
+
 class Reader:
     """Reads a run repeatedly: only what is new in the journal, and tables within `budget` seconds per look."""
 
@@ -272,6 +282,7 @@ class Reader:
             cluster=settings.cluster,
             requirements=settings.requirements,
             owner=other_owner(run),
+            disk_full=not view.over and _is_full(run.path),
         )
         logged = read_logged(run.attempt(state.job.id, state.job.restarts)) if state.job.id else {}
         view = _with_operator(run, _with_logged(view, logged))

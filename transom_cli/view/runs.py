@@ -52,6 +52,8 @@ def _row(view: RunView) -> tuple[str | tuple[str, str], ...]:
 def _note(view: RunView) -> str:
     if view.saves_fail is not None and view.health in ("degraded", "unknown"):
         return f"SAVES FAIL: {view.saves_fail.words}"
+    if view.disk_full:
+        return "DISK FULL: logs, heartbeats and saves fail"
     if view.verdict:
         return view.verdict
     if view.over:

@@ -59,6 +59,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False, map_li
         *_job(view),
         *_progress(view, width),
         *_trainer(view),
+        *(rows("DISK FULL", full_disk(view), width, tone="bad") if view.disk_full else []),
         *(rows("SAVES FAIL", view.saves_fail.words, width, tone="bad") if view.saves_fail is not None else []),
         *(one for report in view.reports for one in rows("noticed", report, width, tone="warn")),
         *(one for words in view.nccl for one in rows("NCCL", words, width, tone="warn")),
@@ -112,6 +113,10 @@ def _headline(view: RunView) -> Line:
         start = f"no step for {span(view.no_step_for)}, {start}"
     since = f" {span(view.now - began)}" if began else ""
     return line(*head, since, f"  {start.replace(', ', '  ')}" if view.job_id else "")
+
+
+def full_disk(view: RunView) -> str:
+    return f"free space where {view.path} is: logs, heartbeats and saves fail until then"
 
 
 def _observed(view: RunView) -> str:
