@@ -262,11 +262,11 @@ def _completed(attempt: Attempt, events: Sequence[ev.Event], progress: Sequence[
             and e.incident not in {s.incident for s in attempt.signs}
         ):
             attempt = replace(attempt, signs=(*attempt.signs, Sign(ns(e.at), e.incident)), launcher=True)
-    launches = _with_samples(attempt.launches, progress)
+    known = _with_samples(attempt.launches, progress)
     ends = [e for e in events if isinstance(e, ev.OutcomeSeen)]
-    if silent and ends and launches and launches[-1].exact:
-        launches = (*launches[:-1], _with_last_steps(launches[-1], ends[-1], progress))
-    return replace(attempt, launches=launches)
+    if silent and ends and known and known[-1].exact:
+        known = (*known[:-1], _with_last_steps(known[-1], ends[-1], progress))
+    return replace(attempt, launches=known)
 
 
 def _with_last_steps(launch: Launch, end: ev.OutcomeSeen, progress: Sequence[Progress]) -> Launch:
