@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 from slow_training import Fault, Training
 
+from transom_cli.ckpt.tiers.marks import is_kept, keep
 from transom_cli.core.launcher import AnomalyReported
 from transom_cli.diagnose.clue import Slow
 from transom_cli.heartbeat import account
@@ -81,6 +82,32 @@ def test_the_core_hears_of_a_loss_with_the_checkpoint_to_go_back_to(told: Told) 
     over, again = told.heard[1:]
     assert (over.over, over.key, again.over, again.launch) == (True, one.key, False, 1)
     assert (again.before, again.back_to) == (-1, -1)
+
+
+def test_last_checkpoint_before_a_loss_that_is_no_number_is_not_deleted(told: Told) -> None:
+    for step in (5, 15, 25):
+        (told.checkpoints / f"step-{step}").mkdir(parents=True)
+        (told.checkpoints / f"step-{step}/manifest.json").touch()
+
+    def kept() -> list[int]:
+        return [step for step in (5, 15, 25) if is_kept(told.checkpoints / f"step-{step}")]
+
+    told.losses([2.0] * 20 + [math.nan] * 10)
+    assert kept() == [15]
+    (one,) = read_reports(told.attempt)["standing"]
+    assert one["words"].endswith("last good at step 19; the checkpoint of step 15 is kept")
+    told.losses([2.0] * 60)
+    assert told.edges[-1] == ("nan_loss", True) and kept() == [], "the loss is good again"
+
+
+def test_checkpoint_that_a_person_keeps_stays_so(told: Told) -> None:
+    there = told.checkpoints / "step-15"
+    there.mkdir(parents=True)
+    (there / "manifest.json").touch()
+    keep(there)
+    told.losses([2.0] * 20 + [math.nan] * 10)
+    told.losses([2.0] * 60)
+    assert is_kept(there)
 
 
 def test_a_loss_that_was_not_fetched_anew_is_one_sample(told: Told) -> None:

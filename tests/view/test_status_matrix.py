@@ -14,6 +14,7 @@ from view_scenes import SCENES
 from transom_cli.cli.show import code_of
 from transom_cli.core import events as ev
 from transom_cli.core.operator.decide import decide
+from transom_cli.layout import RunDir
 from transom_cli.supervise.journal import fold
 from transom_cli.view import read
 from transom_cli.view.document import to_json
@@ -134,6 +135,18 @@ def test_full_disk_of_the_run_directory_comes_first(name: str, tmp_path: Path) -
     assert json.loads(to_json(view))["disk_full"] is True
     assert any("DISK FULL" in plain(one) for one in list_lines((view,), 200))
     assert code_of(view) != 0
+
+
+def test_run_that_is_done_with_a_loss_that_is_no_number_says_so(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / SCENES["done"](tmp_path).run_id)
+    state = fold(run.journal).state
+    attempt = run.attempt(state.job.id, state.job.restarts)
+    attempt.path.mkdir(parents=True, exist_ok=True)
+    words = "the loss is NaN since step 67; last good at step 33"
+    slow = {"what": "slow_node", "words": "node2 is slow"}
+    attempt.reports.write_text(json.dumps({"schema": 1, "standing": [{"what": "nan_loss", "words": words}, slow]}))
+    shown = " ".join(" ".join(plain(one) for one in screen(read.Reader(run).look(), 80)).split())
+    assert "DONE" in shown and words in shown and "node2 is slow" not in shown
 
 
 def test_a_disk_with_space_or_an_unknown_one_is_not_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from transom_cli.core.category import OWN_ERRORS
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.core.progress import OwnCheckpoint
+from transom_cli.diagnose.clue import Trouble
 from transom_cli.errors import printable
 from transom_cli.files import read_json
 from transom_cli.heartbeat.table import RankBeat
@@ -37,6 +38,7 @@ LATE = 5.0  # seconds a node's table may lag behind the newest one and still cou
 MANY = 128  # nodes
 MEMORY_EVERY = 10.0  # seconds between reading the memory of so many nodes
 OWN_EVERY = 10.0  # seconds between two looks at the trainer's own checkpoints
+_OF_LOSS = frozenset(trouble.value for trouble in Trouble)
 _ROOM = 1 << 20  # bytes: with less, heartbeats and logs fail
 MAX_JOURNALS = 1 << 20  # bytes of journals that are read for goodput: a tenth of a second
 SILENT, FIRST_STEP = 10.0, 1800.0  # seconds; the defaults of `detect`
@@ -297,6 +299,10 @@ class Reader:
             if settings.preflight and not state.launch.started and _runs(state):
                 attempt = run.attempt(state.job.id, state.job.restarts)
                 view = replace(view, preflight=_read_preflight(attempt, state, probe=settings.probe))
+        elif state.phase is Phase.DONE:
+            found = _standing(read_reports(run.attempt(state.job.id, state.job.restarts)))
+            lost = (str(one.get("words", "")) for one in found if str(one.get("what")) in _OF_LOSS)
+            view = replace(view, reports=tuple(lost))  # a result that is no number
         if view.leaving is not None:
             view = replace(view, node_views=tuple(_left(one) for one in view.node_views))
         if view.unheard is not None:

@@ -15,11 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transom_cli.ckpt.names import step_name
+from transom_cli.ckpt.tiers import marks
 from transom_cli.core import silent
 from transom_cli.core.codec import build, plain
 from transom_cli.core.launcher import AnomalyReported
 from transom_cli.diagnose import numerics
-from transom_cli.diagnose.clue import Clue, Silent
+from transom_cli.diagnose.clue import Clue, Silent, Trouble
 from transom_cli.diagnose.slowness import causes, watch
 from transom_cli.diagnose.slowness import heatmap as words
 from transom_cli.errors import printable
@@ -32,6 +34,7 @@ from transom_cli.supervise.launcher.journal import JournalWriter, say
 EVERY = 5.0  # interval in seconds between reads, as the agents write
 NODES = 100  # number of nodes from which the interval grows in proportion
 HOT = ("host:gpu_clocks", "host:gpu_heat", "host:gpu_power")  # findings about clocks and heat (health.gpu)
+_NO_NUMBER = (Trouble.NAN, Trouble.INF)
 TAIL = 64 << 10  # bytes of a node's newest findings that are read
 
 
@@ -57,6 +60,7 @@ class AnomalyReporter:
         self._guarded = -1  # launch of the newest reports of guards
         self._sampled = (-1, -1)  # launch and step of the newest loss that was judged
         self._standing: dict[str, dict[str, Any]] = {}
+        self._kept: Path | None = None  # the checkpoint that must not be deleted while the loss is bad
         self._shown: object = None
         self._end = threading.Event()
 
@@ -89,9 +93,13 @@ class AnomalyReporter:
                 self._ends(edge.begun.slowness.key, edge.step)
         for one in self._losses(readings):
             if isinstance(one, numerics.Found):
-                self._begins(self._of_loss(one), one.clue)
+                report = self._of_loss(one)
+                more = self._keep(report.back_to) if one.trouble in _NO_NUMBER else ()
+                self._begins(report, replace(one.clue, evidence=(*one.clue.evidence, *more)))
             else:
                 self._ends(one.found.trouble.value, one.step)
+                if one.found.trouble in _NO_NUMBER:
+                    self._keep(-1)
         for doubt in self._corruption(readings):
             back_to = newest_checkpoint(self._checkpoints, up_to=doubt.before) if doubt.before > 0 else doubt.before
             launch, what = self._guarded, doubt.what.value
@@ -131,6 +139,18 @@ class AnomalyReporter:
         kind, before = found.trouble.value, numerics.last_step_before(found)
         back_to = newest_checkpoint(self._checkpoints, up_to=before) if before >= 0 else -1
         return AnomalyReported(0.0, self._sampled[0], kind, kind, "", found.step, (), before, back_to)
+
+    def _keep(self, step: int) -> tuple[str, ...]:
+        """Mark the newest good checkpoint, which `keep=` would delete some saves later. -1: it may go again."""
+        with contextlib.suppress(OSError):
+            if step < 0 and self._kept is not None:
+                marks.keep(self._kept, kept=False)
+                self._kept = None
+            elif step >= 0 and not marks.is_kept(there := self._checkpoints / step_name(step)):
+                marks.keep(there)
+                self._kept = there
+                return (f"the checkpoint of step {step} is kept",)
+        return ()
 
     def _losses(self, readings: Mapping[str, NodeSteps]) -> tuple[numerics.Found | numerics.Over, ...]:
         """Judge the loss of the lowest rank that reports one: gradients spread what is wrong to all ranks."""
