@@ -258,6 +258,26 @@ def test_a_dead_node_is_silent_once_and_its_ranks_are_the_culprits() -> None:
     assert NodeBack("n1") in job.pass_time(2.0)
 
 
+def test_hang_after_ten_fast_steps_that_were_read_twice_is_found_in_a_minute() -> None:
+    """Steps count, not readings: ten steps of 0.2 s are read once or twice."""
+    job = Job()
+    job.pass_time(10)
+    job.set(step=2, count=2, phase="step")
+    job.pass_time(2)
+    job.set(step=10, count=10)
+    found = job.pass_time(60)
+    assert [type(one) for one in found] == [Stall], job.state.limit
+
+
+def test_two_steps_are_too_few_to_know_how_long_one_takes() -> None:
+    job = Job()
+    job.pass_time(10)
+    job.set(step=1, count=1, phase="step")
+    job.pass_time(2)
+    job.set(step=3, count=3)
+    assert job.pass_time(600) == [], "the limit of the first step still applies"
+
+
 def test_a_dead_agent_is_a_silent_node_but_no_silence_of_a_training_that_goes_on() -> None:
     job = Job()
     job.settle()

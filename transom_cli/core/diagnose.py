@@ -271,7 +271,7 @@ def _rank_ended(
             return Diagnosis("unknown_end", words, (), False, "none", restart=False, exit_code=UNKNOWN)
         why = incident.outcome.why if incident.outcome else ""
         words = why or _job_ended(incident)
-        explains = incident.log_line and (incident.ended != "GONE" or incident.log_category not in ("", "unknown"))
+        explains = incident.log_line and incident.log_category not in ("", "unknown")
         line = f": {incident.log_line}" if explains and incident.log_line not in words else ""
         return Diagnosis("job_failed", words + line, (), sure=False, isolate="none", restart=True)
     exits = incident.outcome.exits if incident.outcome else ()
@@ -307,7 +307,8 @@ def _rank_ended(
 def _job_ended(incident: Incident) -> str:
     if incident.ended == "GONE":
         return "Slurm no longer knows the job: slurmctld has lost it, or it ended long ago"
-    return f"the job ended: {incident.ended} (exit code {incident.exit_code})"
+    how = "its batch script was killed" if incident.exit_code == 0 else f"exit code {incident.exit_code}"
+    return f"the job ended: {incident.ended} ({how})"
 
 
 def _hang(incident: Incident, run: RunFacts) -> Diagnosis | None:

@@ -27,15 +27,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 WINDOW = 64  # steps that the median is taken over
-ENOUGH = 3  # samples below which nothing is known yet
+ENOUGH = 3  # steps below which nothing is known yet
 HEADROOM = 1.5
 AS_LONG = 1.1  # times a silence that was normal: the next one of its kind may be a little longer
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """`samples`: seconds a step, newest last. `longest`, `saving`: the longest silence that the run came back from by
-    itself, between two steps and in a checkpoint or restore, s. `ended`: the longest for which a launch was ended."""
+    """How long the steps were.
+
+    Args:
+        samples: seconds a step, newest last, each the mean of the steps between two readings.
+        longest: the longest silence that the run came back from by itself, between two steps, s.
+        saving: the same in a checkpoint or restore, s.
+        ended: the longest silence for which a launch was ended, s.
+    """
 
     samples: tuple[float, ...] = ()
     longest: float = 0.0
@@ -43,17 +49,20 @@ class StepTimes:
     ended: float = 0.0
     median: float = 0.0
     spread: float = 0.0  # interquartile range, s
+    steps: int = 0  # of which the samples are
 
     @property
     def known(self) -> bool:
-        return len(self.samples) >= ENOUGH
+        return self.steps >= ENOUGH
 
-    def with_step(self, seconds: float) -> StepTimes:
+    def with_step(self, seconds: float, steps: int = 1) -> StepTimes:
+        """Add the mean of so many steps."""
         samples = (*self.samples[1 - WINDOW :], seconds)
         ordered = sorted(samples)
         n = len(ordered)
         median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-        return replace(self, samples=samples, median=median, spread=ordered[(3 * n) // 4] - ordered[n // 4])
+        spread = ordered[(3 * n) // 4] - ordered[n // 4]
+        return replace(self, samples=samples, median=median, spread=spread, steps=self.steps + steps)
 
     def with_silence(self, between: float, saving: float = 0.0) -> StepTimes:
         if between <= self.longest and saving <= self.saving:

@@ -412,7 +412,7 @@ def _with_history(
 ) -> RunView:
     """Add times from the journal, the step time, and what comes next."""
     state, past = folded.state, folded.times
-    last = _last_step(view, sights) if len(past.steps) == 1 else None
+    last = _last_step(view, sights) if past.steps else None
     runs = past.running is not None and state.job.state == "RUNNING"
     limit = past.running + settings.limit if runs and past.running is not None and settings.limit else None
     hung = past.launched + settings.first_step if past.launched is not None else None
