@@ -120,7 +120,7 @@ _TORCHX = lazy_re(
 # A progress bar after which another process prints without a line end.
 _BAR = lazy_re(
     r"(?:[^\[]{0,60}\d%\|[^\[]{0,300}|\d{1,9}/\d{1,9} )(?:\[\d{1,3}:\d\d.{0,300}?\])?"
-    r"(?=\[rank\d|slurmstepd|srun: |(?:INFO|WARNING|ERROR):\w|Traceback \()"
+    r"(?=\[rank\d|\[\d{4}-\d\d-\d\d|slurmstepd|srun: |(?:INFO|WARNING|ERROR):\w|Traceback \()"
 )
 # Comments, launchers that pass on two streams, Kaggle's time and line number, Determined's level.
 _QUOTED = lazy_re(
