@@ -93,7 +93,9 @@ def blamed(root: Hit, others: Sequence[Hit], ranks: frozenset[int]) -> Blamed:
         culprits = tuple(ended) if len(ended) == 1 else ()
         why = () if culprits else ("several tasks ended at once",)
     unordered = root.rule.scope is Scope.USER and without_order(root, others)
-    same = alike(root, others) if root.rule.scope is Scope.USER or root.rule.name in EVERYONES else set()
+    raised = root.rule.scope is Scope.JOB and root.rule.category not in CRIES and RAISED.match(root.record.text)
+    programs = root.rule.scope is Scope.USER or raised or root.rule.name in EVERYONES
+    same = alike(root, others) if programs else set()
     most = 2 * len(same) >= len(ranks)
     if not unordered and root.rule.name not in EVERYONES:
         most = root.record.at is None and same >= set(range(max(ranks, default=0) + 1))  # all, also silent ones
