@@ -26,6 +26,7 @@ def entry(number: int, rank: int) -> str:
     return f"{place}  rank      : {rank} (local_rank: {rank})\n  exitcode  : 1 (pid: 471{rank})\n"
 
 
+LABELLED = "".join(f"[rank{{0}}]: {line}\n" for line in (RAISED + "ValueError: bad shard").splitlines())
 BOX = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\ntrain.py FAILED\n----\nFailures:\n"
 RUN = "slurmstepd: error: *** STEP 7.0 ON gpu1 CANCELLED AT 2026-01-05T03:20:51 ***\n"
 HOROVOD = "RuntimeError: Horovod has been shut down. This was caused by an exception on one of the ranks\n"
@@ -78,6 +79,50 @@ FORMS = [
      + "ValueError: bad shard\n", Category.USER_CODE, Culprit(rank=3)),
     ("ERROR: Job 1 failed with return code list: [0, 1, 0]\n", Category.UNKNOWN, None),
     ("slurmstepd: error: get_exit_code task 3 died by signal: 11\n", Category.PROCESS_CRASH, Culprit(rank=3)),
+    # who, if several report the same
+    (LABELLED.format(1) + LABELLED.format(0), Category.USER_CODE, None),
+    (LABELLED.format(3) + LABELLED.format(0), Category.USER_CODE, Culprit(rank=3)),
+    (
+        (RAISED + "ValueError: bad shard\n") * 2 + "Sending process 4710 closing signal SIGTERM\nSending process 4711 "
+        "closing signal SIGTERM\nfailed (exitcode: 1) local_rank: 2 (pid: 4712) of binary: /usr/bin/python\n",
+        Category.USER_CODE,
+        None,
+    ),
+    (
+        "RuntimeError: DataLoader worker (pid 17) is killed by signal: Killed.\nslurmstepd: error: *** JOB 7 ON gpu3 "
+        "CANCELLED AT 2026-01-05T03:17:51 ***\nslurmstepd: error: Detected 1 oom_kill event in StepId=7.batch. Some of "
+        "the step tasks have been OOM Killed.\n",
+        Category.HOST_OOM,
+        Culprit("gpu3"),
+    ),
+    (
+        "[me@gpu3 ~]$ nvidia-smi\nUnable to determine the device handle for GPU0000:03:00.0: Unknown Error\n",
+        Category.GPU_HARDWARE,
+        Culprit("gpu3", None, "0000:03:00.0"),
+    ),
+    (
+        TRAINS + "[1,0]<stderr>:Stalled ranks:\n[1,0]<stderr>:6: [horovod_allreduce.0, horovod_allreduce.1 ...]\n",
+        Category.NCCL_HANG,
+        Culprit(rank=6),
+    ),
+    (
+        "The actor died unexpectedly before finishing this task.\n\tip: 127.0.0.1\nThe actor died because its node has "
+        "died.\n\tthe actor's node was preempted: drained\n",
+        Category.SLURM_PREEMPTED,
+        None,
+    ),
+    (
+        "[gpu1][[5,0],0][btl_tcp_endpoint.c:668:mca_btl_tcp_endpoint_recv_connect_ack] received unexpected process "
+        "identifier: got [[5,0],3] expected [[5,0],4]\nsrun: Job step aborted: Waiting up to 32 seconds\n" + RUN,
+        Category.NETWORK_FABRIC,
+        None,
+    ),
+    (
+        RAISED + "RuntimeError: Step 1 exited with non-zero status 1\nOutOfMemoryError: CUDA out of memory. Tried to "
+        "allocate 786.00 MiB (GPU 0; 39.56 GiB total capacity; 38.49 GiB already allocated)\n",
+        Category.CUDA_OOM,
+        None,
+    ),
     # schedulers
     ("0.3s: job.exception type=node-failure severity=0 lost contact with gpu3 (rank 3)\n", Category.SLURM_NODE_FAIL,
      Culprit("gpu3")),

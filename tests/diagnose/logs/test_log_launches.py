@@ -393,3 +393,25 @@ def test_tasks_that_crash_together_name_their_node_until_srun_ends_the_others(tm
     assert (first.category, first.culprits) == (Category.PROCESS_CRASH, (Culprit("gpu3"),))
     (first,) = of(tmp_path, one + two + ends).incidents
     assert first.culprits == (), "nothing shows which node was first"
+
+
+HEAD = "INFO: version 1.4 of the code\nUsing 2 devices of the node\n"
+BAD = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n{0}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "root"),
+    [
+        # a log to which a program that is started again appends
+        (HEAD + BAD.format("ValueError: no such file") + HEAD + BAD.format("KeyError: 'rank'"), "KeyError: 'rank'"),
+        (HEAD + BAD.format("ValueError: bad") + HEAD + "Traceback (most recent call last):\nKeyboardInterrupt\n",
+         "KeyboardInterrupt"),
+        (HEAD + BAD.format("ValueError: bad") + HEAD + "slurmstepd: error: *** JOB 7 ON gpu1 CANCELLED AT "
+         "2026-01-05T03:17:51 ***\n", "slurmstepd: error: *** JOB 7 ON gpu1 CANCELLED AT 2026-01-05T03:17:51 ***"),
+        # lines that each process prints
+        (HEAD * 2 + BAD.format("ValueError: bad") + HEAD + BAD.format("KeyError: 'rank'"), "ValueError: bad"),
+        (BAD.format("ValueError: bad") + HEAD + BAD.format("KeyError: 'rank'"), "ValueError: bad"),
+    ],
+)  # fmt: skip
+def test_first_lines_that_come_again_begin_another_launch(tmp_path: Path, text: str, root: str) -> None:
+    assert of(tmp_path, text).incidents[0].root.record.line == root

@@ -9,6 +9,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -44,6 +45,11 @@ _RESUMED = (  # a launch that continues an earlier one; a job that is ended save
 _SAYS_DONE = r"(?i)\btraining (?:is )?(?:complete|finished)|\bsaving (?:the )?final model"  # counts after progress only
 _LAST_STEP = r"(?i)\b(?:step|iter|iteration)s?\b\W{0,4}(\d{2,9}) ?/ ?\1\b"  # of all steps
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_STARTS = 4 << 20  # bytes that are searched for a launch's first lines
+_TRIED = 8  # first lines: some may contain a name or a date
+_TWO_LINES = lazy_re(
+    rb"(?m)^(?=((?!\d{1,7}: |[^\n]{0,60}(?:Traceback|[Rr]ank))[A-Za-z0-9/(<][^\n]{8,999}\n(?!Traceback)[^\n]{8,999}\n))"
+)
 _BETWEEN = (Category.NETWORK_FABRIC, Category.RENDEZVOUS_PORT, Category.NCCL_HANG, Category.EXTERNAL_SERVICE)
 _LINES, _LOSSES = "lines", "losses"  # kinds of progress
 
@@ -57,6 +63,23 @@ def open_log(path: Path) -> BinaryIO:
 
         return cast(BinaryIO, gzip.open(path, "rb"))
     return path.open("rb")
+
+
+def relaunches(path: Path, failed: int) -> tuple[int, ...]:
+    """Return where a log's first lines come again after a failure, as of a program that was started again.
+
+    Args:
+        failed: the offset of the failure. Lines that come again before it are printed by each process, or are progress.
+    """
+    if not path.is_file():
+        return ()  # a pipe cannot be read again
+    with open_log(path) as file:
+        data = file.read(_STARTS).translate(_DIGITS)
+    for one in islice(_TWO_LINES.finditer(data, 0, failed), _TRIED):
+        again = [other.start() for other in re.finditer(re.escape(one[1]), data)]
+        if len(again) > 1 and again[1] > failed:
+            return tuple(again[1:])
+    return ()
 
 
 class Aftermath:

@@ -45,6 +45,7 @@ _BOX = 10  # lines of a message of Open MPI
 _BOXED = re.compile(r"(?:hostname|[Rr]emote host|[Pp]eer host|[Nn]ode name|[Tt]arget node) {0,4}: {1,20}([\w.-]{1,80})")
 _CPP = re.compile(rb"(?m)^[^\n]{0,60}?\[rank(\d{1,7})\]: ?\[[EF]\d[^\n]*")
 _VICTIM = re.compile(rb"(?i)time(?:d )?out|remote|connection|broken pipe|peer|dump signal")
+_PROMPT = re.compile(rb"(?m)^(?:\([\w.-]{1,40}\) ?)?\[?[\w.-]{1,40}@([\w.-]{1,80})[: ][^\n]{0,80}?[$#%] ")
 _HYDRA = re.compile(rb"\[(?:proxy:\d{1,7}:\d{1,7}|mpiexec)@([\w.-]{1,80})\]")
 _NUMBERED = re.compile(r"[\[(<{]((?:[A-Za-z][\w ./-]{0,40}?)?)[ :=_#/-]{0,2}(\d{1,5})[\])>}]:? |()(\d{1,5}) ?[|>)] ")
 _HOST = re.compile(r"([A-Za-z](?=[\w.-]{0,60}\d)[\w.-]{1,80})(?:: | {0,30}[|>] )")
@@ -79,6 +80,12 @@ def boxed(path: Path, hit: Hit) -> Culprit:
         if (node := _BOXED.fullmatch(record(clean(line[:_SHORT])).text)) is not None:
             return Culprit(node[1])
     return Culprit()
+
+
+def prompted(path: Path, hit: Hit) -> Culprit:
+    """Return the node that the last shell prompt above a line names."""
+    prompts = _PROMPT.findall(around(path, hit)[0])
+    return Culprit(prompts[-1].decode()) if prompts else Culprit()
 
 
 def speaker(path: Path, hit: Hit) -> Culprit:

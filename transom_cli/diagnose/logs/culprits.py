@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs.lazy_re import lazy_re
-from transom_cli.diagnose.logs.matches import TRACEBACK, Hit
+from transom_cli.diagnose.logs.matches import RAISED, TRACEBACK, Hit
 from transom_cli.diagnose.logs.processes import short
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Scope
 
@@ -28,6 +28,7 @@ _CLOSED = lazy_re(r"[Cc]onnection closed by (?:remote )?peer ([A-Za-z][\w.-]{1,8
 _GROUP = lazy_re(r"\[PG ([^\]]{1,160}?) ?Rank \d")
 _JOINED = lazy_re(r"world_size=(\d{1,7}), (?:worker_count|num_workers_joined)=(\d{1,7})\b")
 _LOST = lazy_re(r"(?:\bpeer |\bfrom |\bto |\] )\[?((?:\d{1,3}\.){3}\d{1,3}|[A-Za-z][\w.-]{1,80}(?=<))[\]<]")
+_JOB_ON = lazy_re(r"\*\*\* JOB \d+ ON ([\w.-]+) CANCELLED")  # names the first node, which runs the batch step
 _DIGITS = lazy_re(r"\d+")
 _RANGE = lazy_re(r"(\d{1,5})(?:-(\d{1,5}))?")
 _CALL = lazy_re(
@@ -54,7 +55,7 @@ EXITS = "task-exited", "own-exit-code", USAGE
 ENDS = (*EXITS, LEFT_EARLY, KILLED, "worker-killed", "abort", "core-dumped", "segfault", "mpi-signal", PMIX, *MPI)
 """Rules for the end of a rank's process."""
 
-NOWHERE = Culprit(), Culprit("0.0.0.0")  # Ray's name for a node without a network
+NOWHERE = Culprit(), Culprit("0.0.0.0"), Culprit("127.0.0.1")  # Ray's name for a node without a network
 Blamed = tuple[tuple[Culprit, ...], tuple[str, ...]]
 
 
@@ -83,6 +84,8 @@ def blamed(root: Hit, others: Sequence[Hit], ranks: frozenset[int]) -> Blamed:
     if root.rule.name == LEFT_EARLY:
         left = _tasks(root.where["tasks"])
         culprits = tuple(Culprit(rank=rank) for rank in left) if len(left) < MANY else ()
+    if ".batch" in root.record.text and culprits == (Culprit(),):
+        culprits = tuple({Culprit(on[1]) for hit in others if (on := _JOB_ON.search(hit.record.text))})
     if root.rule.name == TASK_FAILURE:
         culprits = _left_alone(others)
     if root.rule.name == PMIX:
@@ -90,9 +93,16 @@ def blamed(root: Hit, others: Sequence[Hit], ranks: frozenset[int]) -> Blamed:
         culprits = tuple(ended) if len(ended) == 1 else ()
         why = () if culprits else ("several tasks ended at once",)
     unordered = root.rule.scope is Scope.USER and without_order(root, others)
-    same = alike(root, others) if unordered or root.rule.name in EVERYONES else set()
-    if len(same) > 1 and 2 * len(same) >= len(ranks):
-        return (), (f"{len(same)} ranks report the same: it is not one rank's",)
+    raised = root.rule.scope is Scope.JOB and root.rule.category not in CRIES and RAISED.match(root.record.text)
+    programs = root.rule.scope is Scope.USER or raised or root.rule.name in EVERYONES
+    same = alike(root, others) if programs else set()
+    most = 2 * len(same) >= len(ranks)
+    if not unordered and root.rule.name not in EVERYONES:
+        most = root.record.at is None and same >= set(range(max(ranks, default=0) + 1))  # all, also silent ones
+    if len(same) > 1 and most:
+        nodes = {h.culprit.node for h in hits if h.rule is root.rule}
+        node = nodes.pop() if len(nodes) == 1 and not RAISED.match(root.record.text) else ""
+        return (Culprit(node),) if node else (), (f"{len(same)} ranks report the same: it is not one rank's",)
     if root.rule.blames is Blames.NAMED and len({h.culprit.node for h in hits if h.rule is root.rule}) > 1:
         culprits = ()  # several peers: the fault is on the path
     culprits = _with_nodes(culprits, hits, root)

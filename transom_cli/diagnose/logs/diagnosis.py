@@ -10,15 +10,15 @@ from pathlib import Path
 from transom_cli.diagnose.clue import Action, Category, Culprit, Root
 from transom_cli.diagnose.combine import DiagnosedFailure
 from transom_cli.diagnose.logs import grammar, reader
-from transom_cli.diagnose.logs.aftermath import Aftermath
+from transom_cli.diagnose.logs.aftermath import Aftermath, relaunches
 from transom_cli.diagnose.logs.cause import Incident, consequences, incidents
-from transom_cli.diagnose.logs.context import boxed, speaker
+from transom_cli.diagnose.logs.context import boxed, prompted, speaker
 from transom_cli.diagnose.logs.culprits import BOX, CRIES, EXITS, blamed, entry_of, local_ranks, without_order
 from transom_cli.diagnose.logs.kinds import hit_of
-from transom_cli.diagnose.logs.matches import LAUNCH, LEFT, Found, Hit, collect
+from transom_cli.diagnose.logs.matches import LAUNCH, LEFT, RAISED, Found, Hit, collect
 from transom_cli.diagnose.logs.processes import first_closed, processes
 from transom_cli.diagnose.logs.reader import hits_in_file
-from transom_cli.diagnose.logs.rulebook import Blames, Rulebook, Scope
+from transom_cli.diagnose.logs.rulebook import Blames, Level, Rulebook, Scope
 from transom_cli.plural import times
 
 
@@ -104,7 +104,8 @@ def diagnose_logs(paths: Iterable[Path], book: Rulebook, *, supervised: bool = F
     for path in logs_in(paths):
         name = str(path)
         try:
-            hits += _error_file(path, book, name) if path.suffix == ".json" else hits_in_file(path, book, name)
+            is_error_file = path.suffix == ".json"
+            hits += _error_file(path, book, name) if is_error_file else _by_launch(hits_in_file(path, book, name), path)
         except (OSError, EOFError, zlib.error) as error:
             unread.append((name, getattr(error, "strerror", None) or str(error)))
         else:
@@ -116,6 +117,16 @@ def diagnose_logs(paths: Iterable[Path], book: Rulebook, *, supervised: bool = F
     aftermath = Aftermath(text for name in (LAUNCH, LEFT) if name in book.by_name for text in book.by_name[name].any)
     found = incidents(hits, lambda hit: aftermath.continued(hit, read[hit.file]), frozenset(ranks))
     return Diagnosed(tuple(_with_context(one, read, ranks) for one in found), tuple(read), tuple(unread))
+
+
+def _by_launch(hits: list[Hit], path: Path) -> list[Hit]:
+    """Count the launches of a program that was started again after it had failed, as its first lines show."""
+    failed = next((h.offset for h in hits if h.level >= Level.ENDING and not h.mild), None)
+    counted = any(h.launch for h in hits)
+    starts = relaunches(path, failed) if failed is not None and hits[-1].offset > failed and not counted else ()
+    if not starts:
+        return hits
+    return [replace(h, launch=h.launch + sum(at < h.offset for at in starts)) for h in hits]
 
 
 def _with_context(incident: Incident, read: Mapping[str, Path], ranks: Set[int]) -> Incident:
@@ -132,6 +143,8 @@ def _with_context(incident: Incident, read: Mapping[str, Path], ranks: Set[int])
     if root.rule.blames is not Blames.PRINTER or incident.why or len(incident.culprits) > 1:
         return incident
     who = next(iter(incident.culprits), Culprit())
+    if who.rank is not None and _all_raise(incident, path):
+        return replace(incident, culprits=(), why=("all processes raise the same: it is not one rank's",))
     boxes = [hit for hit in incident.others if hit.rule.name == BOX and "rank" in hit.where]
     failed = {int(hit.where["rank"]) for hit in boxes}
     unnamed = who == Culprit() or who.rank in failed
@@ -151,9 +164,22 @@ def _with_context(incident: Incident, read: Mapping[str, Path], ranks: Set[int])
         return replace(incident, culprits=() if rank is None else (Culprit(rank=rank),))
     if who == Culprit() and root.record.rank is None and not root.record.node and not cries:
         who = speaker(path, root)
+    if root.rule.scope is Scope.NODE and not who.node:
+        who = replace(who, node=prompted(path, root).node)
     if who.rank is None and (who.node or not cries):
         who = replace(who, rank=_rank_of(incident, who, path))
     return incident if who == Culprit() else replace(incident, culprits=(who,))
+
+
+def _all_raise(incident: Incident, path: Path) -> bool:
+    """Whether an exception without labels is printed by as many processes as the log shows."""
+    root = incident.root
+    labelled = root.record.rank is not None or "rank" in root.where
+    if labelled or root.rule.scope is not Scope.USER or not RAISED.match(root.record.text):
+        return False
+    same = [h for h in incident.others if h.rule is root.rule and h.record.text == root.record.text]
+    said = processes(path)
+    return 1 + root.more + len(same) >= max(said.children, said.world) > 1
 
 
 def _rank_of(incident: Incident, who: Culprit, path: Path) -> int | None:

@@ -120,9 +120,8 @@ _TORCHX = lazy_re(
 # A progress bar after which another process prints without a line end.
 _BAR = lazy_re(
     r"(?:[^\[]{0,60}\d%\|[^\[]{0,300}|\d{1,9}/\d{1,9} )(?:\[\d{1,3}:\d\d.{0,300}?\])?"
-    r"(?=\[rank\d|slurmstepd|srun: |(?:INFO|WARNING|ERROR):\w|Traceback \()"
+    r"(?=\[rank\d|\[\d{4}-\d\d-\d\d|slurmstepd|srun: |(?:INFO|WARNING|ERROR):\w|Traceback \()"
 )
-_BARS = "%|", "it/s", "s/it"
 # Comments, launchers that pass on two streams, Kaggle's time and line number, Determined's level.
 _QUOTED = lazy_re(
     r"(?:[#>] {1,20}(?=\S)|std(?:err|out): ?|\{\"log\":\"|\d{1,8}\.\d{1,3}s {1,4}\d{1,8} "
@@ -250,7 +249,7 @@ def _labels_in(line: str) -> tuple[Spans, int]:
         at = quoted.end()
     task = _TASK.match(line, at) or _FANNED.match(line, at) or _COMPOSE.match(line, at)
     task = task or _STERN.match(line, at)
-    task = task or (_BAR.match(line, at) if any(bar in line for bar in _BARS) else None)
+    task = task or (_BAR.match(line, at) if "%|" in line or "it/s" in line or "s/it" in line else None)
     task = task or (_TORCHX.match(line, at) if "]:" in line else None)
     if task:
         found = {name: task.span(name) for name, value in task.groupdict().items() if value}

@@ -38,6 +38,7 @@ _LABEL = lazy_re(rb"([A-Za-z0-9][\w.-]{0,62}):(\d{1,10}):\d{1,10} \[(\d{1,4})\] 
 _NCCL = lazy_re(rb" NCCL (?:INFO|WARN) ")
 _INIT = lazy_re(rb" rank (\d{1,7}) nranks (\d{1,7})(?:[^\n]{0,60}? busId ([0-9a-fA-F]{1,12}))?")
 _SPAWNED = lazy_re(rb"process (\d{1,10}) spawned with command: [^\n]{0,4000}?--local_rank=(\d{1,5})")
+_ONE = lazy_re(rb"'--local_rank=0',[^\n]{1,8000}\] exits with return code")  # DeepSpeed names its last process
 _BOX = lazy_re(
     rb"rank {1,8}: (\d{1,7}) \(local_rank: (\d{1,5})\)[^\n]{0,20}\n"
     rb"[^\n]{0,200}?exitcode +: -?\d{1,5} +\(pid: (\d{1,10})"
@@ -229,6 +230,7 @@ def _read(data: bytes, said: Processes) -> None:
         said.alone = [local for _, local in spawned] == [b"0"] and said.world < 2
         for pid, local in spawned:
             _add(said, pid, local)
+    said.alone = said.alone or (said.nodes <= 1 and said.world < 2 and said.children < 2 and bool(_ONE.search(data)))
 
 
 def _worlds(data: bytes) -> Iterator[int]:
