@@ -12,6 +12,7 @@ from transom_cli.core import events as ev
 from transom_cli.view.document import Changes
 from transom_cli.view.list_reader import Wanted, read_list
 from transom_cli.view.model import RunView
+from transom_cli.view.status import status_lines
 
 
 def listed(made: Made) -> RunView:
@@ -31,6 +32,7 @@ def test_run_without_an_operator_does_what_its_nodes_show(step: int, phase: str,
     view, row = made.view(), listed(made)
     assert (view.status, view.step, len(view.node_views)) == (phase, shown, 4)
     assert (row.status, row.step, row.health) == (phase, shown, "unknown")
+    assert any("the ranks start Python" in one for one in status_lines(view)) == (phase == "starting")
     assert [one.what for one in Changes().of(view)] == [phase]
 
 
