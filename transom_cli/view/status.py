@@ -302,7 +302,7 @@ def _warnings(view: RunView, width: int | None) -> list[Line]:
         found.append("Slurm has suspended the job: no rank runs until Slurm resumes it, and silent ranks are no fault")
     if view.slurm_lost:
         found.append(f"Slurm does not respond, so the state of the job is unknown: {' '.join(view.slurm_lost.split())}")
-    if not view.operator:
+    if not view.operator and not view.young:
         job = f"; job {view.operator_job} will become the operator" if view.operator_pending else ""
         what = "observe the run" if view.observed else "restart the run or isolate bad nodes"
         found.append(f"no live operator to {what}{job}")
