@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from transom_cli.core.events import OutcomeSeen, RankExit
 from transom_cli.core.incident import Diagnosis, Incident, Stage
-from transom_cli.core.operator.state import Job, Phase, State
+from transom_cli.core.operator.state import Budget, Job, Phase, State
 from transom_cli.core.progress import Progress
 from transom_cli.view.model import NodeView, Operation, build_view
 from transom_cli.view.outlook import next_steps
@@ -44,6 +44,14 @@ def test_a_run_that_stops_says_when_slurm_still_cleans_up() -> None:
     view = build_view("r1", State(phase=Phase.STOPPING, job=job), {}, 0.0, operator=True)
     assert view.slurm_state == "COMPLETING"
     assert "COMPLETING" in next_steps(State(phase=Phase.STOPPING, job=job), None, warned=False)[0].message
+
+
+def test_used_restarts_are_shown_until_there_is_progress() -> None:
+    again = Progress(step=125, max_step=125, durable=120).charged().new_start()
+    state = State(phase=Phase.TRAINING, budget=Budget(no_progress=1), progress=again)
+    assert build_view("r1", state, {}, 5.0, operator=True).restarts_without_progress == 1
+    saved = replace(state, progress=replace(again, durable=140))
+    assert build_view("r1", saved, {}, 5.0, operator=True).restarts_without_progress == 0
 
 
 def test_a_requested_requeue_is_a_leave_until_the_job_waits_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -9,9 +10,13 @@ import pytest
 from view_made import JOB, NOW, Made
 
 from transom_cli.core import events as ev
+from transom_cli.layout import RunDir
 from transom_cli.view.document import Changes
 from transom_cli.view.list_reader import Wanted, read_list
 from transom_cli.view.model import RunView
+from transom_cli.view.runs import list_lines
+from transom_cli.view.status import status_lines
+from transom_cli.view.text import plain
 
 
 def listed(made: Made) -> RunView:
@@ -31,7 +36,18 @@ def test_run_without_an_operator_does_what_its_nodes_show(step: int, phase: str,
     view, row = made.view(), listed(made)
     assert (view.status, view.step, len(view.node_views)) == (phase, shown, 4)
     assert (row.status, row.step, row.health) == (phase, shown, "unknown")
+    assert any("the ranks start Python" in one for one in status_lines(view)) == (phase == "starting")
     assert [one.what for one in Changes().of(view)] == [phase]
+
+
+def test_run_that_was_just_made_waits_for_its_operator(tmp_path: Path) -> None:
+    made = submitted(tmp_path)
+    made.run = RunDir(made.run.path.rename(tmp_path / "llama-70b-20261122-070953-c382"))  # seven seconds ago
+    view = made.view()
+    assert (view.status, listed(made).status, view.health) == ("pending", "pending", "healthy")
+    assert not [one for one in (*status_lines(view), plain(list_lines([view], 120)[1])) if "no live operator" in one]
+    older = replace(view, now=NOW + 60.0)
+    assert older.status == "unknown" and "no live operator" in " ".join(status_lines(older))
 
 
 def test_nodes_that_have_ended_or_fallen_silent_show_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat import table
 from transom_cli.plural import several, times
 from transom_cli.view.slurm_reasons import pending_reason
-from transom_cli.view.text import span
+from transom_cli.view.text import made_at, span
 
 _LEAVING = {
     "time_limit": "the time limit is near",
@@ -241,12 +241,17 @@ class RunView:
         return " of the last start" if self.phase == "recovering" else " since this start"
 
     @property
+    def young(self) -> bool:
+        """Whether the run was made seconds ago, so that its operator or launcher may not have written yet."""
+        return self.phase in ("submitting", "pending") and self.now - made_at(self.run_id) < FRESH
+
+    @property
     def fresh(self) -> bool:
         """Whether a recent source (operator, nodes or Slurm) confirms the phase."""
         nodes = self.nodes_at is not None and self.now - self.nodes_at < FRESH
         pending = self.phase in ("pending", "submitting") and self.slurm_state == "PENDING"
         slurm = self.slurm_queried_at is not None and not self.slurm_error and pending
-        starting = self.phase == "submitting" and self.operator_pending
+        starting = self.young or (self.phase == "submitting" and self.operator_pending)
         operator = self.operator and not self.slurm_lost
         return self.over or self.phase == "held" or operator or nodes or slurm or starting
 
@@ -373,7 +378,7 @@ class RunView:
             return "degraded"
         if self.over or self.phase == "held":
             return self.phase
-        if not self.operator or self.slurm_lost:
+        if (not self.operator and not self.young) or self.slurm_lost:
             return "unknown"
         if self.status in ("crash loop", "starved"):
             return self.status

@@ -4,7 +4,7 @@ The strongest applies: isolated, probing, silent, suspect, slow, ok.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transom_cli.core.incident import Stage
 from transom_cli.core.operator.actions import Probe
@@ -154,6 +154,7 @@ def seen_by_nodes(state: State, sights: Mapping[str, NodeSight]) -> State:
     ranks = [rank for one in tables for rank in one.ranks]
     launch = max((rank.launch for rank in ranks), default=0)
     steps = reached(rank for rank in ranks if rank.launch == launch)[0] >= 0
+    state = replace(state, launch=replace(state.launch, started=True)) if ranks and not state.launch.started else state
     phase = Phase.TRAINING if steps else Phase.STARTING
     return state if phase is state.phase else state.in_phase(phase, 0.0)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 
 from transom_cli.errors import printable
+from transom_cli.layout import RUN_ID
 from transom_cli.plural import some as some
 
 DAY = 86400.0
@@ -65,6 +66,15 @@ def day_time(at: float, now: float) -> str:
 def zone(at: float) -> str:
     """Return the name of the local time zone."""
     return datetime.fromtimestamp(at).astimezone().tzname() or "local time"
+
+
+def made_at(run_id: str) -> float:
+    """Return when a run was made, by its ID (Unix time); 0.0 if it does not say so."""
+    found = RUN_ID.fullmatch(run_id)
+    try:
+        return datetime.strptime(f"{found['stamp']}Z", "%Y%m%d-%H%M%S%z").timestamp() if found else 0.0
+    except ValueError:
+        return 0.0
 
 
 def utc(at: float) -> str:
