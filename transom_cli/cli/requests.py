@@ -184,7 +184,7 @@ def _require_resumable(run: RunDir, state: State, *, force: bool) -> None:
     if state.exit_code in (NoCheckpoint.exit_code, StateDiffers.exit_code) and not force:
         hint = f"see `transom ckpt verify {run.run_id}`; once that is solved, add `--force`"
         raise TransomError(what, state.verdict, hint)
-    for path in (run.settings, run.submission, run.script):
+    for path in run.needed:
         read_run_file(run, path)
 
 

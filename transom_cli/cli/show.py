@@ -98,7 +98,9 @@ def code_of(view: RunView) -> int:
 def show_overview() -> int:
     """Show the active runs and what to do next. The exit code is 0."""
     from transom_cli.config.sources import runs_root
+    from transom_cli.layout import RunDir
     from transom_cli.view.list_reader import Wanted, read_list
+    from transom_cli.view.read import missing_files
     from transom_cli.view.runs import list_lines
     from transom_cli.view.terminal import show, width
     from transom_cli.view.text import line, row
@@ -112,7 +114,8 @@ def show_overview() -> int:
     else:
         found = [line("No run is active." if ended else f"There are no runs in {where} yet."), ()]
         found += [row("start", "transom run -N 2 -- python train.py")]
-        resume = next((one.run_id for one in ended if one.phase in ("failed", "stopped")), "")
+        stopped = (one.run_id for one in ended if one.phase in ("failed", "stopped"))
+        resume = next((one for one in stopped if not missing_files(RunDir(where / one))), "")
         found += [row("continue", f"transom resume {resume}")] if resume else []
         found += [] if ended else [row("check", "transom doctor"), row("try", "transom sandbox up")]
     show([*found, row("commands", "transom --help")])
