@@ -73,7 +73,8 @@ def stop(
     else:
         why = f" ({state.verdict})" if state.policy.observe and state.verdict else ""
         how = "has already ended: " if already else "is "
-        print(printable(f"run {found.run_id} {how}{state.phase.value}{why}"), file=sys.stderr)
+        saved = f", with checkpoint {state.progress.durable:,} on disk" if state.progress.durable >= 0 else ""
+        print(printable(f"run {found.run_id} {how}{state.phase.value}{why}{saved}"), file=sys.stderr)
 
 
 def _require_none_active(root: Path) -> None:

@@ -5,7 +5,6 @@ They are called by typer (`cli.status`, `cli.diagnose`), and usually without it 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from pathlib import Path
@@ -223,9 +222,11 @@ def require_files(paths: Iterable[Path]) -> None:
         from transom_cli.submit.rundir import find_run
 
         hint = "name log files, or a folder of them"
-        with contextlib.suppress(TransomError):
+        try:
             run = find_run(runs_root(None, os.environ), missing[0])
             hint = f"it is a run: transom explain {run.run_id}"
+        except TransomError as error:
+            hint = f"{error.why}: transom explain RUN" if error.why.startswith("job ") else hint
         raise UsageError(f"No such file: {', '.join(missing)}", hint=hint)
 
 

@@ -319,7 +319,7 @@ class RunView:
         if status == "leaving" and self.leaving is not None:
             return self.leaving.message
         if status == "preflight" and self.preflight is not None:
-            probe = ", the probe runs" if self.preflight.probes else ""
+            probe = ", the probe tests GPUs and links" if self.preflight.probes else ""
             return f"{self.preflight.checked:,} of {several(self.preflight.of, 'node')} checked{probe}"
         return self.starved if status == "starved" else ""
 
