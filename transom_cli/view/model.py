@@ -12,9 +12,10 @@ from transom_cli.core.operator.state import Exclusion, Phase, SavesFail, State, 
 from transom_cli.core.progress import OwnCheckpoint, newest_step
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat import table
+from transom_cli.layout import RUN_ID
 from transom_cli.plural import several, times
 from transom_cli.view.slurm_reasons import pending_reason
-from transom_cli.view.text import span
+from transom_cli.view.text import span, stamped
 
 _LEAVING = {
     "time_limit": "the time limit is near",
@@ -240,7 +241,7 @@ class RunView:
         nodes = self.nodes_at is not None and self.now - self.nodes_at < FRESH
         pending = self.phase in ("pending", "submitting") and self.slurm_state == "PENDING"
         slurm = self.slurm_queried_at is not None and not self.slurm_error and pending
-        starting = self.phase == "submitting" and self.operator_pending
+        starting = self.phase == "submitting" and (self.operator_pending or self.just_made)
         operator = self.operator and not self.slurm_lost
         return self.over or self.phase == "held" or operator or nodes or slurm or starting
 
@@ -249,6 +250,14 @@ class RunView:
         """Seconds since Slurm began not to answer; 0 for the first, unless the operator has noticed: it may be slow."""
         silent = self.now - self.slurm_silent_since if self.slurm_silent_since is not None else 0.0
         return max(silent, 0.1) if self.slurm_lost else silent if silent >= SLOW_ANSWER else 0.0
+
+    @property
+    def just_made(self) -> bool:
+        """Whether the run was made so recently that its operator may still be starting."""
+        found = RUN_ID.fullmatch(self.run_id)
+        if found is None or self.phase != "submitting" or self.operator:
+            return False
+        return 0 <= self.now - stamped(found["stamp"]) < FRESH
 
     @property
     def unheard(self) -> float | None:

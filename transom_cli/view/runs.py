@@ -59,6 +59,8 @@ def _note(view: RunView) -> str:
     if view.status != view.confirmed:
         return view.condition or pending_reason(view)
     was = f"was {view.phase}; " if view.status != view.phase else ""
+    if view.just_made:
+        return "its operator starts"
     if not view.operator:
         return f"{was}no live operator" + (f" (its job: {view.operator_job})" if view.operator_job else "")
     if view.slurm_lost:

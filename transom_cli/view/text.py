@@ -52,6 +52,11 @@ def brief(seconds: float) -> str:
     return f"{int(max(seconds, 0.0))}s"
 
 
+def stamped(stamp: str) -> float:
+    """Return the time of the stamp in a run's ID (Unix time)."""
+    return datetime.strptime(f"{stamp}+0000", "%Y%m%d-%H%M%S%z").timestamp()
+
+
 def clock_time(at: float) -> str:
     return datetime.fromtimestamp(at).strftime("%H:%M:%S")
 
