@@ -379,7 +379,7 @@ def _require_stopped(run: RunDir, state: State) -> None:
         raise Unknown(f"Run `{run.run_id}` has not stopped yet", why, hint)
     if state.exit_code == Unknown.exit_code:
         scancel = cluster_command(f"scancel {state.job.id}", read_run_settings(run).cluster)
-        raise Unknown(f"Job {state.job.id} may still be running", state.verdict, scancel)
+        raise Unknown(f"Job {state.job.id} may still be running", state.verdict, f"{scancel}, then repeat this command")
 
 
 def _until_over(run: RunDir) -> State:
