@@ -149,6 +149,11 @@ class RunDir:
     def run_id(self) -> str:
         return self.path.name
 
+    @property
+    def needed(self) -> tuple[Path, ...]:
+        """The files without which no further job of the run can be submitted."""
+        return self.settings, self.submission, self.script
+
     def job_log(self, job_id: int) -> Path:
         """The batch script's output, written by Slurm: all attempts of that job, one after the other."""
         return self.path / JOB_LOG.replace("%j", str(job_id))

@@ -96,7 +96,7 @@ def test_stop_says_with_22_that_nothing_has_stopped(stopping: Callable[[], BaseE
 def test_stop_says_with_22_that_the_job_could_not_be_cancelled(stopping: Callable[[], BaseException]) -> None:
     error = stopping()
     assert isinstance(error, Unknown) and error.what == "Job 7 may still be running"
-    assert "cancelling failed" in error.why and error.hint == "scancel 7"
+    assert "cancelling failed" in error.why and error.hint == "scancel 7, then repeat this command"
 
 
 def test_stop_as_json(run: RunDir) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from transom_cli.cli.app import ClickException, app, usage_error
 from transom_cli.cli.common import active_of_name, run_to_read
+from transom_cli.cli.explain import _which
 from transom_cli.cli.requests import _found
 from transom_cli.config.load import load
 from transom_cli.core.operator.state import Policy
@@ -70,6 +72,17 @@ def test_newest_has_ended_and_an_older_one_trains(runs: list[RunDir], tmp_path: 
         _found("gpt", tmp_path, "stop")
     assert refused.value.hint.startswith(f"transom stop {runs[1].run_id}\nor: ")
     assert _found("gpt", tmp_path, "resume") == runs[2], "only a run that has ended can be meant"
+
+
+def test_incident_and_run_may_be_given_in_either_order(runs: list[RunDir], tmp_path: Path) -> None:
+    found = (runs[3], "i1")
+    assert _which("gpt-eval", "i1", tmp_path) == _which("i1", "gpt-eval", tmp_path) == found
+
+
+def test_node_given_to_check_is_answered_with_the_option() -> None:
+    with pytest.raises(ClickException) as refused:
+        app(["check", "node1", "node2"], standalone_mode=False)
+    assert usage_error(refused.value).why == "nodes are named with `--nodelist node1,node2`"
 
 
 def _end(run: RunDir) -> None:

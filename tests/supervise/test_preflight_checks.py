@@ -63,7 +63,7 @@ def test_bad_findings_become_faults_and_all_of_them_a_file(tmp_path: Path) -> No
     assert isinstance(heard, NodesChecked)
     assert heard.faults == (NodeFault("n2", "gpu_rows", "FAIL", "row remap\\x1b[31m failed", "repair", "GPU-1", "165"),)
     assert heard.words.startswith("2 nodes checked in 2.5 s, n2 bad (gpu_rows: row remap")
-    assert "1 to monitor, 1 check without a result" in heard.words
+    assert "1 finding to monitor, 1 check without a result" in heard.words
     kept = json.loads((case.attempt.health / "preflight.json").read_text())
     assert kept["worst"] == "fail" and [f["check"] for f in kept["findings"]] == [
         "gpu_rows",

@@ -106,6 +106,9 @@ def test_failed_run_names_file_line_and_command(tmp_path: Path) -> None:
     assert root is not None and (root.place, root.rank) == (f"{path}:3", 3)
     text = "\n".join(plain(one) for one in screen(view, None))
     assert f"{path}:3" in text and f"transom logs {run.run_id}" in text and f"transom resume {run.run_id}" in text
+    run.script.unlink()
+    text = "\n".join(plain(one) for one in screen(read_view(run), None))
+    assert "transom resume" not in text and "without job.sbatch, this one cannot be resumed" in text
     assert root_of(run, [("examined", f"rank-3.log (rank 2 reports the same) (1 log not read): {line}")]) == root
     assert root_of(run, [("examined", f"rank-3.log: {line}")], "slurm_node_fail") is None
     assert root_of(run, [("examined", f"rank-3.log (its last line): {line}")]) is None

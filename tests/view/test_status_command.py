@@ -26,6 +26,7 @@ ESCAPE = b"\x1b"
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     """A run that trains now, with one node that is slow. No Slurm answers."""
     monkeypatch.setattr("view_made.NOW", time.time())
+    monkeypatch.setenv("TRANSOM_STATE_DIR", str(tmp_path / "state"))
     made = Made(tmp_path / "runs", nodes=12).began().stepped().saved()
     made.report("slow_node", "a node is slow; rank 24 on gpu003 spends 0.71 s in forward, usual is 0.3 s", "gpu003")
     made.found("gpu005", "host:x", "fail", "\x1b[2J\x07 a GPU is gone")

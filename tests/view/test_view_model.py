@@ -10,6 +10,7 @@ from transom_cli.core.operator.state import Budget, Job, Phase, State
 from transom_cli.core.progress import Progress
 from transom_cli.view.model import NodeView, Operation, build_view
 from transom_cli.view.outlook import next_steps
+from transom_cli.view.runs import list_lines
 from transom_cli.view.status import status_lines
 
 
@@ -79,3 +80,11 @@ def test_a_run_that_recovers_shows_the_step_of_the_exit_records_and_the_time_sin
     )
     assert (view.step, view.steps_since_start) == (25, True)
     assert status_lines(view)[0].startswith("r1  RECOVERING 1m 00s")
+
+
+def test_run_that_was_just_made_is_not_unknown() -> None:
+    view = build_view("gpt-20261128-222347-70d0", State(), {}, 1795904627.0 + 3, operator=False)
+    assert view.status == "submitting" and "its operator starts" in "".join(
+        text for text, _ in list_lines([view], None)[1]
+    )
+    assert replace(view, now=view.now + 60).status == "unknown"

@@ -50,7 +50,7 @@ def test_a_node_that_died_is_told_from_its_silence_to_the_next_step() -> None:
     ]
     assert lines[-7:] == [
         "  --:--:--    +1.1 s  seen     probed again, same result",
-        "  --:--:--            decided  taken as the cause",
+        "  --:--:--            decided  taken as the cause: node2 lost",
         "  --:--:--    +0.2 s  done     node2 drained",
         "  --:--:--    +2.6 s  done     job requeued without node2",
         "  --:--:--    +2.2 s  done     job runs on 3 nodes",

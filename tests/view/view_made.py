@@ -22,6 +22,7 @@ from transom_cli.health.gpu.status import encode as encode_gpus
 from transom_cli.health.gpu.xid import EventHistory, GpuEvent, judge_event
 from transom_cli.heartbeat.table import NodeTable, RankBeat, encode
 from transom_cli.layout import RunDir
+from transom_cli.submit.submission import SubmissionRecord
 from transom_cli.supervise.journal import Journal, write_header
 from transom_cli.supervise.lease import Lease
 from transom_cli.view.model import RunView
@@ -44,6 +45,8 @@ class Made:
         self.run = RunDir(folder / "llama-70b-20261122-065825-c382")
         self.run.attempts.mkdir(parents=True)
         self.run.settings.write_text(settings)
+        self.run.script.write_text("#!/bin/sh\ntransom attempt-launcher\n")
+        SubmissionRecord().save(self.run)
         write_header(self.run.journal, Policy(**policy), nodes, spares)  # type: ignore[arg-type]
         self.nodes = names(nodes)
         self.lease: Lease | None = None

@@ -223,6 +223,10 @@ def usage_error(error: Any) -> TransomError:
     if wanted and context is not None and not suggestion:
         options = [name for one in context.command.params for name in one.opts if name.startswith(f"{wanted}-")]
         return UsageError(message, f"did you mean `{options[0]}`?" if options else "", hint)
+    extra = re.fullmatch(r"Got unexpected extra argument\(?s?\)? \((.+)\)", message)
+    if extra and context is not None and context.command.name == "check":
+        nodes = ",".join(extra[1].split())
+        return UsageError(message, f"nodes are named with `--nodelist {nodes}`", hint)
     nearest = next(iter(re.findall("'([^']+)'", suggestion)), "")
     if what.startswith("No such command '") and (other := _OTHER_NAMES.get(what.split("'")[1])):
         return UsageError(what, f"that is `{other}`", hint)

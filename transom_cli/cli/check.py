@@ -73,7 +73,9 @@ def check(
     if as_ is not None and as_ not in PLACES:
         raise UsageError(f"`--as {as_}` is unknown", hint=f"Use {', '.join(PLACES)}.")
     if nodes and (here or as_):
-        raise UsageError(f"`--nodelist` and `{'--here' if here else '--as'}` cannot be combined")
+        raise UsageError(
+            f"`--nodelist` and `{'--here' if here else '--as'}` cannot be combined", hint="omit one of them"
+        )
     if replay is not None and (record or nodes):
         raise UsageError("`--replay` checks no nodes", hint="Leave out `--record` and `--nodelist`.")
     settings = settings_for(set_ or [], off or [])
@@ -174,7 +176,7 @@ def _nodes(expression: str) -> list[str]:
     try:
         return list(NodeSet(expression))
     except NodeSetException as error:
-        raise UsageError(f"`{expression}` is not a list of nodes", str(error)) from error
+        raise UsageError(f"`{expression}` is not a list of nodes", str(error), "write it as n3 or n[1-4],n7") from error
 
 
 def _job_id() -> int:
@@ -203,7 +205,8 @@ def _record(file: Path, request: HealthRequest, report: Report, *, hash_serials:
     try:
         publish_text(file.absolute(), text)
     except OSError as error:
-        raise TransomError(f"cannot write `{file}`", error.strerror or str(error)) from error
+        why = error.strerror or str(error)
+        raise TransomError(f"cannot write `{file}`", why, "name another file with `--record`") from error
     print(f"recorded: {file}", file=sys.stderr)
 
 

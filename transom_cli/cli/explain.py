@@ -95,6 +95,8 @@ def _samples(run: RunDir, *, json_: bool) -> None:
 def _which(run: str | None, what: str | None, root: Path | None) -> tuple[RunDir, str | None]:
     """Return the run and what to explain. A single argument is a run if there is one of that name."""
     where = bounded(root, run)
+    if run is not None and what is not None and _INCIDENT.fullmatch(run) and not _INCIDENT.fullmatch(what):
+        run, what = what, run  # in the other order
     if run is not None and what is None and (_INCIDENT.fullmatch(run) or _STEP.fullmatch(run)):
         return run_to_read(where, None), run
     try:

@@ -10,7 +10,7 @@ import typer
 from transom_cli.cli.common import run_to_read
 from transom_cli.cli.options import Root, Run
 from transom_cli.cli.units import duration
-from transom_cli.errors import TransomError, UsageError
+from transom_cli.errors import TransomError, UsageError, printable
 from transom_cli.plural import several, some
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ def logs(
 def _explain_nothing(view: RunView, *, follow: bool) -> None:
     """Say why there is no output. Raises TransomError if there may be some later, and the caller does not wait."""
     if view.over:
-        typer.echo(f"run {view.run_id} is {view.status}, and its ranks printed nothing", err=True)
+        why = f"; it {view.status}: {view.verdict}" if view.verdict and view.status == "failed" else ""
+        typer.echo(printable(f"the ranks of run {view.run_id} printed nothing{why}"), err=True)
         return
     why = f"its state is {view.status}" + (f": {view.condition}" if view.condition else "")
     if not follow:

@@ -45,7 +45,7 @@ def observe(
         return
     assert job_id is not None
     if detach and foreground:
-        raise UsageError("`--detach` and `--foreground` cannot be combined")
+        raise UsageError("`--detach` and `--foreground` cannot be combined", hint="omit one of them")
 
     from transom_cli.bootstrap.slurm import require_slurm, slurm_client
     from transom_cli.config.load import load
@@ -58,7 +58,11 @@ def observe(
     flags |= dict(assignment(text) for text in set_ or ())
     settings = load(file, flags, os.environ)
     if settings.run.mode != OBSERVE:
-        raise UsageError("`transom observe` only observes", "--set run.mode=act was given")
+        raise UsageError(
+            "`transom observe` only observes",
+            "--set run.mode=act was given",
+            "omit it; `transom run` submits a run that acts",
+        )
     found = require_slurm(settings)
     job = slurm_client(settings.slurm.timeout, settings.job.cluster or "").job(job_id)
     require_observable(job, getpass.getuser())

@@ -73,7 +73,8 @@ def stop(
     else:
         why = f" ({state.verdict})" if state.policy.observe and state.verdict else ""
         how = "has already ended: " if already else "is "
-        print(printable(f"run {found.run_id} {how}{state.phase.value}{why}"), file=sys.stderr)
+        saved = f", with checkpoint {state.progress.durable:,} on disk" if state.progress.durable >= 0 else ""
+        print(printable(f"run {found.run_id} {how}{state.phase.value}{why}{saved}"), file=sys.stderr)
 
 
 def _require_none_active(root: Path) -> None:
@@ -184,7 +185,7 @@ def _require_resumable(run: RunDir, state: State, *, force: bool) -> None:
     if state.exit_code in (NoCheckpoint.exit_code, StateDiffers.exit_code) and not force:
         hint = f"see `transom ckpt verify {run.run_id}`; once that is solved, add `--force`"
         raise TransomError(what, state.verdict, hint)
-    for path in (run.settings, run.submission, run.script):
+    for path in run.needed:
         read_run_file(run, path)
 
 
@@ -378,7 +379,7 @@ def _require_stopped(run: RunDir, state: State) -> None:
         raise Unknown(f"Run `{run.run_id}` has not stopped yet", why, hint)
     if state.exit_code == Unknown.exit_code:
         scancel = cluster_command(f"scancel {state.job.id}", read_run_settings(run).cluster)
-        raise Unknown(f"Job {state.job.id} may still be running", state.verdict, scancel)
+        raise Unknown(f"Job {state.job.id} may still be running", state.verdict, f"{scancel}, then repeat this command")
 
 
 def _until_over(run: RunDir) -> State:

@@ -107,7 +107,7 @@ def run(
         "launch.container.runtime": "apptainer" if apptainer else "pyxis" if container_image else None,
     }
     if container_image and apptainer:
-        raise UsageError("`--container-image` and `--apptainer` cannot be combined")
+        raise UsageError("`--container-image` and `--apptainer` cannot be combined", hint="omit one of them")
     flags |= dict(assignment(text) for text in set_ or ())
     if detach and foreground:
         raise UsageError("`--detach` and `--foreground` cannot be combined", hint="omit one of them")

@@ -41,7 +41,7 @@ def install(
 
     asked = [kind for kind, given in zip(Kind, (systemd, cron, scrontab), strict=True) if given]
     if len(asked) > 1:
-        raise UsageError("`--systemd`, `--cron` and `--scrontab` cannot be combined")
+        raise UsageError("`--systemd`, `--cron` and `--scrontab` cannot be combined", hint="give one of them")
     service, host = _service(), _host()
     kind = asked[0] if asked else choose(host)
     if kind is None:

@@ -5,7 +5,6 @@ They are called by typer (`cli.status`, `cli.diagnose`), and usually without it 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from pathlib import Path
@@ -98,7 +97,9 @@ def code_of(view: RunView) -> int:
 def show_overview() -> int:
     """Show the active runs and what to do next. The exit code is 0."""
     from transom_cli.config.sources import runs_root
+    from transom_cli.layout import RunDir
     from transom_cli.view.list_reader import Wanted, read_list
+    from transom_cli.view.read import missing_files
     from transom_cli.view.runs import list_lines
     from transom_cli.view.terminal import show, width
     from transom_cli.view.text import line, row
@@ -112,7 +113,8 @@ def show_overview() -> int:
     else:
         found = [line("No run is active." if ended else f"There are no runs in {where} yet."), ()]
         found += [row("start", "transom run -N 2 -- python train.py")]
-        resume = next((one.run_id for one in ended if one.phase in ("failed", "stopped")), "")
+        stopped = (one.run_id for one in ended if one.phase in ("failed", "stopped"))
+        resume = next((one for one in stopped if not missing_files(RunDir(where / one))), "")
         found += [row("continue", f"transom resume {resume}")] if resume else []
         found += [] if ended else [row("check", "transom doctor"), row("try", "transom sandbox up")]
     show([*found, row("commands", "transom --help")])
@@ -225,9 +227,11 @@ def require_files(paths: Iterable[Path]) -> None:
         from transom_cli.submit.rundir import find_run
 
         hint = "name log files, or a folder of them"
-        with contextlib.suppress(TransomError):
+        try:
             run = find_run(runs_root(None, os.environ), missing[0])
             hint = f"it is a run: transom explain {run.run_id}"
+        except TransomError as error:
+            hint = f"{error.why}: transom explain RUN" if error.why.startswith("job ") else hint
         raise UsageError(f"No such file: {', '.join(missing)}", hint=hint)
 
 

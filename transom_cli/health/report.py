@@ -74,7 +74,7 @@ def summary_line(report: Report) -> str:
     else:
         parts.append("none is bad")
     if counts[Verdict.MONITOR]:
-        parts.append(f"{counts[Verdict.MONITOR]} to monitor")
+        parts.append(f"{several(counts[Verdict.MONITOR], 'finding')} to monitor")
     if counts[Verdict.UNKNOWN]:
         parts.append(f"{several(counts[Verdict.UNKNOWN], 'check')} without a result")
     return ", ".join(parts)

@@ -79,7 +79,8 @@ class Sandbox:
             with state.locked(spec.dir):
                 return cls._up_locked(spec)
         except OSError as error:
-            raise TransomError(f"Cannot set up the sandbox in {spec.dir}", str(error)) from error
+            hint = "choose another folder with `--dir`"
+            raise TransomError(f"Cannot set up the sandbox in {spec.dir}", str(error), hint) from error
 
     @classmethod
     def _up_locked(cls, spec: SandboxSpec) -> Sandbox:

@@ -99,7 +99,8 @@ def _library(sb: Sandbox) -> Path:
     argv = [compiler, "-O2", "-shared", "-fPIC", "-o", str(fresh), str(source), "-ldl"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise TransomError("The library for a clock that can jump does not compile", done.stderr.strip()[-500:])
+        hint = "install the C library's headers (Debian, Ubuntu: libc6-dev)"
+        raise TransomError("The library for a clock that can jump does not compile", done.stderr.strip()[-500:], hint)
     fresh.chmod(0o755)
     fresh.rename(library)
     return library

@@ -208,7 +208,8 @@ def why_not(names: Sequence[str]) -> str:
 def check(names: Sequence[str]) -> None:
     reason = why_not(names)
     if reason:
-        raise TransomError("This machine cannot have the requested site profile", reason)
+        hint = "`transom sandbox sites` lists what each profile needs"
+        raise TransomError("This machine cannot have the requested site profile", reason, hint)
 
 
 def accounting(names: Sequence[str]) -> bool:

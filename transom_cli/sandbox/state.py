@@ -224,7 +224,8 @@ def locked(where: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise UsageError(f"There is no sandbox in {where}", hint=f"transom sandbox up --dir {where}") from error
     except PermissionError as error:
-        raise NotPermitted(f"The sandbox in {where} belongs to another user", str(error)) from error
+        hint = "choose another folder with `--dir`"
+        raise NotPermitted(f"The sandbox in {where} belongs to another user", str(error), hint) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

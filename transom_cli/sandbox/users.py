@@ -100,7 +100,8 @@ def _change(changes: Mapping[str, Callable[[list[str]], list[str]]]) -> None:
 def _locked_database() -> Iterator[None]:
     libc = ctypes.CDLL(None)
     if libc.lckpwdf() != 0:
-        raise TransomError("The user database of this machine is locked", "lckpwdf gave up after 15 s")
+        hint = "end the program that changes users (useradd, vipw), and repeat this command"
+        raise TransomError("The user database of this machine is locked", "lckpwdf gave up after 15 s", hint)
     try:
         yield
     finally:

@@ -102,7 +102,8 @@ class Runner:
             )
         except FileNotFoundError as error:
             if cwd is not None and not cwd.is_dir():
-                raise SlurmRefused(f"Cannot run {argv[0]} in {cwd}", "no such directory") from error
+                hint = "create it, or run this in another folder"
+                raise SlurmRefused(f"Cannot run {argv[0]} in {cwd}", "no such directory", hint) from error
             raise SlurmUnreachable(
                 f"Slurm's command `{argv[0]}` was not found",
                 f"no directory in PATH contains `{argv[0]}`",

@@ -218,6 +218,7 @@ class RunView:
     operations: tuple[Operation, ...] = ()  # saves and restores that take longer than a moment
     observed: bool = False  # transom reports what it would do, and does nothing
     withheld: tuple[WouldHave, ...] = ()  # what it would have done, oldest first
+    missing_files: tuple[str, ...] = ()  # without which a run that is over cannot be resumed
     root_line: str = ""  # of a failed run: file and line of the trainer that failed, or of its log
     crash_loop: CrashLoop | None = None  # the run fails again and again at the same step
     starved: str = ""  # why the job cannot start: too few usable nodes
@@ -330,7 +331,7 @@ class RunView:
         if status == "leaving" and self.leaving is not None:
             return self.leaving.message
         if status == "preflight" and self.preflight is not None:
-            probe = ", the probe runs" if self.preflight.probes else ""
+            probe = ", the probe tests GPUs and links" if self.preflight.probes else ""
             return f"{self.preflight.checked:,} of {several(self.preflight.of, 'node')} checked{probe}"
         return self.starved if status == "starved" else ""
 

@@ -249,7 +249,8 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
         return [*attach, explain, *root, *_pending_commands(view)]
     if status in ("failed", "stopped"):
         command = continue_command(view)
-        further = [("continue", command)] if command else []
+        gone = f"   # a new run: without {some(view.missing_files)}, this one cannot be resumed"
+        further = [("continue", command + gone * bool(view.missing_files))] if command else []
         further += [("output", f"transom logs {run}")] if job and view.path else []
         further += root
         if view.exit_code == StateDiffers.exit_code:
@@ -285,4 +286,9 @@ def continue_command(view: RunView) -> str:
     """Return the command that continues a run that is over; "" if it would end in the same way."""
     refused = (NoCheckpoint.exit_code, StateDiffers.exit_code)
     again = view.phase in ("failed", "stopped") and not view.observed and not view.owner
-    return f"transom resume {view.run_id}" if again and view.exit_code not in refused else ""
+    if not again or view.exit_code in refused:
+        return ""
+    if not view.missing_files:
+        return f"transom resume {view.run_id}"
+    begin = f" --set checkpoint.directory={shlex.quote(view.checkpoints)}" if view.durable >= 0 else ""
+    return f"transom run{begin} -- COMMAND"

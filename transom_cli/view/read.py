@@ -133,6 +133,11 @@ def read_view(run: RunDir, patience: float = 0.0) -> RunView:
     return Reader(run, patience).look()
 
 
+def missing_files(run: RunDir) -> tuple[str, ...]:
+    """Return the names of the files that are gone, and without which the run cannot be resumed."""
+    return tuple(path.name for path in run.needed if not path.exists())
+
+
 def _standbys(attempt: AttemptDir) -> Standbys | None:
     said: dict[str, Any] = read_json(attempt.standbys)
     try:
@@ -311,6 +316,8 @@ class Reader:
         own = state.phase is Phase.RECOVERING and not OWN_ERRORS.isdisjoint(categories)
         if own or state.phase is Phase.FAILED or view.crash_loop is not None:
             view = replace(view, root_line=self._root(view))
+        if state.phase in (Phase.FAILED, Phase.STOPPED):
+            view = replace(view, missing_files=missing_files(run))
         held = None if alive or view.over else _launcher_hold(run, state)
         return held_view(view, held) if held is not None else view
 

@@ -171,6 +171,8 @@ def distinct_entries(timeline: Timeline, *, whole: bool = False) -> Iterator[tup
     for entry in timeline.entries:
         known = entry.message in shown or (entry.message == timeline.title and bool(shown))
         message = _REPEATED.get(entry.what, "") if known else mark_message(entry.what, entry.message)
+        if known and entry.what == "diagnosed" and timeline.fault.title != entry.message:
+            message = f"{message}: {timeline.fault.title}"
         shown.add(entry.message)
         if message and message != last:
             last = message
