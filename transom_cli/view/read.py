@@ -217,7 +217,7 @@ def with_goodput(run: RunDir, view: RunView) -> RunView:
     """
     from transom_cli.supervise.record_reader import read_run_record  # `transom list` does without it
     from transom_cli.view.explain import newest_step
-    from transom_cli.view.goodput import summary
+    from transom_cli.view.goodput import account_now, summary
 
     try:
         journals = [run.journal, *run.attempts.glob("*/*.jsonl")]
@@ -226,7 +226,7 @@ def with_goodput(run: RunDir, view: RunView) -> RunView:
         book = read_run_record(run, view.now)
     except OSError:
         return view
-    account = book.account
+    account = account_now(book, view)
     share = account.whole.goodput if account.steps_seen else None
     if view.over and not view.steps_since_start:
         view = replace(view, step=max(view.step, newest_step(book)))
