@@ -233,7 +233,9 @@ def _excluded(view: RunView, width: int | None) -> list[Line]:
     lines: list[Line] = []
     for node, how, reason in view.excluded:
         ends = until.get(node)
-        left = f", {span(ends - view.now)} left" if ends is not None and ends > view.now else ""
+        left = ""
+        if ends is not None:
+            left = f", {span(ends - view.now)} left" if ends > view.now else ", lifted or over: used at the next start"
         lines += rows("excluded", f"{node} ({how}{left}): {reason}", width, most=2)
     return lines
 
