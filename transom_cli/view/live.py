@@ -50,7 +50,8 @@ def watch_run(
         The run's exit code; 130 if the user left the view, 22 if the run lost its operator.
     """
     shown: Callable[[], RunView | None] = partial(_live_screen, run, with_slurm, _over)
-    shown = shown if _redraws() and not as_lines else partial(_line_by_line, run, with_slurm)
+    drawn = _redraws() and not as_lines
+    shown = shown if drawn else partial(_line_by_line, run, with_slurm)
     try:
         view = shown()
         while view is not None and not view.over and comes_back():
@@ -69,7 +70,8 @@ def watch_run(
         command = continue_command(view)
         begin = f" from step {view.durable:,}" if view.durable >= 0 else ""
         hint += f"\nTo continue{begin}: `{command}`" if command else ""
-        error = TransomError(f"Run `{view.run_id}` {view.phase}", view.verdict, hint)
+        what = f"Run `{view.run_id}` {view.phase}"
+        error = TransomError(what) if drawn else TransomError(what, view.verdict, hint)  # the screen says the rest
         print(f"{'note' if view.phase == 'stopped' else 'error'}: {error}", file=sys.stderr)
     return view.exit_code
 
