@@ -53,6 +53,13 @@ def test_the_tables_step_counts_at_first() -> None:
     assert step_time(((0.0, 1), (60.0, 31)), (9000.0, 40)) == 2.0
 
 
+def test_step_that_the_operator_read_late_makes_no_step_longer() -> None:
+    steps = tuple((2.0 * n, 10 * n) for n in range(3))
+    assert step_time((*steps, (64.0, 30))) == pytest.approx(64 / 30)
+    assert step_time((*steps, (64.0, 30)), (6.0, 30)) == pytest.approx(0.2)
+    assert step_time((*steps, (6.0, 30)), (66.0, 30)) == step_time((*steps, (6.0, 30)), (1.0, 30)) == pytest.approx(0.2)
+
+
 def test_launch_and_attempt_start_the_times_again() -> None:
     seen = [
         ev.Submitted(1.0, "submit", 7),

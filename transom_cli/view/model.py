@@ -221,6 +221,7 @@ class RunView:
     starved: str = ""  # why the job cannot start: too few usable nodes
     to_lift: tuple[str, ...] = ()  # then: the nodes that transom keeps away
     requested_nodes: int = 0  # that the job asks for; 0: unknown
+    wanted_nodes: int = 0  # that are to train, without spares; 0: unknown
     leaving: Leaving | None = None
     preflight: Preflight | None = None
     own_checkpoint: OwnCheckpoint | None = None  # the trainer's own newest, if the Checkpointer makes none
@@ -452,6 +453,7 @@ def build_view(
         observed=state.policy.observe,
         withheld=state.withheld,
         requested_nodes=state.request.num_nodes,
+        wanted_nodes=max(0, state.request.num_nodes - state.request.spares),
         crash_loop=loop,
         leaving=_leaving(state),
     )

@@ -31,12 +31,15 @@ def step_time(steps: tuple[tuple[float, int], ...], last: tuple[float, int] | No
 
     Args:
         steps: (time, step) by the operator's clock.
-        last: The newest step of all and its time. It is by another clock, so it is used only if `steps` has one entry.
+        last: The newest step of all and its time, by another clock. It is used if `steps` has one entry, or if it shows
+            that the newest of them, which the operator may read a minute late, was done earlier.
 
     Times of `steps` are those at which the operator read them, so a stalled file system delays them. A few steps within
     a short time give no figure.
     """
     points = [*steps, last] if last is not None and len(steps) == 1 else [*steps]
+    if last is not None and len(steps) > 1 and steps[-1][1] == last[1] and steps[-2][0] < last[0] < steps[-1][0]:
+        points[-1] = (*last,)
     if len(points) < 2:
         return None
     end, step = points[-1]

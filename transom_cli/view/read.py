@@ -20,7 +20,7 @@ from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.ownership import other_owner
 from transom_cli.slurm.port import slurm_seconds
-from transom_cli.supervise.attempt_files import read_logged, read_reports, saves_fail
+from transom_cli.supervise.attempt_files import newest_checkpoint, read_logged, read_reports, saves_fail
 from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
@@ -273,6 +273,8 @@ class Reader:
         view = _with_history(view, folded, sights, settings, logged.get("listens"))
         if view.durable_age is not None and view.durable_age < LATE and not view.steps_since_start:
             view = replace(view, step=max(view.step, view.durable))  # heartbeats may lag behind a save
+        if not alive and not view.over and (there := newest_checkpoint(settings.checkpoints)) > view.durable:
+            view = replace(view, durable=there, durable_age=None)  # saved since the last operator looked
         view = replace(view, own_checkpoint=self._newest_own(view))
         if not view.over:
             view = self._with_nodes(self._with_memory(view, state, sights), state, sights)
@@ -376,7 +378,7 @@ def _with_history(
 ) -> RunView:
     """Add times from the journal, the step time, and what comes next."""
     state, past = folded.state, folded.times
-    last = _last_step(view, sights) if len(past.steps) == 1 else None
+    last = _last_step(view, sights)
     runs = past.running is not None and state.job.state == "RUNNING"
     limit = past.running + settings.limit if runs and past.running is not None and settings.limit else None
     hung = past.launched + settings.first_step if past.launched is not None else None

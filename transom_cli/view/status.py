@@ -248,7 +248,9 @@ def _sources(view: RunView, width: int | None) -> list[Line]:
     if view.slurm_state:
         pending = "" if view.starved else pending_reason(view)
         reason = f": {pending}" if pending else ""
-        nodes = f" on {several(len(view.nodes), 'node')}" if view.slurm_state == "RUNNING" and view.nodes else ""
+        number, shrunk = len(view.nodes), view.phase == "training" and len(view.nodes) < view.wanted_nodes
+        on = f"{number} of {several(view.wanted_nodes, 'node')}" if shrunk else several(number, "node")
+        nodes = f" on {on}" if view.slurm_state == "RUNNING" and view.nodes else ""
         lines += rows("slurm", f"job {view.job_id} {view.slurm_state}{reason}{nodes}, {_slurm_source(view)}", width)
     if view.slurm_start is not None:
         when = f"{day_time(view.slurm_start, view.now)}, in {span(view.slurm_start - view.now)}"
