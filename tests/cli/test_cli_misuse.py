@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import typer
 from cli_support import transom
 
-from transom_cli.cli import app
+from transom_cli.cli import app, requests
 
 
 @pytest.mark.parametrize(
@@ -59,14 +60,6 @@ def test_mistyped_command_never_suggests_one_that_ends_or_removes_something(word
         (("run", "-w", "n1", "--", "true"), "No such option: -w", "use `--set job.sbatch=--nodelist=n1`, or an"),
         (("run", "--gres", "gpu:a100:4", "--", "true"), "No such option: --gres", "`--set job.sbatch=--gres=gpu:a100"),
         (("run", "--root", "", "--", "true"), "`--root` is empty", "give a value, or omit `--root`"),
-        (
-            (
-                "status",
-                "--root=",
-            ),
-            "`--root` is empty",
-            "give a value, or omit `--root`",
-        ),
         (("run", "-n", "3", "--", "true"), "No such option: -n", "did you mean `--tasks-per-node`?"),
         (
             ("run", "--", "python3 train.py"),
@@ -121,3 +114,15 @@ def test_question_that_is_not_answered_with_yes(
     with pytest.raises(SystemExit) as left:
         app.run_app()
     assert (left.value.code, capsys.readouterr().err) == (code, says)
+
+
+def test_question_is_asked_again_after_an_answer_that_is_neither(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter(("jep", " Y ", ""))
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: next(answers))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    requests._confirm("stop", "r", "Stop run r?")
+    assert capsys.readouterr().err == "error: type y or n\n"
+    with pytest.raises(typer.Abort):
+        requests._confirm("stop", "r", "Stop run r?")

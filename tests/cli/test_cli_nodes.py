@@ -174,7 +174,7 @@ def test_a_lift_while_slurm_is_silent(desk: Desk) -> None:
 NOT_OURS = [
     ("n9", "not isolated by a run of yours: `n9`"),
     ("n[1", "not a list of nodes"),
-    ("", "not a list of nodes"),
+    (",", "not a list of nodes"),
     ("a b", "not a list of nodes"),
 ]
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from cli_support import transom
 
+from transom_cli.config.load import load
+from transom_cli.config.run_settings import rules_of
 from transom_cli.layout import RunDir
+from transom_cli.view.tables import policy_lines
 
 RULES = """
 [[policy.rules]]
@@ -53,3 +56,11 @@ def test_a_run_shows_what_it_was_started_with(run: RunDir) -> None:
     assert "no rules" in transom("policy", run.path).stdout, "as of a run of an older version"
     both = transom("policy", run.path, "-f", "x.toml")
     assert both.returncode == 2 and "-f" in both.stderr
+
+
+def test_table_that_is_wider_than_the_terminal_has_three_lines_a_rule() -> None:
+    rules = rules_of(load(None, {}, {}))
+    wide = policy_lines(rules, 400)
+    assert wide == policy_lines(rules) and len(wide) == 1 + len(rules)
+    narrow = policy_lines(rules, 80)
+    assert max(map(len, narrow)) <= 80 and narrow[0].endswith("(from default)") and narrow[1].startswith("  when    ")

@@ -65,6 +65,13 @@ def test_what_was_done_is_an_isolation_or_else_the_repair() -> None:
     assert fault_of(replace(one, result="stopped")).done == ""
 
 
+def test_a_run_that_continues_on_fewer_nodes_has_swapped_none() -> None:
+    shrunk = Mark(6.0, "swapped", "continues on 1 of 2 nodes, without n2; in order of the network")
+    one = replace(incident(KILLED, "n2"), marks=(shrunk,), result="recovered")
+    assert fault_of(one).done == "continues on 1 of 2 nodes"
+    assert fault_of(replace(one, marks=(replace(shrunk, words="n3 for n2"),))).done == "swapped"
+
+
 def test_recovery_counts_only_beyond_the_step_of_the_failure() -> None:
     first, second = incident(FAILED, print_="k", name="i1"), incident(FAILED, print_="k", name="i2")
     assert failed_again((first, second)) == {"i1"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from goodput_world import Launched, accounted, row, running, seconds, submitted
+from dataclasses import replace
+
+from goodput_world import Launched, accounted, played, row, running, seconds, submitted
 
 from transom_cli.core import events as ev
-from transom_cli.core.goodput import NS, cost
+from transom_cli.core.goodput import NS, account, cost, history
 
 
 def healed(at: float, incident: str, words: str = "rank 1 on n2 killed by SIGKILL") -> ev.RecoverySeen:
@@ -204,6 +206,14 @@ def test_a_training_that_has_long_reported_nothing_is_not_called_productive() ->
     first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61))
     found = accounted((*submitted(), running(10)), first, now=1000, alive=False)
     assert row(found)[-2:] == [(60 + 180, "productive", ""), (740, "unseen", "")]
+
+
+def test_a_training_that_makes_no_step_now_is_productive_up_to_its_last_one() -> None:
+    first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61))
+    seen, attempts = played(*submitted(), running(10)), [first.told]
+    past = history(seen, attempts, 120.0, alive=True)
+    assert row(account(past))[-1] == (100, "productive", "")
+    assert row(account(replace(past, stepless=90 * NS)))[-2:] == [(70, "productive", ""), (30, "unseen", "")]
 
 
 def test_a_script_without_a_launcher_is_known_by_its_checkpoints() -> None:

@@ -51,6 +51,7 @@ histories = st.builds(
     st.lists(observations, max_size=6).map(tuple),
     st.lists(attempts, max_size=3).map(tuple),
     st.lists(st.tuples(st.sampled_from(("7.0", "7.1")), signs), max_size=3).map(tuple),
+    maybe,
 )
 
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import psutil
 import pytest
+import typer
 from health_made import DO, PATH, made_check, well_check
 from processes import wait_for
 
+from transom_cli.cli.check import check
 from transom_cli.health import registry
 from transom_cli.health.check import About, Tier
 from transom_cli.health.finding import Verdict
@@ -214,3 +216,18 @@ def test_programs_started_by_a_reader_end_with_the_health_run(tmp_path: Path, mo
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "it runs on"
         time.sleep(0.05)
+
+
+def test_a_host_that_ssh_does_not_know_was_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho 'ssh: Could not resolve hostname node9: Name not known' >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    with pytest.raises(typer.Exit) as left:
+        check(nodes="node9")
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert left.value.exit_code == 22 and first.startswith("nothing was checked in ")
+    assert last == "  note: ssh: Could not resolve hostname node9: Name not known"

@@ -160,6 +160,14 @@ def test_a_disk_with_space_or_an_unknown_one_is_not_full(tmp_path: Path, monkeyp
     assert not read._is_full(tmp_path) and not read._is_full(tmp_path / "gone")
 
 
+def test_crash_loop_that_no_rule_ends_says_when_the_restart_budget_does(tmp_path: Path) -> None:
+    view = SCENES["crash_looping"](tmp_path)
+    assert view.crash_loop is not None
+    view = replace(view, crash_loop=replace(view.crash_loop, ends_at=0), max_without_progress=3)
+    assert replace(view, restarts_without_progress=1).condition.endswith("stops after 2 more requeues without progress")
+    assert replace(view, restarts_without_progress=3).condition.endswith("stops in place of the next requeue")
+
+
 def test_crash_loop_between_two_crashes_is_not_healthy(tmp_path: Path) -> None:
     view = SCENES["crash_looping"](tmp_path)
     assert (view.phase, view.health) == ("training", "crash loop")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+from view_made import Made
 
 from transom_cli.core.events import OutcomeSeen, RankExit
 from transom_cli.core.incident import Diagnosis, Incident, Stage
@@ -31,6 +34,20 @@ def test_a_training_without_a_step_for_long_says_so_in_its_first_line() -> None:
     saving = replace(hung, operations=(Operation("saving", 40, "saves", 90.0, 1, 2, "ranks"),))
     assert [one.no_step_for for one in (moving, slow, saving)] == [None, None, None]
     assert "no step" not in status_lines(moving)[0]
+
+
+def test_without_an_operator_the_checkpoints_on_disk_are_looked_at(tmp_path: Path) -> None:
+    made = Made(tmp_path).began().stepped().saved().beats().operator(None)
+    manifest = made.run.checkpoints / "step-18400" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{}")
+    assert (made.view().durable, made.view().durable_age) == (18400, None)
+
+
+def test_a_run_that_shrank_says_on_how_many_of_its_nodes_it_trains(tmp_path: Path) -> None:
+    view = replace(Made(tmp_path).began().stepped().beats().operator().view(), wanted_nodes=4, slurm_state="RUNNING")
+    assert any("RUNNING on 4 nodes" in line for line in status_lines(view, 120))
+    assert any("RUNNING on 3 of 4 nodes" in line for line in status_lines(replace(view, nodes=view.nodes[:3]), 120))
 
 
 def test_a_pending_job_that_slurm_says_has_failed_is_not_all_right() -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transom_cli.health.report import Report
     from transom_cli.health.run import HealthRequest
 
+MOST_ERRORS = 3  # lines of ssh that are shown
 PLACES = ("prolog", "epilog", "healthcheck", "nagios")
 
 
@@ -164,7 +165,10 @@ def _checked(nodes: str, request: HealthRequest, *, here: bool) -> Report:
         if shutil.which("ssh") is None:
             hint = "Run this inside salloc."
             raise UsageError("Other nodes are checked over ssh, but ssh is not installed here", hint=hint)
-        return check_nodes(LocalTransport(named, by_ssh), request)
+        transport = LocalTransport(named, by_ssh)
+        report = check_nodes(transport, request)
+        errors = [f"ssh: {line.removeprefix('ssh: ')}" for line in transport.errors] if report.silent else []
+        return dataclasses.replace(report, notes=(*report.notes, *errors[-MOST_ERRORS:]))
     return check_nodes(LocalTransport([node_name()]), request)
 
 

@@ -50,7 +50,7 @@ def ls(run: Run = None, root: Root = None, json_: Json = False) -> None:
     from transom_cli.ckpt.tiers.record import read as read_mirrors
     from transom_cli.view.terminal import waiting
 
-    directory = checkpoints_of_words(run, root)
+    directory = checkpoints_of_words(run, root, listed=True)
     with waiting("looking at checkpoints"):
         mirrors = read_mirrors(directory)
         memory = seen(run_of_words(run, root), directory)

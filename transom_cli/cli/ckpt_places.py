@@ -25,11 +25,11 @@ Run = Annotated[
 ]
 
 
-def checkpoints_of_words(run: str | None, root: Path | None, *, make: bool = False) -> Path:
+def checkpoints_of_words(run: str | None, root: Path | None, *, make: bool = False, listed: bool = False) -> Path:
     """A folder; else a run's id or name; nothing typed: the newest run. A run may keep its checkpoints elsewhere.
 
     `make`: it is to be written into; a run that has none yet gets its directory. Raises NotPermitted for another
-    user's run.
+    user's run. `listed`: a directory that does not exist yet is an empty one.
     """
     folder = _folder(run, root)
     if folder is not None and (folder / "run.toml").is_file():
@@ -41,6 +41,8 @@ def checkpoints_of_words(run: str | None, root: Path | None, *, make: bool = Fal
         make_private(found)
     inside = found / "checkpoints"
     directory = inside if inside.is_dir() else found
+    if not directory.is_dir() and folder is None and listed:
+        return directory
     if not directory.is_dir() and folder is None:
         raise UsageError("The run has no checkpoints yet", f"{directory} does not exist", "transom status")
     if not directory.is_dir():

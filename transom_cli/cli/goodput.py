@@ -18,13 +18,15 @@ def goodput(run: Run = None, root: Root = None, json_: Json = False) -> None:
     """
 
     from transom_cli.supervise.record_reader import read_run_record
-    from transom_cli.view.goodput import goodput_document, goodput_lines
+    from transom_cli.view.goodput import account_now, goodput_document, goodput_lines
+    from transom_cli.view.read import read_view
     from transom_cli.view.terminal import waiting, width
 
     found = run_to_read(bounded(root, run), run)
     with waiting(f"reading {found.run_id}"):
         book = read_run_record(found, patience=3.0)
+        account = account_now(book, read_view(found))
     if json_:
-        print(json.dumps(goodput_document(book.run_id, book.account)))
+        print(json.dumps(goodput_document(book.run_id, account)))
         return
-    print("\n".join(goodput_lines(book.run_id, book.account, width() or NEVER_CUT)))
+    print("\n".join(goodput_lines(book.run_id, account, width() or NEVER_CUT)))

@@ -79,6 +79,7 @@ def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: boo
     from transom_cli.core.codec import plain
     from transom_cli.health.check import limits_of
     from transom_cli.health.history.nodes import HistoryLimits, judge_history
+    from transom_cli.slurm.parse import fold_nodes
     from transom_cli.view.tables import node_lines, node_rows, repeat_offender_lines
     from transom_cli.view.terminal import width
 
@@ -94,6 +95,8 @@ def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: boo
     blocks = ["\n".join(node_lines(row, now, room, here)) for row in rows]
     blocks += ["\n".join(repeat_offender_lines(offenders, room))] if offenders else []
     print("\n\n".join(blocks) or "your runs have isolated no nodes")
+    if held := [row.standing.isolation.node for row in rows if not row.ended]:
+        print(f"hint: transom nodes --lift {fold_nodes(dict.fromkeys(held))}", file=sys.stderr)
     if error:
         print(f"warning: Slurm does not answer, so the nodes' states in Slurm are missing: {error}", file=sys.stderr)
 

@@ -28,9 +28,10 @@ def policy(
     from transom_cli.config.load import load
     from transom_cli.config.run_settings import read_settings, rules_of
     from transom_cli.view.tables import policy_json, policy_lines
+    from transom_cli.view.terminal import width
 
     if run is not None and file is not None:
         raise UsageError("a run has its own settings: give either a run or a file (-f)")
     settings = load(file, {}, os.environ) if run is None else read_settings(run_to_read(root, run))
     rules = rules_of(settings)
-    print(json.dumps(policy_json(rules)) if json_ else "\n".join(policy_lines(rules)))
+    print(json.dumps(policy_json(rules)) if json_ else "\n".join(policy_lines(rules, width())))

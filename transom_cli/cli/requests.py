@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 STOP_PATIENCE = 60.0  # seconds; Slurm gives a job 30 s between TERM and KILL, in which it may save
 CONSIDERED = 50  # newest runs among which `resume` without a name looks
+_YES, _NO = ("y", "yes"), ("", "n", "no")
 _BY_HAND = {"stop": "scancel", "requeue": "scontrol requeue", "resume": "scontrol release"}
 PATIENCE = 15.0  # seconds until the operator has recorded a request
 
@@ -266,7 +267,10 @@ def _confirm(verb: str, run_id: str, question: str) -> None:
     if not sys.stdin.isatty():
         hint = f"transom {verb} {run_id}\nor: transom {verb} --yes"
         raise UsageError(f"`{verb}` needs the name of a run", "without a terminal it cannot ask", hint)
-    typer.confirm(question, abort=True, err=True)
+    while (answer := typer.prompt(f"{question} [y/N]", "", show_default=False, err=True).strip().lower()) not in _YES:
+        if answer in _NO:
+            raise typer.Abort
+        print("error: type y or n", file=sys.stderr)
 
 
 def _found(run: str | None, root: Any, verb: str) -> RunDir:
@@ -283,6 +287,7 @@ def _found(run: str | None, root: Any, verb: str) -> RunDir:
 
 def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:
 
+    from transom_cli.core.operator.state import Phase
     from transom_cli.supervise.journal import fold
     from transom_cli.view.read import read_run_settings
     from transom_cli.view.terminal import waiting
@@ -291,7 +296,8 @@ def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:
     state = fold(found.journal).state
     if state.phase.over:
         _require_stopped(found, state)
-        hint = f"`transom resume {_named(found)}` continues it"
+        done = "the training is done; `transom run` starts a new one"
+        hint = done if state.phase is Phase.DONE else f"`transom resume {_named(found)}` continues it"
         raise TransomError(f"Run `{found.run_id}` is over", f"its state is `{state.phase.value}`", hint)
     if state.policy.observe:
         command = cluster_command(f"{_BY_HAND[kind]} {state.job.id}", read_run_settings(found).cluster)

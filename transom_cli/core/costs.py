@@ -68,9 +68,9 @@ def of_requeue(s: Situation) -> float | None:
 
 def comparison(s: Situation) -> str:
     """Return the line that `transom explain` prints."""
-    choices = {f"shrink to {s.smaller} nodes": of_shrink(s), "wait": of_wait(s), "requeue": of_requeue(s)}
-    first, *more = (f"{name}: {_minutes(seconds)}" for name, seconds in choices.items() if seconds is not None)
-    return f"{'; '.join((f'{first} node-min lost', *more))} ({s.words})"
+    choices = {f"shrink to {several(s.smaller, 'node')}": of_shrink(s), "wait": of_wait(s), "requeue": of_requeue(s)}
+    lost = "; ".join(f"{name}: {_minutes(seconds)}" for name, seconds in choices.items() if seconds is not None)
+    return f"node-minutes lost: {lost} ({s.words})"
 
 
 def _minutes(seconds: float) -> str:

@@ -15,6 +15,7 @@ from transom_cli.core.operator.state import Exclusion
 from transom_cli.plural import some
 
 _REPAIRS = {"swapped": "swapped", "requeued": "requeued", "launched": "relaunched"}  # by kind of mark
+SHRINKS = "continues "  # how the words of a swap begin in which no node replaces another
 _OUTCOMES = {
     "relaunching": "launcher is recovering",
     "examining": "being diagnosed",
@@ -71,6 +72,8 @@ def fault_of(incident: Incident, exclusions: Iterable[Exclusion] = ()) -> Fault:
     isolated = dict.fromkeys(x.how for x in exclusions if x.incident == incident.id)
     kinds = {mark.what for mark in incident.marks}
     repair = next((text for kind, text in _REPAIRS.items() if kind in kinds and incident.result == "recovered"), "")
+    shrunk = [m.words.partition(",")[0] for m in incident.marks if m.what == "swapped" and m.words.startswith(SHRINKS)]
+    repair = shrunk[-1] if repair and shrunk else repair
     return Fault(title, nodes, " ".join(evidence.split()), " and ".join(isolated) or repair)
 
 

@@ -66,6 +66,8 @@ def summary_line(report: Report) -> str:
     bad = list(dict.fromkeys(f.node for f in report.findings if f.verdict.bad))
     counts = Counter(f.verdict for f in report.findings)
     took = f" in {report.seconds['all']:.1f} s" if "all" in report.seconds else ""
+    if len(report.silent) == len(report.nodes):
+        return f"nothing was checked{took}: the health check did not start on {several(len(report.nodes), 'node')}"
     parts = [f"{several(len(report.nodes), 'node')} checked{took}"]
     if bad:
         first = faults(report.findings)[0]

@@ -6,6 +6,7 @@ each is repeated in UTC under a key that ends in `_utc`. Durations are seconds.
 
 import json
 import math
+import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -96,6 +97,7 @@ class Changes:
     _messages: set[tuple[str, str]] = field(default_factory=set)
     _reports: set[str] = field(default_factory=set)
     _saves_fail: str = ""  # the error
+    _waits: str = ""  # what a pending job waits for, without numbers
     _operations: set[tuple[str, int]] = field(default_factory=set)
 
     def of(self, view: RunView) -> list[Change]:
@@ -123,6 +125,10 @@ class Changes:
         found += [Change(view.now, "noticed", report) for report in view.reports if report not in self._reports]
         found += [Change(view.now, "over", report) for report in sorted(self._reports - set(view.reports))]
         self._reports = set(view.reports)
+        waits = view.starved or pending_reason(view)
+        if (kind := re.sub(r"\d", "", waits)) != self._waits:
+            self._waits = kind
+            found += [Change(view.now, "waiting", waits)] if waits else []
         fails = view.saves_fail.why if view.saves_fail is not None else ""
         if view.saves_fail is not None and fails != self._saves_fail:
             found.append(Change(view.saves_fail.since, "saves fail", view.saves_fail.words))

@@ -34,7 +34,7 @@ def check_lines(report: Report, width: int = 100, *, verbose: bool = False) -> l
     for word, nodes in (("fit", fit), ("unknown", [n for n in report.nodes if n not in seen])):
         lines += _wrapped(f"{word:<8} {_folded(nodes)}", "  ", " " * 11, width) if nodes else []
     unknown = sorted({f.check for f in report.findings if f.verdict is Verdict.UNKNOWN})
-    if unknown and not verbose:
+    if unknown and not verbose and len(report.silent) < len(report.nodes):
         lines += _wrapped(f"without a result: {', '.join(unknown)} (`--verbose` shows why)", "  ", "    ", width)
     for note in report.notes:
         lines += _wrapped(f"note: {printable(note)}", "  ", "    ", width)

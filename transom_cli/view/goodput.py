@@ -1,13 +1,16 @@
 """The account of a run's time as text and as JSON. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from transom_cli.core.category import category_name
-from transom_cli.core.goodput import NS, Account, Cause, Kind, Sums
+from transom_cli.core.goodput import NS, Account, Cause, Kind, Sums, account
 from transom_cli.core.goodput.account import Category
 from transom_cli.core.goodput.partition import START
 from transom_cli.plural import several
+from transom_cli.supervise.run_record import RunRecord
+from transom_cli.view.model import RunView
 from transom_cli.view.text import count, fit, span, utc, wrapped
 
 SCHEMA = 1
@@ -24,6 +27,12 @@ DESCRIPTIONS: Mapping[Kind, str] = {
     Kind.IDLE: "nothing to train, or no operator to restart it",
     Kind.UNSEEN: "ranks run, but no steps are visible",
 }
+
+
+def account_now(book: RunRecord, view: RunView) -> Account:
+    """Return the account of the run, in which a training that makes no steps now is not productive since its last."""
+    quiet = view.no_step_for
+    return book.account if quiet is None else account(replace(book.history, stepless=int((view.now - quiet) * NS)))
 
 
 def summary(account: Account) -> str:

@@ -18,9 +18,9 @@ from transom_cli.supervise.lease import STALE, operator_alive
 from transom_cli.view.document import Changes
 from transom_cli.view.model import RunView
 from transom_cli.view.outlook import continue_command
-from transom_cli.view.read import Reader
 from transom_cli.view.status import screen
 from transom_cli.view.terminal import coloured, show, width
+from transom_cli.view.watch.follow import Follow
 
 if TYPE_CHECKING:
     from transom_cli.view.watch.app import WatchApp
@@ -50,7 +50,8 @@ def watch_run(
         The run's exit code; 130 if the user left the view, 22 if the run lost its operator.
     """
     shown: Callable[[], RunView | None] = partial(_live_screen, run, with_slurm, _over)
-    shown = shown if _redraws() and not as_lines else partial(_line_by_line, run)
+    drawn = _redraws() and not as_lines
+    shown = shown if drawn else partial(_line_by_line, run, with_slurm)
     try:
         view = shown()
         while view is not None and not view.over and comes_back():
@@ -69,7 +70,8 @@ def watch_run(
         command = continue_command(view)
         begin = f" from step {view.durable:,}" if view.durable >= 0 else ""
         hint += f"\nTo continue{begin}: `{command}`" if command else ""
-        error = TransomError(f"Run `{view.run_id}` {view.phase}", view.verdict, hint)
+        what = f"Run `{view.run_id}` {view.phase}"
+        error = TransomError(what) if drawn else TransomError(what, view.verdict, hint)  # the screen says the rest
         print(f"{'note' if view.phase == 'stopped' else 'error'}: {error}", file=sys.stderr)
     return view.exit_code
 
@@ -137,9 +139,9 @@ def _rest(began: float) -> None:
     time.sleep(min(LONGEST, max(SHORTEST, REST * (time.monotonic() - began))))
 
 
-def _line_by_line(run: RunDir, *, json_: bool = False) -> RunView:
+def _line_by_line(run: RunDir, with_slurm: Callable[[RunView], RunView], *, json_: bool = False) -> RunView:
     """Print a line, or a JSON object, for each change; incidents that are over are in the JSON only."""
-    changes, reader, monitor = Changes(earlier=json_), Reader(run, STALE), _watch_run_dir(run)
+    changes, reader, monitor = Changes(earlier=json_), Follow(run, with_slurm, STALE), _watch_run_dir(run)
     try:
         while True:
             began = time.monotonic()
@@ -161,7 +163,6 @@ def _live_screen(
 ) -> RunView | None:
     """Return the last view, which is printed; None if the user left the screen before it ended."""
     from transom_cli.view.watch.app import WatchApp
-    from transom_cli.view.watch.follow import Follow
 
     gc.enable()  # a long-lived process
     follow = Follow(run, with_slurm, STALE)
@@ -178,7 +179,7 @@ def watch_status(run: RunDir, with_slurm: Callable[[RunView], RunView], *, json_
     """Run `transom status --watch`: the live screen on a terminal, changes elsewhere. Return 130 if interrupted."""
     try:
         if json_ or as_lines or not _redraws():
-            _line_by_line(run, json_=json_)
+            _line_by_line(run, with_slurm, json_=json_)
         else:
             _live_screen(run, with_slurm, lambda _, view: view.over)
     except KeyboardInterrupt:

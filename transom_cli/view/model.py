@@ -224,6 +224,7 @@ class RunView:
     starved: str = ""  # why the job cannot start: too few usable nodes
     to_lift: tuple[str, ...] = ()  # then: the nodes that transom keeps away
     requested_nodes: int = 0  # that the job asks for; 0: unknown
+    wanted_nodes: int = 0  # that are to train, without spares; 0: unknown
     leaving: Leaving | None = None
     preflight: Preflight | None = None
     own_checkpoint: OwnCheckpoint | None = None  # the trainer's own newest, if the Checkpointer makes none
@@ -325,9 +326,12 @@ class RunView:
         """The rest of the first line: what `status` means for this run; "" for a phase."""
         loop, status = self.crash_loop, self.status
         if status == "crash loop" and loop is not None:
-            ends = loop.ends_at - loop.count
-            left = f"; stops after {ends} more" if ends > 0 else ""
-            return f"{loop.line}, {times(loop.count)}, never past step {loop.step:,}{left}"
+            ends, requeues = loop.ends_at - loop.count, self.max_without_progress - self.restarts_without_progress
+            end = "stops in place of the next requeue"  # the restart budget ends what no rule ends
+            end = f"stops after {several(requeues, 'more requeue')} without progress" if requeues > 0 else end
+            end = f"stops after {ends} more" if ends > 0 else end
+            end = f"; {end}" if not self.observed else ""
+            return f"{loop.line}, {times(loop.count)}, never past step {loop.step:,}{end}"
         if status == "leaving" and self.leaving is not None:
             return self.leaving.message
         if status == "preflight" and self.preflight is not None:
@@ -474,6 +478,7 @@ def build_view(
         observed=state.policy.observe,
         withheld=state.withheld,
         requested_nodes=state.request.num_nodes,
+        wanted_nodes=max(0, state.request.num_nodes - state.request.spares),
         crash_loop=loop,
         leaving=_leaving(state),
     )

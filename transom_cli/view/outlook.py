@@ -22,7 +22,6 @@ from transom_cli.view.text import count, size_of, some, span
 
 SHORT = 2.0  # seconds: shorter operations end before anybody reads about them
 FREQUENT = 10.0  # seconds: saves that follow each other faster are not announced
-LATE = 5.0  # seconds between the clocks of two hosts
 LONG, MANY = 60.0, 10  # seconds, or steps, over which a step time is computed
 _BUSY_PHASES = {"restore": "restoring", "checkpoint": "saving"}  # phases that ranks report
 
@@ -32,17 +31,17 @@ def step_time(steps: tuple[tuple[float, int], ...], last: tuple[float, int] | No
 
     Args:
         steps: (time, step) by the operator's clock.
-        last: The newest step of all and its time. It is by another clock, so it is used only if `steps` has one entry,
-            or has that step much later: a step after which none follows is recorded up to a minute late.
+        last: The newest step of all and its time, by another clock. It is used if `steps` has one entry, or if it shows
+            that the newest of them, which the operator may read a minute late, was done earlier.
 
     Times of `steps` are those at which the operator read them, so a stalled file system delays them. A few steps within
     a short time give no figure.
     """
     points = [*steps, last] if last is not None and len(steps) == 1 else [*steps]
+    if last is not None and len(steps) > 1 and steps[-1][1] == last[1] and steps[-2][0] < last[0] < steps[-1][0]:
+        points[-1] = (*last,)
     if len(points) < 2:
         return None
-    if last is not None and points[-1][1] == last[1] and points[-2][0] < last[0] < points[-1][0] - LATE:
-        points[-1] = last
     end, step = points[-1]
     began, first = next((p for p in points[:-1] if end - p[0] <= RECENT), points[-2])
     if points[-1] is not last and end - began < LONG and step - first < MANY:

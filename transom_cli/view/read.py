@@ -21,7 +21,7 @@ from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.ownership import other_owner
 from transom_cli.slurm.port import slurm_seconds
-from transom_cli.supervise.attempt_files import read_logged, read_reports, saves_fail
+from transom_cli.supervise.attempt_files import newest_checkpoint, read_logged, read_reports, saves_fail
 from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
@@ -227,7 +227,7 @@ def with_goodput(run: RunDir, view: RunView) -> RunView:
     """
     from transom_cli.supervise.record_reader import read_run_record  # `transom list` does without it
     from transom_cli.view.explain import newest_step
-    from transom_cli.view.goodput import summary
+    from transom_cli.view.goodput import account_now, summary
 
     try:
         journals = [run.journal, *run.attempts.glob("*/*.jsonl")]
@@ -236,7 +236,7 @@ def with_goodput(run: RunDir, view: RunView) -> RunView:
         book = read_run_record(run, view.now)
     except OSError:
         return view
-    account = book.account
+    account = account_now(book, view)
     share = account.whole.goodput if account.steps_seen else None
     if view.over and not view.steps_since_start:
         view = replace(view, step=max(view.step, newest_step(book)))
@@ -298,6 +298,8 @@ class Reader:
         view = _with_history(view, folded, sights, settings, logged.get("listens"), self._memory.step)
         if view.durable_age is not None and view.durable_age < LATE and not view.steps_since_start:
             view = replace(view, step=max(view.step, view.durable))  # heartbeats may lag behind a save
+        if not alive and not view.over and (there := newest_checkpoint(settings.checkpoints)) > view.durable:
+            view = replace(view, durable=there, durable_age=None)  # saved since the last operator looked
         view = replace(view, own_checkpoint=self._newest_own(view))
         if not view.over:
             view = self._with_nodes(self._with_memory(view, sights), state, sights)
@@ -419,7 +421,7 @@ def _with_history(
 ) -> RunView:
     """Add times from the journal, the step time, and what comes next."""
     state, past = folded.state, folded.times
-    last = _last_step(view, sights) if past.steps else None
+    last = _last_step(view, sights)
     runs = past.running is not None and state.job.state == "RUNNING"
     limit = past.running + settings.limit if runs and past.running is not None and settings.limit else None
     hung = past.launched + settings.first_step if past.launched is not None else None

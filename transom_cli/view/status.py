@@ -237,7 +237,9 @@ def _excluded(view: RunView, width: int | None) -> list[Line]:
     lines: list[Line] = []
     for node, how, reason in view.excluded:
         ends = until.get(node)
-        left = f", {span(ends - view.now)} left" if ends is not None and ends > view.now else ""
+        left = ""
+        if ends is not None:
+            left = f", {span(ends - view.now)} left" if ends > view.now else ", lifted or over: used at the next start"
         lines += rows("excluded", f"{node} ({how}{left}): {reason}", width, most=2)
     return lines
 
@@ -250,7 +252,9 @@ def _sources(view: RunView, width: int | None) -> list[Line]:
     if view.slurm_state:
         pending = "" if view.starved else pending_reason(view)
         reason = f": {pending}" if pending else ""
-        nodes = f" on {_nodes_of_job(view)}" if view.slurm_state == "RUNNING" and view.nodes else ""
+        shrunk = view.phase == "training" and len(view.nodes) < view.wanted_nodes
+        on = f"{len(view.nodes)} of {several(view.wanted_nodes, 'node')}" if shrunk else _nodes_of_job(view)
+        nodes = f" on {on}" if view.slurm_state == "RUNNING" and view.nodes else ""
         lines += rows("slurm", f"job {view.job_id} {view.slurm_state}{reason}{nodes}, {_slurm_source(view)}", width)
     if view.slurm_start is not None:
         when = f"{day_time(view.slurm_start, view.now)}, in {span(view.slurm_start - view.now)}"

@@ -13,7 +13,7 @@ from transom_cli.health.history.nodes import IsolationStatus, NodeHistory
 from transom_cli.health.history.records import Isolation
 from transom_cli.plural import times
 from transom_cli.slurm.port import Node
-from transom_cli.view.text import fit, plain, span, table
+from transom_cli.view.text import cells, fit, plain, span, table, wrapped
 
 LABEL = 12
 _EVIDENCE_LINES = 3
@@ -133,12 +133,19 @@ def avoided_line(isolation: Isolation, now: float) -> str:
 # --- policy ---
 
 
-def policy_lines(rules: Sequence[Rule]) -> list[str]:
-    """Return a line per rule. Text from users is made safe for a terminal."""
+def policy_lines(rules: Sequence[Rule], width: int | None = None) -> list[str]:
+    """Return a line per rule, or three where they would be wider. Text from users is made safe for a terminal."""
     if not rules:
         return [f"no rules: a failed run is {_ELSE}"]
     rows = [tuple(clean(cell) for cell in (r.name, condition(r), action(r), r.source)) for r in rules]
-    return [plain(one) for one in table(_RULE_COLUMNS, rows, frozenset())]
+    lines = [plain(one) for one in table(_RULE_COLUMNS, rows, frozenset())]
+    if width is None or max(map(cells, lines)) <= width:
+        return lines
+    found = []
+    for name, when, do, source in rows:
+        found += wrapped("", f"{name} (from {source})", width)
+        found += [*wrapped("  when    ", when, width), *wrapped("  action  ", do, width)]
+    return found
 
 
 def policy_json(rules: Sequence[Rule]) -> dict[str, Any]:

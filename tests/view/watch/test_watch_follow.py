@@ -105,6 +105,18 @@ def test_each_change_is_told_once(tmp_path: Path) -> None:
     assert "\x1b" not in replace(quiet[0], message="\x1b[2J").line
 
 
+def test_what_a_pending_job_waits_for_is_told_once(tmp_path: Path) -> None:
+    view = replace(scenes.one_node_of_many(tmp_path), incidents=(), phase="pending", slurm_state="PENDING")
+    view, changes = replace(view, slurm_reason="Priority", jobs_ahead=3), Changes()
+    told = changes.of(view)[-1]
+    assert (told.what, told.message) == ("waiting", "3 pending jobs of its partition have a higher priority (Priority)")
+    assert changes.of(replace(view, jobs_ahead=2)) == []
+    never = changes.of(replace(view, slurm_reason="PartitionTimeLimit"))
+    assert never[0].line.endswith(
+        "waiting: it requests more time than its partition allows: it will not start (PartitionTimeLimit)"
+    )
+
+
 def test_lines_without_earlier_incidents_count_them_and_show_open_ones(tmp_path: Path) -> None:
     view = scenes.one_node_of_many(tmp_path)
     now = replace(view.incidents[0], duration=None)

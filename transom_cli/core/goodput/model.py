@@ -146,3 +146,4 @@ class History:
     observations: tuple[Observation, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     signs: tuple[tuple[str, Sign], ...] = ()  # (attempt, sign) of the operator's incidents
+    stepless: int | None = None  # since then no rank of a live training has made a step, as heartbeats show

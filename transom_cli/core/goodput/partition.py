@@ -212,7 +212,10 @@ class _Walk:
         if not samples or not seen:
             return self._spend(end, Kind.UNSEEN)
         slack = max(SLACK, 3 * max((b.at - a.at for a, b in pairwise(samples)), default=0))
-        self._spend(min(end, samples[-1].at + slack), Kind.REDONE if samples[-1].step < best else Kind.PRODUCTIVE)
+        known = end if self._history.stepless is None else max(self._history.stepless, samples[-1].at)
+        self._spend(
+            min(end, known, samples[-1].at + slack), Kind.REDONE if samples[-1].step < best else Kind.PRODUCTIVE
+        )
         self._spend(end, Kind.UNSEEN)
 
     def _spend(self, at: int, kind: Kind) -> None:

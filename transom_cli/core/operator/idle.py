@@ -79,7 +79,7 @@ def _isolate(state: State, at: float, node: str, reason: str, *, sure: bool) -> 
     return ordered if counted else (isolation.count(ordered[0], at, len(ordered[1])), ordered[1])
 
 
-def isolated(state: State, at: float, e: ev.Isolated) -> Step:
+def isolated(state: State, at: float, e: ev.Isolated, reason: str) -> Step:
     """The answer to an exclusion may come after the answer to the drain that followed it."""
     sure = e.key.endswith(f"/{_SURE}")
     known = state.isolation.of(e.node)
@@ -88,6 +88,7 @@ def isolated(state: State, at: float, e: ev.Isolated) -> Step:
     probes = state.idle.probes_of(e.node)
     faults = faults_of(state.idle.faults, e.node)
     words = faults[0].words if faults else probes.evidence if probes is not None else e.detail
+    words = words or reason
     cause = "node_fault" if faults else "node_lost" if probes is not None and probes.dead else "given_up"
     until, detail = (None, e.detail) if sure else isolation.expiry(state, e, e.detail)
     new = Exclusion(e.node, at, until, e.how, "", words, cause, detail, faults)

@@ -139,4 +139,5 @@ def _resume(history: NodeHistory, node: Node | None, run: str, slurm: Slurm) -> 
     except TransomError as error:  # somebody was quicker, or Slurm is silent
         return UNKNOWN, error.why or error.what
     down = node.state == "down" and node.not_responding
-    return ("no longer drained", DOWN.format(node.name)) if down else ("resumed", "")
+    silent = "it does not respond yet" if node.not_responding else ""
+    return ("no longer drained", DOWN.format(node.name)) if down else ("resumed", silent)

@@ -17,7 +17,7 @@ from transom_cli.view.text import Line
 SLURM = 10.0  # seconds between two queries to Slurm
 CALM = 60.0  # seconds without a new phase after which queries are as rare as that
 BUDGET = 0.01  # seconds for heartbeat tables per look: each of two thousand is read every few seconds
-GOODPUT = 30.0  # seconds between two accounts
+GOODPUT, GOODPUT_SHARE = 5.0, 50.0  # seconds between two accounts, or so many times what one takes
 SERIES, SERIES_SHARE = 30.0, 100.0  # seconds between readings of time series, or so many times what one takes
 OUTPUT = 2000  # lines of a rank's output
 
@@ -35,7 +35,7 @@ class Follow:
         self._slurm_at, self._moved_at = float("-inf"), time.monotonic()
         self._answer: RunView | None = None
         self._phase = ""
-        self._goodput_at = float("-inf")
+        self._goodput_due = float("-inf")
         self._goodput: tuple[float | None, str] = (None, "")
         self._series_due = float("-inf")
         self._rank: int | None = 0
@@ -53,9 +53,11 @@ class Follow:
         if asks and now - self._slurm_at >= every:
             self._slurm_at = now
             self._answer = self._with_slurm(view)
-        if now - self._goodput_at >= GOODPUT or view.over:
-            self._goodput_at, read = now, with_goodput(self.run, view)
+        if now >= self._goodput_due or view.over:
+            read = with_goodput(self.run, view)
             self._goodput = read.goodput, read.goodput_summary
+            ended = time.monotonic()
+            self._goodput_due = ended + max(GOODPUT, GOODPUT_SHARE * (ended - now))
         view = replace(view, goodput=self._goodput[0], goodput_summary=self._goodput[1])
         known = self._answer
         if not asks or known is None or (known.job_id, known.restarts) != (view.job_id, view.restarts):
