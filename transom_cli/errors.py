@@ -98,6 +98,13 @@ class StateDiffers(TransomError):
     kind = "state_differs"
 
 
+class OtherWorldSize(UsageError):
+    """A checkpoint has state that only a training with its own number of ranks can use."""
+
+    exit_code = 19
+    kind = "world_size_changed"
+
+
 EXIT_CODES: dict[int | str, str] = {
     0: "done",
     1: "failed",
@@ -109,6 +116,7 @@ EXIT_CODES: dict[int | str, str] = {
     14: "bad nodes (preflight, or a run directory they cannot see)",
     15: "no checkpoint restores",
     18: "a restored state is not the one that was saved",
+    19: "the checkpoint needs another number of ranks",
     20: "degraded",
     21: "held, starved, or given up (no progress, cap reached)",
     22: "unknown",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from core_launcher import NODES, exits, feed, fresh, lost, outcome, started, with_spare
+from core_launcher import NODES, exits, feed, fresh, lost, outcome, started, training, with_spare
+from core_policy import DEFAULT
 
 from transom_cli.core import launcher
 from transom_cli.core.placement import Network
@@ -108,3 +109,50 @@ def test_a_failure_that_follows_the_ranks_costs_one_node_and_not_all_of_them() -
 def test_a_node_that_dies_is_left_out_also_without_progress() -> None:
     _, actions = lost(lost(elastic(), 9.0, "n2")[0], 25.0, "n4")
     assert started(actions) == [("n1", "n3")]
+
+
+REFUSED = "transom_cli.ckpt.failures.WorldSizeChanged: step-152 was written by {} ranks, and this training has {}"
+
+
+def refused(
+    state: launcher.State, at: float, wrote: int, code: int = 1
+) -> tuple[launcher.State, list[launcher.Action]]:
+    """All ranks refuse a checkpoint that another number of ranks wrote."""
+    launch, nodes = state.launch.number, state.nodes.training
+    state, _ = feed(
+        state,
+        launcher.RanksExited(at, launch, exits(*(code for _ in nodes), node_of=nodes)),
+        launcher.Tick(at + 2),
+        launcher.LaunchEnded(at + 3, launch),
+    )
+    line = REFUSED.format(wrote, len(nodes))
+    return feed(state, launcher.LogsRead(at + 4, launch, "user_code", line, "rank-0.log"))
+
+
+def test_a_checkpoint_of_fewer_ranks_is_continued_on_as_many_nodes_for_good() -> None:
+    state = elastic(fewest=1)
+    state, actions = refused(replace(state, policy=replace(state.policy, rules=DEFAULT)), 9.0, 2)
+    (entry,) = (a for a in actions if isinstance(a, launcher.Journal) and a.what == "resized")
+    assert entry.words == "continues on 2 nodes, as many as wrote the checkpoint" and entry.nodes == ()
+    assert started(actions) == [("n1", "n2")] and state.nodes.given_up == () and state.nodes.lacking == 0
+    assert state.nodes.ready == ("n3", "n4"), "healthy nodes stay, as spares"
+    assert started(lost(state, 25.0, "n1")[1]) == [("n3", "n2")], "the number of ranks stays"
+    assert outcome(refused(state, 25.0, 4)[1]).outcome.status == "failed", "a second refusal ends it"
+
+
+def test_a_checkpoint_of_more_ranks_than_remain_gives_the_job_back() -> None:
+    state = elastic(fewest=2)
+    state, actions = refused(lost(replace(state, policy=replace(state.policy, rules=DEFAULT)), 9.0, "n2")[0], 25, 4)
+    left = outcome(actions).outcome
+    assert left.status == "failed" and "can continue on 4 nodes; 3 nodes can carry ranks" in left.why
+    assert "stopped by rule" not in left.why and state.nodes.given_up == ("n2",)
+
+
+@pytest.mark.parametrize("code", [1, 2, 19])
+def test_a_checkpoint_that_no_number_of_nodes_can_use_stops_the_run_and_blames_no_node(code: int) -> None:
+    state = training(rules=DEFAULT)  # a fixed number of nodes
+    state, actions = refused(state, 9.0, 2, code)
+    left = outcome(actions).outcome
+    assert left.status == "failed" and not left.blamed and not left.suspects and not started(actions)
+    assert left.why.startswith("step-152 was written by 2 ranks, and this training has 3: start with 2 ranks, or")
+    assert [t.decided.rule for t in left.taken] == ["other-number-of-ranks"]

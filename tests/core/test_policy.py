@@ -138,6 +138,15 @@ def verdict(found: Incident, *rules: Rule, **about: object) -> Diagnosis:
     return result
 
 
+@pytest.mark.parametrize("error", ["SaveFailed: step-4 was not saved", "RanksMissing: Rank 2 has not called save()"])
+def test_no_node_is_blamed_for_an_error_of_transoms_own(error: str) -> None:
+    one = died(1, log_category="nccl_hang", log_line=f"transom_cli.ckpt.failures.{error}")
+    before = replace(one, id="i0", diagnosis=Diagnosis("rank_failed", "", ("n2",), False, "none", True))
+    assert verdict(one, incidents=(before,)).nodes == ()
+    other = replace(one, log_line="ConnectionResetError")
+    assert verdict(other, incidents=(before,)).nodes == ("n2",), "the second failure there is a suspicion"
+
+
 NEVER = {"max_step": -1, "launched": False, "slurm_reason": "JobLaunchFailure", "batch_host": "n1"}
 
 

@@ -31,6 +31,8 @@ _OF_CAUSE = {
     "hang": Category.NCCL_HANG,
     "no_checkpoint": Category.CHECKPOINT_CORRUPT,
     "state_differs": Category.CHECKPOINT_CORRUPT,
+    "world_size": Category.USER_CODE,
+    "resize": Category.USER_CODE,
     "run_dir_unseen": Category.STORAGE_IO,
     "do_not_restart": Category.USER_CODE,
     "diverged": Category.NUMERIC_DIVERGENCE,

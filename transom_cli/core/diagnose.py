@@ -5,6 +5,7 @@ slurmd failed two probes or a check has proven a fault of it; a check's suspicio
 same node, excludes it for a while.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -13,9 +14,9 @@ from transom_cli.core.clocks import failed_first
 from transom_cli.core.crash_loop import repeats
 from transom_cli.core.events import Decided, NodeFault, RankExit, Taken
 from transom_cli.core.incident import Diagnosis, Incident
-from transom_cli.core.log_lines import fingerprint
+from transom_cli.core.log_lines import fingerprint, is_ours
 from transom_cli.core.policy import STOP, Facts, Rule, Verdict, decide_by, root_line
-from transom_cli.plural import ordinal
+from transom_cli.plural import ordinal, several
 
 PREFLIGHT = "preflight"  # the launcher's checks left too few good nodes to begin with
 NODE_FAULT = "node_fault"  # a check found it, beside a training
@@ -27,15 +28,17 @@ SLOW, DIVERGED, CORRUPTED = REPORTED = (
 DO_NOT_RESTART = 93  # a trainer's own word, as in NVIDIA's resiliency tools
 NO_CHECKPOINT = 15
 STATE_DIFFERS = 18  # a trainer refuses a restored state that is not the saved one
+OTHER_WORLD_SIZE = 19  # a trainer refuses a checkpoint of another number of ranks
 WRONG_WORLD = 17  # of a rank, as its first heartbeat finds it (beats.world)
 RUN_DIR_UNSEEN = 14
 CANNOT_RUN = (126, 127)  # of a command, as shells and the rank wrapper report it
 UNKNOWN = 22
 UNWRITTEN = 120  # of Python, if it cannot flush its output as it ends
+WORLD_SIZE, RESIZE = "world_size", "resize"  # no start can use the checkpoint; one on as many nodes as wrote it can
 CAUSES = (
     *("node_lost", "node_silent", "node_fail", "node_fault", "boot_fail", "launch_failure", "preflight"),
     *("rank_killed", "rank_failed", "job_failed", "hang", "user_error", "host_oom", "unknown_end"),
-    *("do_not_restart", "no_checkpoint", "state_differs", "run_dir_unseen"),
+    *("do_not_restart", "no_checkpoint", "state_differs", "run_dir_unseen", WORLD_SIZE, RESIZE),
     *("time_limit", "preempted", "maintenance", "isolated_nodes", "left", "requested"),
     *REPORTED,
 )
@@ -45,15 +48,18 @@ TOLD_BY_CODE = (
     "no_checkpoint",
     "state_differs",
     "run_dir_unseen",
+    WORLD_SIZE,
+    RESIZE,
 )  # exit codes of ours, whichever rank has them
 CRASHES = frozenset((4, 7, 8, 9, 11))
 """Signals that no watchdog sends itself: ILL, BUS, FPE, KILL, SEGV. The peers' messages are consequences."""
 KILL, TERM = 9, 15
 SOON = 300.0  # seconds after its start in which a script whose steps nobody sees counts as before its first one
-_BY_LINE = ("rank_failed", "rank_killed", "job_failed", "user_error")  # causes that the log of a rank explains
+_BY_LINE = ("rank_failed", "rank_killed", "job_failed", "user_error", WORLD_SIZE, RESIZE)  # a rank's log explains them
 TOLD = 3  # faults that a diagnosis names, of more
 
 _UNWRITTEN = "Python could not write its last output: the disk of the log is full, or nothing reads it"
+_SIZES = re.compile(r"(step-\S+ was written by (\d+) ranks?), and this training has (\d+)")  # `restore()` says so
 _SPLIT = "the ranks do not form the world that was launched; the log of this rank says why, and what to do"
 _WHY = {126: "the command may not be executed", 127: "there is no such command"}
 _ENDINGS = {
@@ -70,6 +76,9 @@ class RunFacts:
     """What a diagnosis needs to know of the run around an incident."""
 
     nodes: tuple[str, ...] = ()  # of the job
+    carrying: int = 0  # how many of them carry ranks
+    fewest: int = 0  # that may carry them; 0: always as many
+    wanted: int = 0
     idle: tuple[str, ...] = ()  # those of them that carry no rank
     launched: bool = False  # the training step was started
     step: int = -1  # the newest of this attempt
@@ -91,6 +100,7 @@ def diagnose(incident: Incident, run: RunFacts) -> Diagnosis | None:
     diagnosis = (
         _node_lost(incident)
         or _stopped_on_request(exits, incident, run)
+        or _other_world_size(exits, incident, run)
         or _left(incident)
         or _reported(incident)
         or _node_fault(incident, run)
@@ -168,6 +178,36 @@ def _stopped_on_request(exits: tuple[RankExit, ...], incident: Incident, run: Ru
                 return _unseen_now(exits, cause, words + where)
             return Diagnosis(cause, words + where, (), sure=True, isolate="none", restart=False, exit_code=exit_code)
     return None
+
+
+def _other_world_size(exits: tuple[RankExit, ...], incident: Incident, run: RunFacts) -> Diagnosis | None:
+    """The trainer cannot use the checkpoint with this number of ranks. No node is to blame.
+
+    A run that may change its number of nodes can start on as many as wrote the checkpoint.
+    """
+    sizes = _SIZES.search(incident.log_line)
+    if OTHER_WORLD_SIZE not in {incident.exit_code, *(x.code for x in exits)} and not sizes:
+        return None
+    what = sizes[0] if sizes else "the checkpoint was written by another number of ranks"
+    nodes = nodes_of_checkpoint(incident.log_line, run.carrying)
+    if 0 < run.fewest <= nodes <= run.wanted:
+        words = f"{what}: it can continue on {several(nodes, 'node')}"
+        return Diagnosis(RESIZE, words, (), sure=True, isolate="none", restart=True)
+    many = several(int(sizes[2]), "rank") if sizes else "as many ranks"
+    words = f"{what}: start with {many}, or declare what is kept per rank (reshard=, from_rank_0=)"
+    return Diagnosis(WORLD_SIZE, words, (), sure=True, isolate="none", restart=False, exit_code=OTHER_WORLD_SIZE)
+
+
+def nodes_of_checkpoint(line: str, carrying: int) -> int:
+    """Return on how many nodes a checkpoint was written, by the trainer's refusal of it; 0: unknown.
+
+    carrying: number of nodes on which its ranks are now, as many on each.
+    """
+    sizes = _SIZES.search(line)
+    if sizes is None:
+        return 0
+    nodes, rest = divmod(int(sizes[2]) * carrying, int(sizes[3]) or 1)
+    return 0 if rest else nodes
 
 
 def _unseen_now(exits: tuple[RankExit, ...], cause: str, words: str) -> Diagnosis:
@@ -290,7 +330,8 @@ def _rank_ended(
         and bool(first.code)
         and len({x.node for x in exits if x.code == first.code}) > 1
     )
-    blameless = incident.log_category in OWN_WORDS or bool(others) or everywhere or first.code == UNWRITTEN
+    ours = incident.log_category in OWN_WORDS or is_ours(incident.log_line) or first.code == UNWRITTEN
+    blameless = ours or bool(others) or everywhere
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     line += f"; or first {others[0].words}{more}: the nodes' clocks do not show the order" if others else ""
     again = 0 if blameless or len(run.nodes) == 1 else _blamed_before(run, first.node)

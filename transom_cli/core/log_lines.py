@@ -94,6 +94,11 @@ def clean(line: str) -> str:
     return _CONTROL.sub("", seen.replace("\t", " ")).strip()[:_CLEAN_LIMIT]
 
 
+def is_ours(line: str) -> bool:
+    """Whether a rank's log line is the message of an exception of transom's own, which says nothing of the node."""
+    return re.match(r"(?:\[rank\d+\]: ?)?transom_cli\.[\w.]+: ", line) is not None
+
+
 def log_order(name: str, rank: int | None) -> tuple[bool, int, str]:
     """Sorts the logs of a launch by number, those of `rank` first."""
     return name not in (f"rank-{rank}.log", f"node-{rank}.log"), len(name), name

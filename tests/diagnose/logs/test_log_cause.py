@@ -55,6 +55,32 @@ def test_the_quiet_cause_goes_before_loud_victims(tmp_path: Path) -> None:
     assert any(line.startswith("connection-lost: 6 lines of 3 ranks") for line in of_logs(first).consequences)
 
 
+@pytest.mark.parametrize(
+    ("line", "category"),
+    [
+        ("failures.WorldSizeChanged: step-152 was written by 1 rank, and this training has 2", Category.USER_CODE),
+        ("failures.SaveFailed: step-152 was not saved", Category.STORAGE_IO),
+        ("failures.BadManifest: manifest.json is damaged", Category.CHECKPOINT_CORRUPT),
+        ("failures.StateMismatch: the checkpoint has no model.head.weight", Category.USER_CODE),
+    ],
+)
+def test_an_error_of_transoms_own_is_the_root_and_not_the_last_line_of_its_hint(
+    line: str, category: Category, tmp_path: Path
+) -> None:
+    text = f"""{TRACE}  File "/site-packages/transom_cli/ckpt/checkpointer.py", line 210, in restore
+    found = self._restorer.restore(allow_lost)
+            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+transom_cli.ckpt.{line}
+  data: kept per rank, and nothing says what another number of ranks should have
+
+hint: start with 1 rank, or declare it to the Checkpointer:
+        reshard=['data']: it starts afresh
+      transom_cli.elastic.GlobalBatches keeps a data position for any number of ranks
+"""
+    (first,) = of(tmp_path, text, text).incidents
+    assert (first.category, first.root.record.text) == (category, f"transom_cli.ckpt.{line}")
+
+
 @pytest.mark.parametrize("time", ["", "2026-01-05 03:17:5{} "])
 def test_error_of_all_ranks_is_the_programs_unless_times_show_who_was_first(tmp_path: Path, time: str) -> None:
     logs = [f"step 4\n{TRACE}{time.format(9 - rank)}KeyError: 'lr'\n" for rank in range(2)]

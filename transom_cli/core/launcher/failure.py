@@ -12,6 +12,7 @@ from transom_cli.core import costs
 from transom_cli.core.category import DEVICE
 from transom_cli.core.clocks import failed_first, on_launchers_clock
 from transom_cli.core.crash_loop import reached
+from transom_cli.core.diagnose import RESIZE, nodes_of_checkpoint
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.incident import Diagnosis, Incident, Stage
 from transom_cli.core.launcher import hangs, reentry
@@ -180,6 +181,8 @@ def recover(state: State, at: float, diagnosis: Diagnosis | None, gone: LaunchEn
         return finish(state, at, "failed", why)  # not on a node of the launch: this launcher itself cannot end it
     if suspects:
         return _swap_if_possible(state, at, diagnosis, suspects, why)
+    if diagnosis.cause == RESIZE:
+        return _resize_as_saved(state, at, why)
     blamed, usable = state.nodes.of_launch(diagnosis.nodes), state.nodes.usable
     if diagnosis.decided.action == SWAP and blamed and len(usable) >= len(blamed):  # else a relaunch
         return swap(state, at, blamed, nearest_spares(state, blamed), diagnosis.cause)
@@ -312,6 +315,26 @@ def resize(state: State, at: float, out: tuple[str, ...], training: tuple[str, .
     )  # fmt: skip
     state = replace(state, nodes=nodes, budget=replace(state.budget, relaunches=()))
     return after((entry,), relaunch(state, at, cause, placement.order))
+
+
+def _resize_as_saved(state: State, at: float, why: str) -> Decision:
+    """Relaunch on as many nodes as wrote the checkpoint, and stay with them in this attempt.
+
+    The trainer refuses another number: growing or shrinking again would end in the same refusal.
+    """
+    nodes, line = state.nodes, state.incident.log_line if state.incident is not None else ""
+    number, good = nodes_of_checkpoint(line, len(nodes.training)), (*nodes.training, *nodes.usable)
+    if len(good) < number:
+        return finish(state, at, "failed", f"{why}; {several(len(good), 'node')} can carry ranks")
+    training = good[:number]
+    for node in nodes.training[number:]:
+        nodes = nodes.with_ready(node)
+    nodes = replace(nodes.without_spares(training), wanted=number, fewest=0)
+    placement = again(training, state.network)
+    words = f"continues on {several(number, 'node')}, as many as wrote the checkpoint"
+    words += f"; {placement.words}" if placement.words else ""
+    entry = Journal(state.incident.id if state.incident is not None else "", "resized", words, RESIZE)
+    return after((entry,), relaunch(replace(state, nodes=nodes), at, RESIZE, placement.order))
 
 
 def _given_up(state: State, out: tuple[str, ...]) -> Nodes:

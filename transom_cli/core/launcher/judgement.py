@@ -51,6 +51,9 @@ class Sign:
 def run_facts(state: State) -> RunFacts:
     return RunFacts(
         nodes=state.nodes.allocated,
+        carrying=len(state.nodes.training),
+        fewest=state.nodes.fewest,
+        wanted=state.nodes.wanted,
         launched=True,
         step=state.progress.step,
         max_step=max(state.progress.max_step, state.before.step),

@@ -108,6 +108,9 @@ def _run_facts(state: State) -> RunFacts:
     job, progress = state.job, state.progress
     return RunFacts(
         nodes=job.nodes,
+        carrying=len(job.nodes) - len(state.idle.nodes),
+        fewest=state.request.fewest,
+        wanted=state.request.num_nodes - state.request.spares,
         idle=state.idle.nodes,
         launched=state.launch.started,
         step=progress.step,
