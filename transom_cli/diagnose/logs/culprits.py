@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from transom_cli.diagnose.clue import Category, Culprit
+from transom_cli.diagnose.logs.grammar import short_host
 from transom_cli.diagnose.logs.lazy_re import lazy_re
 from transom_cli.diagnose.logs.matches import RAISED, TRACEBACK, Hit
-from transom_cli.diagnose.logs.processes import short
 from transom_cli.diagnose.logs.rulebook import Blames, Level, Scope
 
 CRIES = (Category.NETWORK_FABRIC, Category.NCCL_HANG)  # printed by victims
@@ -215,7 +215,9 @@ def _lost(hits: Sequence[Hit]) -> Blamed | None:
     """Return the node with which all ranks that report a peer have lost their connections. Peers that ended later close
     connections, too: then there are several."""
     cries = [(hit, found[1]) for hit in hits if hit.rule.category in CRIES and (found := _LOST.search(hit.record.text))]
-    said = [(hit, node) for hit, node in cries if not hit.record.node or short(node) != short(hit.record.node)]
+    said = [
+        (hit, node) for hit, node in cries if not hit.record.node or short_host(node) != short_host(hit.record.node)
+    ]
     lost = {node for _, node in said}
     node = next(iter(lost), "")
     if len(lost) != 1 or node.startswith("127.") or any(hit.record.node == node for hit, _ in said):

@@ -147,6 +147,7 @@ EXPRESSIONS = (
 )  # all that labels consist of
 _ZEROS = str.maketrans("123456789", "000000000")
 _NAMED = lazy_re(r"\(\?P<([a-z]+)>")
+_NETWORK = lazy_re(r"-(?:ib|hsn|opa|roce|eth)\d{0,2}$")
 Groups = tuple[tuple[str, int], ...]  # names and numbers of groups
 
 
@@ -315,3 +316,8 @@ def _time(found: dict[str, str]) -> float | None:
 def _colon(zone: str) -> str:
     """Return `+0200` as `+02:00`, as Python 3.10 needs it."""
     return f"{zone[:3]}:{zone[3:]}" if len(zone) == 5 else zone
+
+
+def short_host(node: str) -> str:
+    """Return a host's name without its domain, and without the suffix of the network that it names."""
+    return node if node.replace(".", "").isdigit() else _NETWORK.sub("", node.partition(".")[0])

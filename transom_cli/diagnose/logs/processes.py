@@ -24,11 +24,11 @@ from pathlib import Path
 
 from transom_cli.diagnose.clue import Culprit
 from transom_cli.diagnose.logs.aftermath import open_log
+from transom_cli.diagnose.logs.grammar import short_host
 from transom_cli.diagnose.logs.lazy_re import lazy_re
 from transom_cli.diagnose.logs.matches import Hit
 
 _HEAD, _TAIL = 2 << 20, 512 << 10  # bytes that are read
-_NETWORK = lazy_re(r"-(?:ib|hsn|opa|roce|eth)\d{0,2}$")
 _LARGEST = 1 << 20  # ranks
 _LABELS = 4096  # that are read
 _ON_A_NODE = 8  # ranks: more may be on several nodes
@@ -123,7 +123,7 @@ class Processes:
 
     def rank_of(self, hit: Hit, who: Culprit) -> int | None:
         """Return the rank of the process, device or local rank that a line names."""
-        node = short(who.node)
+        node = short_host(who.node)
         own = _OWN_PID.search(hit.record.line)
         pid = hit.record.pid or (next(filter(None, own.groups())) if own else "")
         for what, table in ((pid, self.pids), (who.device, self.buses)):
@@ -223,7 +223,7 @@ def _read(data: bytes, said: Processes) -> None:
     for found in _OPEN_MPI.finditer(data):
         label = _OPEN_MPI_LABEL.search(data[max(0, found.start() - _NEAR) : found.start()])
         if label is not None:
-            said.pids.setdefault((short(label[1].decode()), label[2].decode()), set()).add(int(found[1]))
+            said.pids.setdefault((short_host(label[1].decode()), label[2].decode()), set()).add(int(found[1]))
     spawned = _SPAWNED.findall(data)
     said.children = max(said.children, len(set(children)), len(spawned))
     if said.nodes <= 1 and len({local for _, local in spawned}) == len(spawned):  # one launch on one node
@@ -248,7 +248,7 @@ def _labels(expression: re.Pattern[bytes], data: bytes) -> Iterator[tuple[str, s
         start = data.rfind(b"\n", max(0, found.start() - _NEAR), found.start()) + 1
         label = _LABEL.search(data, max(start, found.start() - _NEAR), found.start() + 2)
         if label is not None:
-            yield short(label[1].decode()), label[2].decode(), label[3].decode(), found
+            yield short_host(label[1].decode()), label[2].decode(), label[3].decode(), found
 
 
 def _read_nccl(data: bytes, said: Processes) -> None:
@@ -286,11 +286,6 @@ def _only(table: dict[tuple[str, str], set[int]], node: str, what: str) -> int |
     places = [place for place in table if place[1] == what and (not node or place[0] in ("", node))]
     ranks = set().union(*(table[place] for place in places))
     return next(iter(ranks)) if len(ranks) == 1 else None
-
-
-def short(node: str) -> str:
-    """Return a host's name without its domain, and without the suffix of the network that it names."""
-    return node if node.replace(".", "").isdigit() else _NETWORK.sub("", node.partition(".")[0])
 
 
 def _numbers(expressions: Iterable[re.Pattern[bytes]], data: bytes) -> list[int]:
