@@ -7,7 +7,8 @@ from dataclasses import replace
 from goodput_world import Launched, accounted, played, row, running, seconds, submitted
 
 from transom_cli.core import events as ev
-from transom_cli.core.goodput import NS, account, cost, history
+from transom_cli.core.events import RankExit
+from transom_cli.core.goodput import NS, account, cost, history, with_last_step
 
 
 def healed(at: float, incident: str, words: str = "rank 1 on n2 killed by SIGKILL") -> ev.RecoverySeen:
@@ -193,6 +194,16 @@ def test_a_training_that_has_long_reported_nothing_is_not_called_productive() ->
     first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61))
     found = accounted((*submitted(), running(10)), first, now=1000, alive=False)
     assert row(found)[-2:] == [(60 + 180, "productive", ""), (740, "unseen", "")]
+
+
+def test_last_step_of_a_launcher_that_was_killed_is_that_of_the_exit_records() -> None:
+    lines = [{"wall": 20.0, "launch": 1, "step": 1}, {"wall": 60.0, "launch": 1, "step": 81}]
+    exits = [RankExit(n, "n1", None, 15, 64.0, step=88 + n) for n in (0, 1)]
+    assert with_last_step(lines, 1, exits) == [*lines, {"wall": 64.0, "launch": 1, "step": 88, "since_start": False}]
+    late = with_last_step(lines, 1, [replace(exits[0], wall=400.0)])
+    assert late[-1]["wall"] == 60 + 2 * 0.5 * 7, "the ranks have waited before they ended"
+    assert with_last_step(lines, 1, [replace(exits[0], step=-1)]) == lines
+    assert with_last_step(lines, 1, [replace(exits[0], since_start=True)]) == lines
 
 
 def test_a_training_that_makes_no_step_now_is_productive_up_to_its_last_one() -> None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,13 @@ def _record(number: int, path: Path) -> RankExit:
         since_start=data.get("since_start") is True,
         mono=float(data["mono"]) if "mono" in data else None,
     )
+
+
+def some_exits(folder: Path, most: int = 64) -> Iterator[RankExit]:
+    """Yield exit records of a launch, of no more than `most` ranks."""
+    for path in islice(folder.glob("*.json"), most):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            yield _record(int(path.stem.rpartition("-")[2]), path)
 
 
 class FileChange:

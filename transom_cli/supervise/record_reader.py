@@ -2,13 +2,16 @@
 
 import gc
 import time
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from transom_cli.core.events import Event, StepSeen
-from transom_cli.core.goodput import JournalHistory, account, attempt_of
+from transom_cli.core.goodput import JournalHistory, account, attempt_of, with_last_step
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.files import read_json, read_lines
-from transom_cli.layout import RunDir, parse_attempt
+from transom_cli.layout import AttemptDir, RunDir, parse_attempt
+from transom_cli.supervise.attempt_files import some_exits
 from transom_cli.supervise.handoff_record import attempt_numbers, newest_handoff
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.lease import operator_alive
@@ -53,12 +56,21 @@ def _read(run: RunDir, now: float | None, patience: float, gpus: int) -> RunReco
     for number in sorted(attempt_numbers(run)):
         one = run.attempt(*number)
         records = tuple(read_lines(one.launcher_journal))
-        attempts.append(attempt_of(one.name, records, read_lines(one.progress), read_json(one.outcome)))
+        outcome = read_json(one.outcome)
+        progress = read_lines(one.progress) if outcome else _unfinished(one, records)
+        attempts.append(attempt_of(one.name, records, progress, outcome))
         launchers.append(Launcher(one.name, records))
     merged = journal.merged(attempts, now, alive=alive)
     held = _held(run, state, alive)
     written = tuple(events), tuple(launchers)
     return RunRecord(run.run_id, now, state, *written, merged, account(merged), held, gpus, folded.times)
+
+
+def _unfinished(attempt: AttemptDir, records: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+    """Return the progress of an attempt whose launcher lives, or was killed."""
+    launches = [r["launch"] for r in records if r.get("type") == "launch" and isinstance(r.get("launch"), int)]
+    progress: list[Mapping[str, Any]] = [*read_lines(attempt.progress)]
+    return with_last_step(progress, launches[-1], some_exits(attempt.exits(launches[-1]))) if launches else progress
 
 
 def read_findings(run: RunDir, node: str) -> tuple[tuple[float, str, str], ...]:

@@ -12,6 +12,7 @@ from transom_cli.core.goodput.account import cost as cost
 from transom_cli.core.goodput.history import JournalHistory as JournalHistory
 from transom_cli.core.goodput.history import attempt_of as attempt_of
 from transom_cli.core.goodput.history import history as history
+from transom_cli.core.goodput.history import with_last_step as with_last_step
 from transom_cli.core.goodput.model import NS as NS
 from transom_cli.core.goodput.model import Attempt as Attempt
 from transom_cli.core.goodput.model import Cause as Cause

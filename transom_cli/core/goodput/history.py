@@ -18,6 +18,7 @@ from transom_cli.layout import attempt_name
 
 Record = Mapping[str, Any]
 _HANDOFFS = ("requeued", "resubmitted", "held")  # as in `supervise.handoff_record`
+_SLOWER = 2.0  # times the pace so far: as slow as a step is taken to be
 _FAR = 2**40  # seconds: an implausible time
 
 
@@ -64,6 +65,22 @@ def attempt_of(name: str, journal: Iterable[Record], progress: Iterable[Record],
     step, cause = outcome.get("step", -1), str(outcome.get("cause", ""))
     step = -1 if outcome.get("since_start") is True else step
     return replace(attempt, launches=tuple(with_samples), step=step if isinstance(step, int) else -1, cause=cause)
+
+
+def with_last_step(progress: list[Record], launch: int, exits: Iterable[ev.RankExit]) -> list[Record]:
+    """Add the step that the exit records name: a launcher that was killed has not written its last lines.
+
+    The step was done by the time of the exit, or sooner if the steps before it were faster: ranks may have hung.
+    """
+    known = [one for one in exits if one.step >= 0]
+    lines = [r for r in progress if r.get("launch") == launch and _time(r) and isinstance(r.get("step"), int)]
+    if not known or (lines and (lines[-1].get("since_start") is True) != known[0].since_start):
+        return progress
+    step, at = min(one.step for one in known), min(one.wall for one in known)
+    if lines and (made := lines[-1]["step"] - lines[0]["step"]) > 0:
+        pace = (lines[-1]["wall"] - lines[0]["wall"]) / made
+        at = min(at, lines[-1]["wall"] + _SLOWER * pace * max(0, step - lines[-1]["step"]))
+    return [*progress, {"wall": at, "launch": launch, "step": step, "since_start": known[0].since_start}]
 
 
 def _how(stayed: bool, standby: bool) -> How:
