@@ -152,6 +152,20 @@ def test_a_stopped_process_is_found_at_the_tight_limit_and_named() -> None:
     assert found[0].limit == LIMITS.floor and found[0].culprits == (2,)
 
 
+def test_a_hang_two_seconds_after_the_first_step_does_not_wait_for_the_limit_of_a_start() -> None:
+    """Ten fast steps are two or three readings; a start takes 20 s here."""
+    job = Job()
+    job.pass_time(20.0)
+    job.steps([0.2] * 10)
+    assert not alarms(job.pass_time(60.0)), "compilations may take as long as the start-up, four times"
+    (found,) = alarms(job.pass_time(60.0))
+    assert isinstance(found, Stall) and found.seconds < 120.0
+    slow = Job()
+    slow.pass_time(20.0)
+    slow.steps([5.0, 5.0])
+    assert not alarms(slow.pass_time(600.0)), "two slow steps show nothing yet"
+
+
 def test_a_silence_soon_after_the_first_step_says_that_its_limit_was_wider() -> None:
     job = Job()
     assert alarms(job.steps([10.0] + [0.2] * 40)) == []

@@ -231,7 +231,8 @@ def _advance(state: StallState, node_silent: float) -> tuple[StallState, tuple[F
         return replace(after, stepping_since=clock), (FirstStep(max(beat.step for beat in steps)),)
     if recounted or state.aside or state.suspect >= state.stepped or clock <= state.stepped:
         return after, ()
-    return replace(after, times=state.times.with_step((clock - state.stepped) / (step - state.step))), ()
+    made = step - state.step
+    return replace(after, times=state.times.with_step((clock - state.stepped) / made, made)), ()
 
 
 def _judge_nodes(state: StallState, limits: StallLimits) -> tuple[StallState, list[StallFinding]]:

@@ -27,7 +27,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 WINDOW = 64  # steps that the median is taken over
-ENOUGH = 3  # samples below which nothing is known yet
+ENOUGH = 3  # samples below which nothing is known yet,
+MANY = 6  # unless they are of so many steps: fast ones come several in a reading, and a run may hang after two seconds
 HEADROOM = 1.5
 AS_LONG = 1.1  # times a silence that was normal: the next one of its kind may be a little longer
 
@@ -43,17 +44,20 @@ class StepTimes:
     ended: float = 0.0
     median: float = 0.0
     spread: float = 0.0  # interquartile range, s
+    steps: int = 0  # that the samples are of, in all
 
     @property
     def known(self) -> bool:
-        return len(self.samples) >= ENOUGH
+        return len(self.samples) >= ENOUGH or self.steps >= MANY
 
-    def with_step(self, seconds: float) -> StepTimes:
+    def with_step(self, seconds: float, steps: int = 1) -> StepTimes:
+        """Take in the seconds that each of so many steps took."""
         samples = (*self.samples[1 - WINDOW :], seconds)
         ordered = sorted(samples)
         n = len(ordered)
         median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-        return replace(self, samples=samples, median=median, spread=ordered[(3 * n) // 4] - ordered[n // 4])
+        spread = ordered[(3 * n) // 4] - ordered[n // 4]
+        return replace(self, samples=samples, median=median, spread=spread, steps=self.steps + steps)
 
     def with_silence(self, between: float, saving: float = 0.0) -> StepTimes:
         if between <= self.longest and saving <= self.saving:
