@@ -65,6 +65,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False, map_li
         *_operations(view, width),
         *_checkpoints(view, width),
         *(rows("goodput", view.goodput_summary, width, most=2) if view.goodput_summary else []),
+        *(rows("shrunk", view.shrunk, width, tone="warn") if view.shrunk else []),
         *map_rows(view, width or PIPED, map_lines),
         *(rows("standbys", f"ready: {view.standbys.words}", width, most=2) if view.standbys is not None else []),
         *_excluded(view, width),
@@ -264,9 +265,11 @@ def _sources(view: RunView, width: int | None) -> list[Line]:
 
 def _nodes_of_job(view: RunView) -> str:
     """Together they are the nodes that Slurm counts."""
-    replaced = sum(one.role == "out" for one in view.node_views)
+    out = sum(one.role == "out" for one in view.node_views)
+    left = min(out, view.lacking)
     more = [several(len(view.spares), "spare")] if view.spares else []
-    more += [f"{replaced} replaced"] if replaced else []
+    more += [f"{out - left} replaced"] if out > left else []
+    more += [f"{left} left out"] if left else []
     return " + ".join((several(len(view.nodes), "node"), *more))
 
 

@@ -68,7 +68,7 @@ def isolated(state: State, e: ev.Isolated) -> Step:
     if not isinstance(action, Isolate) or action.node != e.node:
         return state, ()
     if e.key.startswith(idle.PREFIX):
-        return idle.isolated(answered(state, e.key), e.at, e)
+        return idle.isolated(answered(state, e.key), e.at, e, action.reason)
     return inc.isolated(answered(state, e.key), e)
 
 
