@@ -65,11 +65,19 @@ def test_what_was_done_is_an_isolation_or_else_the_repair() -> None:
     assert fault_of(replace(one, result="stopped")).done == ""
 
 
-def test_a_run_that_continues_on_fewer_nodes_has_swapped_none() -> None:
-    shrunk = Mark(6.0, "swapped", "continues on 1 of 2 nodes, without n2; in order of the network")
-    one = replace(incident(KILLED, "n2"), marks=(shrunk,), result="recovered")
-    assert fault_of(one).done == "continues on 1 of 2 nodes"
-    assert fault_of(replace(one, marks=(replace(shrunk, words="n3 for n2"),))).done == "swapped"
+def test_a_run_that_continues_on_fewer_nodes_was_not_swapped_and_its_proof_is_of_the_lost_node() -> None:
+    one = incident("no answer from n2; no rank has made a step", "n2")
+    assert one.diagnosis is not None
+    seen = "n2 has been silent for 15 s, its slurmd does not answer"
+    marks = (Mark(5.0, "seen", seen), Mark(6.0, "evidence", "rank 0 on n1, in poll"),
+             Mark(7.0, "swapped", "continues on 1 of 2 nodes, without n2"), Mark(8.0, "launched", "again"))  # fmt: skip
+    one = replace(one, diagnosis=replace(one.diagnosis, cause="node_silent"), marks=marks, ended_at=9.0)
+    assert (fault_of(one).done, fault_of(one).evidence) == ("continues on 1 of 2 nodes", seen)
+    drained = Exclusion("n2", 4.0, None, "drained", "", "no slurmd listens on it", "node_lost")
+    found = fault_of(one, (drained,))
+    assert (found.done, found.evidence) == ("drained, continues on 1 of 2 nodes", "no slurmd listens on it")
+    late = fault_of(one, (replace(drained, since=99.0),))
+    assert late.done == "continues on 1 of 2 nodes", "isolated for something else"
 
 
 def test_recovery_counts_only_beyond_the_step_of_the_failure() -> None:

@@ -254,6 +254,19 @@ def test_a_lift_counts_once_and_the_node_may_be_isolated_again() -> None:
     assert "n2" in player.state.isolation.excluded, "the same request does not lift it a second time"
 
 
+def test_an_exclusion_has_a_reason_before_a_probe_answers_and_ends_for_people_once_it_is_lifted() -> None:
+    player = Player(Policy(cap_nodes=5))
+    player.feed(
+        ev.LaunchSeen(1.0, "7.0", 0, ("n1", "n2"), 2, idle=("n3",)),
+        ev.RecoverySeen(2.0, "7.0", "l1", "seen", "rank 0 on n1 ended with exit code 2"),
+        ev.RecoverySeen(3.0, "7.0", "l1", "diagnosed", "n1 for the second time", "rank_failed", ("n1",)),
+        ev.RecoverySeen(4.0, "7.0", "l1", "swapped", "continues on 1 of 2 nodes, without n1", "rank_failed", ("n1",)),
+    )
+    assert [(x.node, x.reason) for x in player.state.avoided] == [("n1", "rank_failed: n1 for the second time")]
+    player.feed(ev.LiftRequested(5.0, "ann", "lift-1.json", ("n1",)))
+    assert player.state.avoided == () and player.state.isolation.exclusions, "it is dropped at the next restart"
+
+
 class Late(Player):
     """Its probes are answered when it says so."""
 

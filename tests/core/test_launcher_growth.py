@@ -196,7 +196,8 @@ def test_a_lost_node_compares_what_shrinking_and_a_requeue_cost() -> None:
     state = replace(state, begun=replace(state.before, ends_at=3600.0))
     _, actions = lost(state, 9.0, "n2")
     (words,) = said(actions, "compared")
-    assert words.startswith("node-minutes lost: shrink to 3 nodes: 60; wait: 4") and "; requeue: 48" in words
+    assert words.startswith("training time lost: shrink to 3 nodes: 60 node-min; wait: 4")
+    assert "; requeue: 48 node-min (" in words
     assert "600 s in the queue, 60 s for the missing nodes, from 3 jobs" in words
 
 

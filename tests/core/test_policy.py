@@ -147,6 +147,11 @@ def test_no_node_is_blamed_for_an_error_of_transoms_own(error: str) -> None:
     assert verdict(other, incidents=(before,)).nodes == ("n2",), "the second failure there is a suspicion"
 
 
+def test_a_hang_before_the_first_step_names_no_step() -> None:
+    diagnosis = diagnose(incident(stalled=True, step=-1), replace(RUN, max_step=-1))
+    assert diagnosis is not None and diagnosis.words == "no rank has made a step"
+
+
 NEVER = {"max_step": -1, "launched": False, "slurm_reason": "JobLaunchFailure", "batch_host": "n1"}
 
 

@@ -40,14 +40,15 @@ class Made:
     """A run that was submitted an hour or more ago, by the clock whose NOW it is. Times are seconds before NOW."""
 
     def __init__(
-        self, folder: Path, *, nodes: int = 4, spares: int = 0, settings: str = "steps = 120000\n", **policy: object
-    ) -> None:
+        self, folder: Path, *, nodes: int = 4, spares: int = 0, fewest: int = 0, settings: str = "steps = 120000\n",
+        **policy: object,
+    ) -> None:  # fmt: skip
         self.run = RunDir(folder / "llama-70b-20261122-065825-c382")
         self.run.attempts.mkdir(parents=True)
         self.run.settings.write_text(settings)
         self.run.script.write_text("#!/bin/sh\ntransom attempt-launcher\n")
         SubmissionRecord().save(self.run)
-        write_header(self.run.journal, Policy(**policy), nodes, spares)  # type: ignore[arg-type]
+        write_header(self.run.journal, Policy(**policy), nodes, spares, fewest)  # type: ignore[arg-type]
         self.nodes = names(nodes)
         self.lease: Lease | None = None
 

@@ -122,6 +122,28 @@ def spares(folder: Path) -> RunView:
     return made.saved().beats(only=_without(made, 1)).operator().view()
 
 
+def shrunk(folder: Path) -> RunView:
+    """gpu001 died before the first step, and the run continues without it."""
+    made = Made(folder, nodes=4, fewest=2).began()
+    out = ("seen", "gpu001 has been silent for 15 s, its slurmd does not answer, and no rank has made a step")
+    made.seen(
+        (701.0, ev.NodeSilent(0, f"{JOB}.0", "gpu001", 10.0, True)),
+        (700.9, ev.Probed(0, f"idle/{JOB}.0/gpu001/1", "gpu001", "FAIL", LOST)),
+        (700.8, ev.Probed(0, f"idle/{JOB}.0/gpu001/2", "gpu001", "FAIL", LOST)),
+        (700.7, ev.Isolated(0, f"idle/{JOB}.0/gpu001/drain", "gpu001", "drained", "")),
+        (700.0, ev.RecoverySeen(0, f"{JOB}.0", "l1", *out, "hang", ("gpu001",))),
+        (699.5, ev.RecoverySeen(0, f"{JOB}.0", "l1", "evidence", "rank 0 on gpu000, state S, in poll")),
+        (699.0, ev.RecoverySeen(0, f"{JOB}.0", "l1", "diagnosed", "no answer from gpu001; no rank has made a step",
+                                "node_silent", ("gpu001",))),
+        (698.9, ev.RecoverySeen(0, f"{JOB}.0", "l1", "swapped", "continues on 3 of 4 nodes, without gpu001",
+                                "node_silent", ("gpu001",))),
+        (698.8, ev.LaunchSeen(0, f"{JOB}.0", 1, _without(made, 1), 24, ("gpu001",))),
+        (688.0, ev.StepSeen(0, f"{JOB}.0", 18100)),
+        (60.0, ev.StepSeen(0, f"{JOB}.0", 18372)),
+    )  # fmt: skip
+    return made.saved().beats(only=_without(made, 1)).operator().view()
+
+
 def submitting(folder: Path) -> RunView:
     return Made(folder).seen((2.0, ev.Started(0, 1))).operator().view()
 
@@ -437,7 +459,8 @@ def _without(made: Made, *numbers: int) -> tuple[str, ...]:
 SCENES: dict[str, Callable[[Path], RunView]] = {
     scene.__name__: scene
     for scene in (
-        healthy, total_not_known, one_node_of_many, gpus, spares, submitting, pending, pending_without_an_answer,
+        healthy, total_not_known, one_node_of_many, gpus, spares, shrunk, submitting,
+        pending, pending_without_an_answer,
         starting, preflight, crash_looping, stopped_crash_loop, starved, leaving, continues, saving,
         restoring, ranks_restore, examining, backing_off, starting_again, recovered, held,
         held_by_its_launcher, unknown, unknown_and_slurm_too, without_an_operator, operator_waits, slurm_is_silent,

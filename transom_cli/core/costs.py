@@ -68,9 +68,10 @@ def of_requeue(s: Situation) -> float | None:
 
 def comparison(s: Situation) -> str:
     """Return the line that `transom explain` prints."""
-    choices = {f"shrink to {several(s.smaller, 'node')}": of_shrink(s), "wait": of_wait(s), "requeue": of_requeue(s)}
-    lost = "; ".join(f"{name}: {_minutes(seconds)}" for name, seconds in choices.items() if seconds is not None)
-    return f"node-minutes lost: {lost} ({s.words})"
+    shrink = f"shrink to {several(s.smaller, 'node')}"
+    choices = {shrink: of_shrink(s), "wait": of_wait(s), "requeue": of_requeue(s)}
+    costs = (f"{name}: {_minutes(seconds)} node-min" for name, seconds in choices.items() if seconds is not None)
+    return f"training time lost: {'; '.join(costs)} ({s.words})"
 
 
 def _minutes(seconds: float) -> str:

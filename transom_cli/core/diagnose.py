@@ -359,7 +359,7 @@ def _hang(incident: Incident, run: RunFacts) -> Diagnosis | None:
     where = f" ({', '.join(nodes)} {'stands' if len(nodes) == 1 else 'stand'} out)" if nodes else ""
     again = len(nodes) == 1 < len(run.nodes) and _blamed_before(run, nodes[0]) > 0
     last = f"step {incident.step}{' of this start' if incident.since_start else ''}"
-    words = f"no rank has stepped {f'since {last}' if incident.step >= 0 else 'yet'}{where}"
+    words = f"no rank has {f'stepped since {last}' if incident.step >= 0 else 'made a step'}{where}"
     if again and _hung_elsewhere(incident, run, nodes[0]):
         again = False
         words += "; it hung there on other nodes too, so it is the program's own hang, not the node's"

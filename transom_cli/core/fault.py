@@ -15,7 +15,6 @@ from transom_cli.core.operator.state import Exclusion
 from transom_cli.plural import some
 
 _REPAIRS = {"swapped": "swapped", "requeued": "requeued", "launched": "relaunched"}  # by kind of mark
-SHRINKS = "continues "  # how the words of a swap begin in which no node replaces another
 _OUTCOMES = {
     "relaunching": "launcher is recovering",
     "examining": "being diagnosed",
@@ -32,6 +31,9 @@ _OUTCOMES = {
     "done": "run ended after",
 }
 _EVIDENCE = ("found", "probed", "evidence")  # kinds of marks, the best first
+_SILENT = ("node_lost", "node_silent")  # causes that the other ranks' stacks do not prove, but the first sign does
+_BEFORE = 60.0  # seconds by which a node may be isolated before its incident begins
+RESIZED = "continues on "  # begins a mark's words after which the run has another number of nodes
 _HOW = r"ended with exit code \d+|killed by (?:SIG\w+|signal \d+)"
 _RANK = re.compile(rf"(rank \d+) on (\S+) ({_HOW})(?:: (.*))?", re.DOTALL)
 _EARLY = re.compile(r"(.*) \((rank \d+ on \S+|the job) (ended with exit code \d+, [^)]*)\)", re.DOTALL)
@@ -64,17 +66,28 @@ def fault_of(incident: Incident, exclusions: Iterable[Exclusion] = ()) -> Fault:
     line = without_advice(incident.log_line) if incident.log_category not in ("", "unknown") else ""
     if diagnosis is not None and diagnosis.decided.category == "process_crash" and title.endswith("killed by SIGKILL"):
         line = _KILLED
-    if not evidence and line not in title:
+    silent = diagnosis is not None and diagnosis.cause in _SILENT
+    isolations = [x for x in exclusions if x.incident == incident.id or (silent and _of_launchers(x, incident, nodes))]
+    if not evidence and silent:
+        evidence = next((x.reason for x in isolations if x.reason not in title), "")
+    if not evidence and line not in title and (line.partition(": ")[2] or line) not in title and not silent:
         evidence = line
     if not evidence:
-        marks = [m for kind in _EVIDENCE for m in incident.marks if m.what == kind and m.words not in words]
+        best = ("found", "probed", "seen") if silent else _EVIDENCE
+        marks = [m for kind in best for m in incident.marks if m.what == kind and m.words not in words]
         evidence = without_advice(marks[0].words) if marks else ""
-    isolated = dict.fromkeys(x.how for x in exclusions if x.incident == incident.id)
-    kinds = {mark.what for mark in incident.marks}
-    repair = next((text for kind, text in _REPAIRS.items() if kind in kinds and incident.result == "recovered"), "")
-    shrunk = [m.words.partition(",")[0] for m in incident.marks if m.what == "swapped" and m.words.startswith(SHRINKS)]
-    repair = shrunk[-1] if repair and shrunk else repair
-    return Fault(title, nodes, " ".join(evidence.split()), " and ".join(isolated) or repair)
+    done = " and ".join(dict.fromkeys(x.how for x in isolations))
+    resized = next((m.words.partition(",")[0] for m in reversed(incident.marks) if m.words.startswith(RESIZED)), "")
+    repair, kinds = resized, {mark.what for mark in incident.marks}
+    if not resized and incident.result == "recovered" and not any(x.incident for x in isolations):
+        repair = next((text for kind, text in _REPAIRS.items() if kind in kinds), "")
+    return Fault(title, nodes, " ".join(evidence.split()), ", ".join(x for x in (done, repair) if x))
+
+
+def _of_launchers(one: Exclusion, incident: Incident, nodes: tuple[str, ...]) -> bool:
+    """Whether a node was isolated for an incident that its launcher handled."""
+    until = incident.ended_at if incident.ended_at is not None else one.since
+    return not one.incident and one.node in nodes and incident.began - _BEFORE <= one.since <= until
 
 
 def _parted(words: str, nodes: tuple[str, ...]) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from transom_cli.core.operator.state import Exclusion, Phase, SavesFail, State, 
 from transom_cli.core.progress import OwnCheckpoint, newest_step
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat import table
-from transom_cli.plural import several, times
+from transom_cli.plural import several, some, times
 from transom_cli.view.slurm_reasons import pending_reason
 from transom_cli.view.text import made_at, span
 
@@ -37,7 +37,7 @@ class NodeView:
     """A node of the current attempt."""
 
     node: str
-    role: str  # ranks, spare, or out (a spare has replaced it)
+    role: str  # ranks, spare, or out (a spare has replaced it, or the run continues without it)
     state: str  # ok, slow, silent, suspect, probing, isolated, or waiting (no sign of it yet)
     step: int = -1  # the last step that all of its ranks have finished; -1 if there is none
     beat_age: float | None = None  # seconds since the slowest of its ranks finished a step
@@ -223,8 +223,8 @@ class RunView:
     crash_loop: CrashLoop | None = None  # the run fails again and again at the same step
     starved: str = ""  # why the job cannot start: too few usable nodes
     to_lift: tuple[str, ...] = ()  # then: the nodes that transom keeps away
+    wanted_nodes: int = 0  # that carry ranks when none is lost; 0: unknown
     requested_nodes: int = 0  # that the job asks for; 0: unknown
-    wanted_nodes: int = 0  # that are to train, without spares; 0: unknown
     leaving: Leaving | None = None
     preflight: Preflight | None = None
     own_checkpoint: OwnCheckpoint | None = None  # the trainer's own newest, if the Checkpointer makes none
@@ -338,6 +338,21 @@ class RunView:
             probe = ", the probe tests GPUs and links" if self.preflight.probes else ""
             return f"{self.preflight.checked:,} of {several(self.preflight.of, 'node')} checked{probe}"
         return self.starved if status == "starved" else ""
+
+    @property
+    def lacking(self) -> int:
+        """How many nodes fewer than usual carry ranks, in a run that may shrink."""
+        runs = self.slurm_state == "RUNNING" and bool(self.nodes) and not self.over
+        return max(0, self.wanted_nodes - len(self.nodes)) if runs else 0
+
+    @property
+    def shrunk(self) -> str:
+        """For a run that continues on fewer nodes than usual; "" for any other."""
+        if not self.lacking:
+            return ""
+        out = tuple(one.node for one in self.node_views if one.role == "out")
+        without = f", without {some(out)}" if out else ""
+        return f"on {len(self.nodes)} of {several(self.wanted_nodes, 'node')}{without}"
 
     @property
     def concern(self) -> str:
@@ -459,7 +474,7 @@ def build_view(
         loss=loss,
         nodes=tuple(n for n in state.job.nodes if n not in state.idle.nodes),
         spares=tuple(n for n in state.idle.nodes if n not in replaced),
-        excluded=tuple((x.node, x.how, x.reason) for x in state.isolation.exclusions),
+        excluded=tuple((x.node, x.how, x.reason) for x in state.avoided),
         slurm_state="COMPLETING" if state.job.completing and state.phase is Phase.STOPPING else state.job.state,
         slurm_reason=state.job.reason,
         slurm_lost=state.slurm_error,
@@ -470,15 +485,15 @@ def build_view(
         incidents=_incidents(
             (*open_ones, *reversed(state.incidents)), state.isolation.exclusions, looping=loop is not None
         ),
-        excluded_until=tuple((x.node, x.until) for x in state.isolation.exclusions),
+        excluded_until=tuple((x.node, x.until) for x in state.avoided),
         restarts_without_progress=0 if state.progress.further() else state.budget.no_progress,
         max_without_progress=state.policy.max_without_progress,
         requests=state.requests[-MAX_REQUESTS:],
         saves_fail=state.saves_fail,
         observed=state.policy.observe,
         withheld=state.withheld,
-        requested_nodes=state.request.num_nodes,
         wanted_nodes=max(0, state.request.num_nodes - state.request.spares),
+        requested_nodes=state.request.num_nodes,
         crash_loop=loop,
         leaving=_leaving(state),
     )

@@ -85,7 +85,7 @@ class _Known:
         self._counts = state.progress.since_start or state.progress.step < 0  # steps since the processes' start
         self._idle = {*state.idle.nodes}
         self._out = {x.node for x in state.idle.probes}
-        self._isolated = {x.node: f"{x.how}: {x.reason}" for x in state.isolation.exclusions}
+        self._isolated = {x.node: f"{x.how}: {x.reason}" for x in state.avoided}
         self._probed = {a.node: f"probe {a.key.rpartition('/')[2]}" for a in state.pending if isinstance(a, Probe)}
         self._quiet = set(incident.silent_nodes) if incident is not None and active else set()
         diagnosis = incident.diagnosis if incident is not None and active else None

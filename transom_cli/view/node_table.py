@@ -77,7 +77,7 @@ def node_table(view: RunView, *, everything: bool) -> list[Line]:
     listed = [one for one in nodes if everything or one.differs]
     if not listed:
         return []
-    lines = node_rows(listed)
+    lines = node_rows(listed, shrunk=view.lacking > 0)
     waiting = 0 if everything else sum(one.state == "waiting" and not one.differs for one in nodes)
     well = len(nodes) - len(listed) - waiting
     rest = [f"{several(well, 'node')} ok"] if well else []
@@ -87,9 +87,10 @@ def node_table(view: RunView, *, everything: bool) -> list[Line]:
     return lines
 
 
-def node_rows(nodes: Sequence[NodeView]) -> list[Line]:
+def node_rows(nodes: Sequence[NodeView], *, shrunk: bool = False) -> list[Line]:
     """Return the column heads and a line per node.
 
+    shrunk: the run continues on fewer nodes, so nothing has replaced a node without ranks.
     To fit 80 columns, GPU and WORST are left out if empty; with them, RANKS is shown only if some ranks have ended.
     """
     shown = any(one.gpus is not None for one in nodes)
@@ -97,18 +98,18 @@ def node_rows(nodes: Sequence[NodeView]) -> list[Line]:
     left |= {"WORST"} if not any(worst(one)[0] for one in nodes) else set()
     left |= {"RANKS"} if shown and all(one.alive >= one.ranks for one in nodes) else set()
     kept = [i for i, name in enumerate(_HEAD) if name not in left]
-    body = [_row(one) for one in nodes]
+    body = [_row(one, "left out" if shrunk else "replaced") for one in nodes]
     return table(tuple(_HEAD[i] for i in kept), [tuple(cells[i] for i in kept) for cells in body], _RIGHT)
 
 
-def _row(one: NodeView) -> tuple[str | Span, ...]:
+def _row(one: NodeView, out: str) -> tuple[str | Span, ...]:
     step = count(one.step) if one.step >= 0 else ""
     beat = brief(one.beat_age) if one.beat_age is not None else ""
     ranks: str | Span = f"{one.alive}/{one.ranks}" if one.ranks else ""
     if one.alive < one.ranks:
         ranks = (f"{one.alive}/{one.ranks}", "bad")
     doing = "" if one.phase in ("", "step") else f"in {one.phase}"
-    role = {"spare": "spare", "out": "replaced"}.get(one.role, "")
+    role = {"spare": "spare", "out": out}.get(one.role, "")
     note = "; ".join(x for x in (role, doing, one.note) if x)
     return one.node, (one.state, TONES[one.state]), step, beat, ranks, answering(one), worst(one), note
 

@@ -14,7 +14,7 @@ from transom_cli.core.operator.state import Phase, State
 from transom_cli.errors import NoCheckpoint, StateDiffers
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import RunDir
-from transom_cli.plural import several
+from transom_cli.plural import several, was
 from transom_cli.slurm.port import cluster_command
 from transom_cli.slurm.port import release_commands as let_go_on
 from transom_cli.view.model import NextStep, Operation, PlannedSave, RunView
@@ -173,7 +173,7 @@ def next_steps(
         first = NextStep("the ranks start Python, then a first step; without it, the launch counts as hung", hung_at)
         ranks = f"the launcher {'checks the nodes, then it ' * preflight}starts the ranks"
         ranks = ranks if launcher else "script running, steps not visible"
-        found.append(first if state.launch.started else NextStep(ranks))
+        found.append(_lost_at_start(state) or first if state.launch.started else NextStep(ranks))
     if limit_at is not None:
         then = "all ranks save, and the run continues in its next attempt" if warned else "Slurm ends the attempt"
         # without a Checkpointer and a callback, steps are usually counted from the start
@@ -181,6 +181,18 @@ def next_steps(
             then = "the ranks get SIGUSR2; the next attempt continues from what the trainer has saved"
         found.append(NextStep("time limit", limit_at, then))
     return tuple(found)
+
+
+def _lost_at_start(state: State) -> NextStep | None:
+    """A node of a launch without a step is dead, or does not answer: the launch does not wait for its limit."""
+    own = [n for n in state.job.nodes if n not in state.idle.nodes]
+    since = state.job.running_since or 0.0
+    lost = tuple(n for n in own if any(x.node == n and x.since >= since for x in state.avoided))
+    if lost:
+        isolated = f"{some(lost)} {was(len(lost), 'is', 'are')} isolated"
+        return NextStep(f"{isolated}: the launcher ends this launch, and starts the ranks on other nodes if it can")
+    silent = tuple(a.node for a in state.pending if isinstance(a, Probe) and a.node in own)
+    return NextStep(f"probing {some(silent)}, then the launch goes on or is ended") if silent else None
 
 
 def _incident_step(state: State, incident: Incident, memory: int) -> NextStep:

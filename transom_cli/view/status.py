@@ -66,6 +66,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False, map_li
         *_operations(view, width),
         *_checkpoints(view, width),
         *(rows("goodput", view.goodput_summary, width, most=2) if view.goodput_summary else []),
+        *(rows("shrunk", view.shrunk, width, tone="warn") if view.shrunk else []),
         *map_rows(view, width or PIPED, map_lines),
         *(rows("standbys", f"ready: {view.standbys.words}", width, most=2) if view.standbys is not None else []),
         *_excluded(view, width),
@@ -252,9 +253,7 @@ def _sources(view: RunView, width: int | None) -> list[Line]:
     if view.slurm_state:
         pending = "" if view.starved else pending_reason(view)
         reason = f": {pending}" if pending else ""
-        shrunk = view.phase == "training" and len(view.nodes) < view.wanted_nodes
-        on = f"{len(view.nodes)} of {several(view.wanted_nodes, 'node')}" if shrunk else _nodes_of_job(view)
-        nodes = f" on {on}" if view.slurm_state == "RUNNING" and view.nodes else ""
+        nodes = f" on {_nodes_of_job(view)}" if view.slurm_state == "RUNNING" and view.nodes else ""
         lines += rows("slurm", f"job {view.job_id} {view.slurm_state}{reason}{nodes}, {_slurm_source(view)}", width)
     if view.slurm_start is not None:
         when = f"{day_time(view.slurm_start, view.now)}, in {span(view.slurm_start - view.now)}"
@@ -273,9 +272,11 @@ def _sources(view: RunView, width: int | None) -> list[Line]:
 
 def _nodes_of_job(view: RunView) -> str:
     """Together they are the nodes that Slurm counts."""
-    replaced = sum(one.role == "out" for one in view.node_views)
+    out = sum(one.role == "out" for one in view.node_views)
+    left = min(out, view.lacking)
     more = [several(len(view.spares), "spare")] if view.spares else []
-    more += [f"{replaced} replaced"] if replaced else []
+    more += [f"{out - left} replaced"] if out > left else []
+    more += [f"{left} left out"] if left else []
     return " + ".join((several(len(view.nodes), "node"), *more))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from transom_cli.core.category import category_name
 from transom_cli.core.events import UNDECIDED, Decided
-from transom_cli.core.fault import SHRINKS, Fault, fault_of, outcome
+from transom_cli.core.fault import RESIZED, Fault, fault_of, outcome
 from transom_cli.core.goodput import NS, Cause, Kind, Sums, cost
 from transom_cli.core.incident import Incident
 from transom_cli.core.log_lines import without_advice
@@ -181,7 +181,7 @@ def distinct_entries(timeline: Timeline, *, whole: bool = False) -> Iterator[tup
 
 def mark_message(what: str, message: str) -> str:
     """Return a mark's message, with its kind if the message alone does not say it."""
-    prefix = "" if message.startswith(SHRINKS) else _PREFIXES.get(what, "")
+    prefix = "" if message.startswith(RESIZED) else _PREFIXES.get(what, "")
     return prefix + message
 
 

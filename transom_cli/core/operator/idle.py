@@ -38,8 +38,14 @@ def given_up(state: State, e: ev.RecoverySeen) -> Step:
         step = both(step, suspect(step[0], node))
         if known or node in checked or e.cause in _PROBES_DECIDE or e.decided.action == SWAP:
             continue
-        step = both(step, _isolate(step[0], e.at, node, f"{e.cause}: {e.words}", sure=False))
+        step = both(step, _isolate(step[0], e.at, node, f"{e.cause}: {_why(step[0], node) or e.words}", sure=False))
     return both(step, found(step[0], e.at, e.faults))
+
+
+def _why(state: State, node: str) -> str:
+    """Why the launcher blames the node; "" if it blames none, or another one."""
+    diagnosis = state.incident.diagnosis if state.incident is not None else None
+    return diagnosis.words if diagnosis is not None and node in diagnosis.nodes else ""
 
 
 def found(state: State, at: float, faults: tuple[ev.NodeFault, ...]) -> Step:
@@ -80,15 +86,18 @@ def _isolate(state: State, at: float, node: str, reason: str, *, sure: bool) -> 
 
 
 def isolated(state: State, at: float, e: ev.Isolated, reason: str) -> Step:
-    """The answer to an exclusion may come after the answer to the drain that followed it."""
+    """The answer to an exclusion may come after the answer to the drain that followed it.
+
+    reason: for which it was ordered.
+    """
     sure = e.key.endswith(f"/{_SURE}")
     known = state.isolation.of(e.node)
     if known is not None and known.until is None and not sure:
         return state, ()
     probes = state.idle.probes_of(e.node)
     faults = faults_of(state.idle.faults, e.node)
-    words = faults[0].words if faults else probes.evidence if probes is not None else e.detail
-    words = words or reason
+    proof = probes.evidence if probes is not None and (probes.dead or probes.suspected) else ""
+    words = faults[0].words if faults else proof or reason
     cause = "node_fault" if faults else "node_lost" if probes is not None and probes.dead else "given_up"
     until, detail = (None, e.detail) if sure else isolation.expiry(state, e, e.detail)
     new = Exclusion(e.node, at, until, e.how, "", words, cause, detail, faults)

@@ -306,6 +306,12 @@ class State:
         return self.job.completing and self.incident is None and self.phase in (Phase.STARTING, Phase.TRAINING)
 
     @property
+    def avoided(self) -> tuple[Exclusion, ...]:
+        """The exclusions in force. One that a person has lifted is kept until the next restart."""
+        lifts = {one.at for one in self.requests if one.what == "lift"}
+        return tuple(x for x in self.isolation.exclusions if x.until not in lifts)
+
+    @property
     def waiting(self) -> bool:
         """The job waits for its next start, so its exclusions can still be changed."""
         return self.job.state == "PENDING" and self.starting and self.phase is not Phase.STOPPING

@@ -94,7 +94,7 @@ def node_items(view: RunView, chosen: Filter, opened: str | None = None) -> tupl
     """
     nodes = [one for one in view.node_views if chosen.everything or one.differs]
     nodes.sort(key=_BY[chosen.sort], reverse=chosen.backwards)  # type: ignore[arg-type]
-    head, *rows = node_rows(nodes) if nodes else [()]
+    head, *rows = node_rows(nodes, shrunk=view.lacking > 0) if nodes else [()]
     items = [
         Item(key, drawn, _node_details(view, one) if key == opened else (), f"transom explain {view.run_id} {one.node}")
         for one, drawn in zip(nodes, rows, strict=True)
