@@ -45,7 +45,7 @@ _BOX = 10  # lines of a message of Open MPI
 _BOXED = re.compile(r"(?:hostname|[Rr]emote host|[Pp]eer host|[Nn]ode name|[Tt]arget node) {0,4}: {1,20}([\w.-]{1,80})")
 _CPP = re.compile(rb"(?m)^[^\n]{0,60}?\[rank(\d{1,7})\]: ?\[[EF]\d[^\n]*")
 _VICTIM = re.compile(rb"(?i)time(?:d )?out|remote|connection|broken pipe|peer|dump signal")
-_PROMPT = re.compile(rb"(?m)^(?:\([\w.-]{1,40}\) ?)?\[?[\w.-]{1,40}@([\w.-]{1,80})[: ][^\n]{0,80}?[$#%] ")
+_PROMPT = re.compile(rb"(?m)^[>#| ]{0,8}(?:\([\w.-]{1,40}\) ?)?\[?[\w.-]{1,40}@([\w.-]{1,80})[: ][^\n]{0,80}?[$#%] ")
 _HYDRA = re.compile(rb"\[(?:proxy:\d{1,7}:\d{1,7}|mpiexec)@([\w.-]{1,80})\]")
 _NUMBERED = re.compile(r"[\[(<{]((?:[A-Za-z][\w ./-]{0,40}?)?)[ :=_#/-]{0,2}(\d{1,5})[\])>}]:? |()(\d{1,5}) ?[|>)] ")
 _HOST = re.compile(r"([A-Za-z](?=[\w.-]{0,60}\d)[\w.-]{1,80})(?:: | {0,30}[|>] )")
@@ -95,7 +95,7 @@ def speaker(path: Path, hit: Hit) -> Culprit:
         nodes = set(_HYDRA.findall(after))
         return Culprit(nodes.pop().decode()) if len(nodes) == 1 else Culprit()
     above = [clean(line) for line in re.split(rb"[\r\n]", before)[-_TRACEBACK - 1 : -1]]
-    said = _heads_traceback(above) if _EXCEPTION.match(hit.record.text) else _begins_message(above)
+    said = _heads_traceback(above, hit.record.indent) if _EXCEPTION.match(hit.record.text) else _begins_message(above)
     for one in (said, _ends_message(after), _headed(before), _fails_too(after)):
         if one != Culprit():
             return one
@@ -113,19 +113,19 @@ def _begins_message(above: Sequence[str]) -> Culprit:
     return Culprit()
 
 
-def _heads_traceback(above: Sequence[str]) -> Culprit:
+def _heads_traceback(above: Sequence[str], indent: int) -> Culprit:
     """Return where the line above a traceback says that it ran. A line of a logger at the level of errors has the label
     of the rank that logged the exception."""
     chained, frames = False, 0
     for line in reversed(above):
-        if not line.strip() or line[:1].isspace() or line.startswith("Traceback"):
+        of = record(line)
+        if line[:1].isspace() or of.indent > indent + 1 or not of.text or of.text.startswith("Traceback"):
             frames += 1
-        elif line.startswith(_CHAIN):
+        elif of.text.startswith(_CHAIN):
             chained = True
-        elif chained and RAISED.match(line):
+        elif chained and RAISED.match(of.text):
             chained = False
         else:
-            of = record(line)
             if not frames or _LOGGED.search(line[:200]):
                 break  # no traceback, or a message of another thread
             tells = of.text.startswith("ray::") or of.level[:1] in _ERRORS or is_about_an_end(of.text)

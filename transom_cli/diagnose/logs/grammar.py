@@ -123,9 +123,10 @@ _BAR = lazy_re(
     r"(?=\[rank\d|\[\d{4}-\d\d-\d\d|slurmstepd|srun: |(?:INFO|WARNING|ERROR):\w|Traceback \()"
 )
 # Comments, launchers that pass on two streams, Kaggle's time and line number, Determined's level.
+_MARGIN = 8  # blanks
 _QUOTED = lazy_re(
-    r"(?:[#>] {1,20}(?=\S)|std(?:err|out): ?|\{\"log\":\"|\d{1,8}\.\d{1,3}s {1,4}\d{1,8} "
-    r"|<[a-z]{0,8}> {1,10}(?=\[\d{4}-\d\d-\d\d))"
+    r"(?:[#>] {1,20}|std(?:err|out): ?|\{\"log\":\"|\d{1,8}\.\d{1,3}s {1,4}\d{1,8} "
+    r"|<[a-z]{0,8}> {1,10}(?=\[\d{4}-\d\d)){1,3}(?= *\S)"
 )
 _WARNING = lazy_re(r"(?:[\w.-]{1,40}: ){0,2}warning\b ?[:!\]]", re.IGNORECASE)
 _SLURMD = lazy_re(r"slurmstepd-(?P<node>" + _HOST + r"): ")
@@ -248,6 +249,8 @@ def _labels_in(line: str) -> tuple[Spans, int]:
     any_label, places = _labels()
     if (quoted := _QUOTED.match(line)) is not None:
         at = quoted.end()
+    while at < _MARGIN and line[at : at + 1] == " ":  # of a text quoted as code
+        at += 1
     task = _TASK.match(line, at) or _FANNED.match(line, at) or _COMPOSE.match(line, at)
     task = task or _STERN.match(line, at)
     task = task or (_BAR.match(line, at) if "%|" in line or "it/s" in line or "s/it" in line else None)

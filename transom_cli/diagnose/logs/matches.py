@@ -304,7 +304,7 @@ class Collector:
                 return None
         if hit.rule.name == DESTRUCTOR:
             return None
-        if self._host is not None and 0 < hit.lineno - self._host.lineno <= 1 + ("node" not in self._host.where):
+        if self._host is not None and 0 < hit.lineno - self._host.lineno <= 2 - hit.record.text.startswith("exitcode"):
             hit = replace(hit, where={**self._host.where, **hit.where})
         traced = hit.lineno - self._traced.get(hit.record.rank, -BELOW) < BELOW
         if hit.rule.traced and not traced:
