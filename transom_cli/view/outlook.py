@@ -39,7 +39,7 @@ def step_time(steps: tuple[tuple[float, int], ...], last: tuple[float, int] | No
     """
     points = [*steps, last] if last is not None and len(steps) == 1 else [*steps]
     if last is not None and len(steps) > 1 and steps[-1][1] == last[1] and steps[-2][0] < last[0] < steps[-1][0]:
-        points[-1] = (*last,)
+        points[-1] = last
     if len(points) < 2:
         return None
     end, step = points[-1]
