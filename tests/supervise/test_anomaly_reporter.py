@@ -95,9 +95,11 @@ def test_last_checkpoint_before_a_loss_that_is_no_number_is_not_deleted(told: To
     told.losses([2.0] * 20 + [math.nan] * 10)
     assert kept() == [15]
     (one,) = read_reports(told.attempt)["standing"]
-    assert one["words"].endswith("last good at step 19; the checkpoint of step 15 is kept")
+    assert one["words"].endswith("last good at step 19; step-15 is kept")
     told.losses([2.0] * 60)
     assert told.edges[-1] == ("nan_loss", True) and kept() == [], "the loss is good again"
+    told.losses([2.0] * 20 + [math.nan])
+    assert kept() == [15], "before the third one: with fast saves it would be gone by then"
 
 
 def test_checkpoint_that_a_person_keeps_stays_so(told: Told) -> None:

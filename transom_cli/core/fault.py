@@ -73,7 +73,8 @@ def fault_of(incident: Incident, exclusions: Iterable[Exclusion] = ()) -> Fault:
     if not evidence and line not in title and (line.partition(": ")[2] or line) not in title and not silent:
         evidence = line
     if not evidence:
-        best = ("found", "probed", "seen") if silent else _EVIDENCE
+        hung = diagnosis is not None and diagnosis.cause == "hang"  # that its node answers is no evidence of it
+        best = ("found", "probed", "seen") if silent else ("found", "evidence", "probed") if hung else _EVIDENCE
         marks = [m for kind in best for m in incident.marks if m.what == kind and m.words not in words]
         evidence = without_advice(marks[0].words) if marks else ""
     done = " and ".join(dict.fromkeys(x.how for x in isolations))

@@ -58,7 +58,8 @@ class Found:
     def words(self) -> str:
         what = _WORDS[self.trouble].format(value=self.value, usual=self.usual)
         last = f"; last good at step {self.good}" if self.good >= 0 else ""
-        return f"{what} since step {self.since}{last}"
+        latest = " at the latest" if 0 <= self.good < self.since - 1 else ""  # not every loss is seen
+        return f"{what} since step {self.since}{latest}{last}"
 
     @property
     def clue(self) -> Clue:

@@ -8,6 +8,7 @@ with their clues, and the map of ranks and phases, for `transom status`.
 
 import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -93,13 +94,11 @@ class AnomalyReporter:
                 self._ends(edge.begun.slowness.key, edge.step)
         for one in self._losses(readings):
             if isinstance(one, numerics.Found):
-                report = self._of_loss(one)
-                more = self._keep(report.back_to) if one.trouble in _NO_NUMBER else ()
-                self._begins(report, replace(one.clue, evidence=(*one.clue.evidence, *more)))
+                kept = self._kept if one.trouble in _NO_NUMBER else None
+                more = () if kept is None else (f"{kept.name} is kept",)
+                self._begins(self._of_loss(one), replace(one.clue, evidence=(*one.clue.evidence, *more)))
             else:
                 self._ends(one.found.trouble.value, one.step)
-                if one.found.trouble in _NO_NUMBER:
-                    self._keep(-1)
         for doubt in self._corruption(readings):
             back_to = newest_checkpoint(self._checkpoints, up_to=doubt.before) if doubt.before > 0 else doubt.before
             launch, what = self._guarded, doubt.what.value
@@ -140,17 +139,21 @@ class AnomalyReporter:
         back_to = newest_checkpoint(self._checkpoints, up_to=before) if before >= 0 else -1
         return AnomalyReported(0.0, self._sampled[0], kind, kind, "", found.step, (), before, back_to)
 
-    def _keep(self, step: int) -> tuple[str, ...]:
-        """Mark the newest good checkpoint, which `keep=` would delete some saves later. -1: it may go again."""
+    def _keep(self, loss: float) -> None:
+        """Mark the newest checkpoint before the first loss that is no number, until a loss is good again.
+
+        Three such losses are reported, which takes 15 s. Fast saves would have deleted the checkpoint by then.
+        """
+        good = self._loss.loss.last
         with contextlib.suppress(OSError):
-            if step < 0 and self._kept is not None:
+            if math.isfinite(loss) and self._kept is not None:
                 marks.keep(self._kept, kept=False)
                 self._kept = None
-            elif step >= 0 and not marks.is_kept(there := self._checkpoints / step_name(step)):
-                marks.keep(there)
-                self._kept = there
-                return (f"the checkpoint of step {step} is kept",)
-        return ()
+            elif not math.isfinite(loss) and self._kept is None and good >= 0:
+                there = self._checkpoints / step_name(newest_checkpoint(self._checkpoints, up_to=good))
+                if there.exists() and not marks.is_kept(there):
+                    marks.keep(there)
+                    self._kept = there
 
     def _losses(self, readings: Mapping[str, NodeSteps]) -> tuple[numerics.Found | numerics.Over, ...]:
         """Judge the loss of the lowest rank that reports one: gradients spread what is wrong to all ranks."""
@@ -165,6 +168,7 @@ class AnomalyReporter:
             self._loss = numerics.relaunched(self._loss)
         self._sampled = launch, lead.loss_step
         self._loss, found = numerics.watch(self._loss, lead.loss_step, lead.loss, lead.grad_norm, lead.loss_scale)
+        self._keep(lead.loss)
         return found
 
     def _begins(self, report: AnomalyReported, clue: Clue) -> None:
