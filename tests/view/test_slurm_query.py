@@ -147,7 +147,8 @@ def test_screen_says_since_when_slurm_is_silent(tmp_path: Path, state: Path, mon
     view = replace(SCENES["healthy"](tmp_path), now=time.time())
     slurm = Counted(SILENT)
     first = slurm_query.with_slurm(view, lambda *_: slurm)
-    assert "Slurm has not answered" not in "".join(status_lines(first, 120)), "it may only be slow"
+    text = "".join(status_lines(first, 120))
+    assert "Slurm has not answered" not in text and "no answer from Slurm now" in text, "it may only be slow"
     (note,) = state.glob("slurm-silent-*")
     note.write_text(f"{view.now - 45} {note.read_text().partition(' ')[2]}")
     older(state, OUTAGE + 1)

@@ -21,7 +21,7 @@ from transom_cli.files import make_private, publish_text, replace_text
 from transom_cli.layout import RunDir
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm, SlurmUnknown
 from transom_cli.view import slurm_reasons
-from transom_cli.view.model import SLOW_ANSWER, RunView
+from transom_cli.view.model import RunView
 
 OUTAGE = 10.0  # seconds for which a failed query counts for other processes
 KEPT = 10.0  # seconds for which an answer about a waiting job counts for other processes
@@ -121,9 +121,8 @@ def with_slurm(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunV
         return view
     answer = _query(view, view.job_id, connect)
     if isinstance(answer, _NoAnswer):
-        brief = answer.since is None or view.now - answer.since < SLOW_ANSWER
-        if brief and slurm_reasons.asks_in_passing(view):
-            return view  # it may only be slow, or this host may have no Slurm: the operator knows better
+        if answer.since is None and slurm_reasons.asks_in_passing(view):
+            return view  # the operator knows better, also on a host without Slurm's commands
         return slurm_reasons.with_error(view, answer.error, answer.at, answer.since)
     view = slurm_reasons.with_answer(view, answer)
     return _with_starvation(view, connect) if slurm_reasons.may_starve(view) else view
