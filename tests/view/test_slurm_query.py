@@ -14,7 +14,7 @@ from transom_cli.slurm.port import Job, JobState, SlurmRefused, SlurmUnknown
 from transom_cli.view import slurm_query
 from transom_cli.view.document import view_document
 from transom_cli.view.model import RunView
-from transom_cli.view.slurm_query import OUTAGE, Outage
+from transom_cli.view.slurm_query import OUTAGE, SAME_SILENCE, Outage
 from transom_cli.view.status import status_lines
 
 SILENT = SlurmUnknown("Slurm did not answer `scontrol show`", "Slurm said: Socket timed out")
@@ -147,7 +147,8 @@ def test_screen_says_since_when_slurm_is_silent(tmp_path: Path, state: Path, mon
     view = replace(SCENES["healthy"](tmp_path), now=time.time())
     slurm = Counted(SILENT)
     first = slurm_query.with_slurm(view, lambda *_: slurm)
-    assert "Slurm has not answered" not in "".join(status_lines(first, 120)), "it may only be slow"
+    text = "".join(status_lines(first, 120))
+    assert "Slurm has not answered" not in text and "no answer from Slurm now" in text, "it may only be slow"
     (note,) = state.glob("slurm-silent-*")
     note.write_text(f"{view.now - 45} {note.read_text().partition(' ')[2]}")
     older(state, OUTAGE + 1)
@@ -157,3 +158,6 @@ def test_screen_says_since_when_slurm_is_silent(tmp_path: Path, state: Path, mon
     assert "Slurm has not answered for 45 s" in text and "Socket timed out" in text
     assert "RUNNING on 4 nodes, as last seen by the operator" in text
     assert seen.health == "healthy" and view_document(seen)["slurm_silent_since_utc"]
+    older(state, SAME_SILENCE + 1)
+    later = slurm_query.with_slurm(view, lambda *_: slurm).slurm_silent_since
+    assert later is not None and later >= view.now, "nobody has asked for long: it may have answered meanwhile"

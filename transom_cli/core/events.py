@@ -204,9 +204,10 @@ class JobGone(Event):
 
 @dataclass(frozen=True)
 class SlurmLost(Event):
-    """Slurm did not answer. This says nothing about the job."""
+    """Slurm did not answer. This says nothing about the job. answered: when it last did, if known."""
 
     error: str
+    answered: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
 from transom_cli.slurm.port import Job, JobState, Node, SlurmUnknown
 
 FIELD, RECORD = "\x1f", "\x1e"
@@ -81,6 +79,8 @@ def parse_nodes(expression: str, reading: str = "a node list") -> tuple[str, ...
     """Expand `gpu[001-003,007]` to names, in Slurm's order. () for each of Slurm's words for none."""
     if expression.strip() in _EMPTY:
         return ()
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException  # slow; `status` may need none
+
     if re.search(r"[^\w\[\],.:-]", expression):
         raise unexpected_output(expression, reading)
     try:
@@ -91,6 +91,8 @@ def parse_nodes(expression: str, reading: str = "a node list") -> tuple[str, ...
 
 def fold_nodes(names: Iterable[str]) -> str:
     """Fold names to `gpu[001-003,007]`. Names that no node can have are joined with commas."""
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
     given = tuple(names)
     try:
         return str(NodeSet.fromlist(given, resolver=RESOLVER_NOGROUP))

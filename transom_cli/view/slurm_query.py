@@ -21,13 +21,13 @@ from transom_cli.files import make_private, publish_text, replace_text
 from transom_cli.layout import RunDir
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm, SlurmUnknown
 from transom_cli.view import slurm_reasons
-from transom_cli.view.model import SLOW_ANSWER, RunView
+from transom_cli.view.model import RunView
 
 OUTAGE = 10.0  # seconds for which a failed query counts for other processes
 KEPT = 10.0  # seconds for which an answer about a waiting job counts for other processes
 KEPT_RUNNING = 30.0  # the same of a job that runs
 SLURM_TIMEOUT = 3.0  # seconds
-SAME_SILENCE = 600.0  # seconds between two failed queries after which they are not of one silence
+SAME_SILENCE = 60.0  # seconds between two failed queries after which they are not of one silence
 
 
 class Outage:
@@ -49,8 +49,12 @@ class Outage:
         found = self._read()
         if found is None:
             return None
-        if 0 <= time.time() - found[1] < OUTAGE:
+        age = time.time() - found[1]
+        if 0 <= age < OUTAGE:
             return found
+        if age >= SAME_SILENCE:
+            self.clear()
+            return None
         with contextlib.suppress(OSError):
             os.utime(self._note)
         return None
@@ -66,7 +70,7 @@ class Outage:
     def note(self, error: str) -> float:
         """Record a failed query, and return the time of the first. If it cannot be written, each process asks."""
         found, now = self._read(), time.time()
-        since = found[2] if found is not None and 0 <= now - found[1] < SAME_SILENCE else now
+        since = found[2] if found is not None else now
         with contextlib.suppress(OSError):
             make_private(self._note.parent)
             replace_text(self._note, f"{since:.3f} {error}")
@@ -121,9 +125,8 @@ def with_slurm(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunV
         return view
     answer = _query(view, view.job_id, connect)
     if isinstance(answer, _NoAnswer):
-        brief = answer.since is None or view.now - answer.since < SLOW_ANSWER
-        if brief and slurm_reasons.asks_in_passing(view):
-            return view  # it may only be slow, or this host may have no Slurm: the operator knows better
+        if answer.since is None and slurm_reasons.asks_in_passing(view):
+            return view  # the operator knows better, also on a host without Slurm's commands
         return slurm_reasons.with_error(view, answer.error, answer.at, answer.since)
     view = slurm_reasons.with_answer(view, answer)
     return _with_starvation(view, connect) if slurm_reasons.may_starve(view) else view

@@ -9,7 +9,7 @@ from transom_cli.plural import several
 from transom_cli.view.model import STALE, IncidentView, RunView
 from transom_cli.view.node_table import map_rows, node_table
 from transom_cli.view.outlook import next_commands, planned_saves_line
-from transom_cli.view.slurm_reasons import pending_reason, reason_message
+from transom_cli.view.slurm_reasons import asks_in_passing, pending_reason, reason_message
 from transom_cli.view.text import (
     LABEL,
     Line,
@@ -285,6 +285,8 @@ def _slurm_source(view: RunView) -> str:
     when = f"{span(ago)} ago" if ago >= 1.0 else "just now"
     if view.slurm_queried_at is not None and not view.slurm_error:
         return f"checked {when}"
+    if view.slurm_error and not view.slurm_silent and asks_in_passing(view):
+        return "as last seen by the operator; no answer from Slurm now"
     if view.slurm_error and not view.slurm_silent:
         return f"as last seen by the operator; query failed {when}: {view.slurm_error}"
     lost = view.slurm_lost or view.slurm_error

@@ -77,7 +77,7 @@ def _started(state: State, e: ev.Started) -> Step:
 def _slurm_lost(state: State, e: ev.SlurmLost) -> Step:
     if state.slurm_error:
         return state, ()
-    return replace(state, slurm_error=e.error or "no answer", slurm_lost_at=e.at), ()
+    return replace(state, slurm_error=e.error or "no answer", slurm_lost_at=e.answered or e.at), ()
 
 
 def _slurm_back(state: State, e: ev.SlurmBack) -> Step:

@@ -260,7 +260,7 @@ class State:
     budget: Budget = field(default_factory=Budget)
     isolation: Isolation = field(default_factory=Isolation)
     slurm_error: str = ""  # while Slurm does not answer
-    slurm_lost_at: float = 0.0  # when it last began not to
+    slurm_lost_at: float = 0.0  # when it last answered before that, if known
     saves_fail: SavesFail | None = None
     stop_requested: bool = False
     requests: tuple[UserRequest, ...] = ()  # of people, newest last

@@ -77,6 +77,7 @@ class SlurmPoller:
         self._end = False
         self._rounds = (0, 0)  # failures in a row, answers "no such job" in a row
         self._asked = 0  # the job that was last asked about
+        self._answered = 0.0  # when Slurm last did
         self._within = copy_context()
         self._counted = False
 
@@ -161,11 +162,12 @@ class SlurmPoller:
             if not isinstance(error, TransomError):
                 log.exception("looking at job %s", job_id)
             told = (error.why or error.what) if isinstance(error, TransomError) else repr(error)
-            self._out.put(ev.SlurmLost(self._clock.now(), told))
+            self._out.put(ev.SlurmLost(self._clock.now(), told, self._answered))
             self._rounds = lost + 1, forgotten
             pause = self._pace(0.0)
             rest = error.seconds if isinstance(error, CircuitOpen) else max(pause.seconds, backoff(lost + 1))
             return Pause(min(rest, MOST_LOST), pause.age)
+        self._answered = self._clock.now()
         if event is not None:
             self._out.put(event)
         self._look_for_returns()

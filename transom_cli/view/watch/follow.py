@@ -11,7 +11,7 @@ from transom_cli.view.logs import LogFile, LogLine, RootLine, drawn, find_root, 
 from transom_cli.view.model import RunView
 from transom_cli.view.read import Reader, with_goodput
 from transom_cli.view.read_history import TimeSeries, read_time_series
-from transom_cli.view.slurm_reasons import needs_operator_query, needs_query, with_answer_of
+from transom_cli.view.slurm_reasons import asks_in_passing, needs_operator_query, needs_query, with_answer_of
 from transom_cli.view.text import Line
 
 SLURM = 10.0  # seconds between two queries to Slurm
@@ -48,7 +48,7 @@ class Follow:
         now = time.monotonic()
         if view.phase != self._phase:
             self._phase, self._moved_at = view.phase, now
-        every = SLURM if now - self._moved_at < CALM else CALM
+        every = SLURM if now - self._moved_at < CALM or asks_in_passing(view) else CALM  # answers are kept longer
         asks = needs_query(view) or needs_operator_query(view)
         if asks and now - self._slurm_at >= every:
             self._slurm_at = now
