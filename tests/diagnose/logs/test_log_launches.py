@@ -396,6 +396,7 @@ def test_tasks_that_crash_together_name_their_node_until_srun_ends_the_others(tm
 
 
 HEAD = "INFO: version 1.4 of the code\nUsing 2 devices of the node\n"
+TABLE = "| GPU reserved memory   |      0 B   |\n| Non-releasable memory |      0 B   |\n"
 BAD = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n{0}\n'
 
 
@@ -411,6 +412,7 @@ BAD = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module
         # lines that each process prints
         (HEAD * 2 + BAD.format("ValueError: bad") + HEAD + BAD.format("KeyError: 'rank'"), "ValueError: bad"),
         (BAD.format("ValueError: bad") + HEAD + BAD.format("KeyError: 'rank'"), "ValueError: bad"),
+        (TABLE + BAD.format("ValueError: bad") + TABLE + BAD.format("KeyError: 'rank'"), "ValueError: bad"),
     ],
 )  # fmt: skip
 def test_first_lines_that_come_again_begin_another_launch(tmp_path: Path, text: str, root: str) -> None:

@@ -47,7 +47,7 @@ _LAST_STEP = r"(?i)\b(?:step|iter|iteration)s?\b\W{0,4}(\d{2,9}) ?/ ?\1\b"  # of
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _STARTS = 4 << 20  # bytes that are searched for a launch's first lines
 _TRIED = 8  # first lines: some may contain a name or a date
-_QUOTES = rb"(?:[>#|] {1,4}|\x1b\[[\d;]{0,8}m|\[std(?:err|out)\] ?)?"
+_QUOTES = rb"(?:[>#] {1,4}|\x1b\[[\d;]{0,8}m|\[std(?:err|out)\] ?)?"
 _TWO_LINES = lazy_re(
     rb"(?m)^(?=(" + _QUOTES + rb"(?!\d{1,7}: |[^\n]{0,60}(?:Traceback|[Rr]ank))[A-Za-z0-9/(<][^\n]{8,999}\n"
     rb"(?![^\n]{0,20}Traceback)[^\n]{8,999}\n))"

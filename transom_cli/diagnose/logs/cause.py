@@ -270,7 +270,7 @@ def _not_swept(signs: Sequence[Hit]) -> list[Hit]:
 def _is_reported(end: Hit, signs: Sequence[Hit]) -> bool:
     """Whether a launcher says here which process ended first, and not by SIGKILL: it ends the others."""
     below = (h for h in signs if h.file == end.file and 0 < h.lineno - end.lineno <= NEAR)
-    return "thus causing" in end.record.text and not any(
+    return "processes exited with non-zero status" in end.record.text and not any(
         h.rule.name in SWEPT and h.record.text.startswith("Exit code") for h in below
     )
 

@@ -16,6 +16,7 @@
     trainer-1  | ... | [pod/train-0/pytorch] ... | (head, rank=0, pid=17) ...     Compose, kubectl, SkyPilot
     pretrain/0 [default3]:[rank3]: ... | dc5b74e6 [rank=3] || ...           TorchX and NeMo-Run, Determined
     [1,mpirank:3,algo-1]<stderr>: ... | [prterun-node7-17@1,3]<stderr>: ... SageMaker, PRRTE
+    x1001c3s2b0n0.site 17: ... | [gpu3:2/4] 2026-01-05 ... | rank3[17][MainThread]: ...      PALS, ESPnet, LLM Foundry
     train-worker-3 pytorch ... | rank=3 | ... | (rank 3) ... | [GPU 3] ...         stern, and programs of their own
     stderr: ... | ...Z stderr F ... | ...Z 01E ... | [stderr]...            accelerate, Kubernetes (CRI), GitLab, Azure
 
