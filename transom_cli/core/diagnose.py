@@ -5,6 +5,7 @@ slurmd failed two probes or a check has proven a fault of it; a check's suspicio
 same node, excludes it for a while.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -62,6 +63,11 @@ _ENDINGS = {
     "BOOT_FAIL": ("boot_fail", "a node did not boot"),
     "NODE_FAIL": ("node_fail", "Slurm reports a node failure"),
 }
+
+
+SILENT = "the launcher is silent"
+_SCRIPT = re.compile(r"the job ended: .*, its batch script by signal (\d+)")
+_TERM = 15  # how ranks are ended whose launcher is gone
 
 
 @dataclass(frozen=True)
@@ -262,6 +268,12 @@ def _rank_ended(
     incident: Incident, run: RunFacts, first: RankExit | None, others: tuple[RankExit, ...]
 ) -> Diagnosis | None:
     """Diagnose the end of a rank. If `others`, ranks of other nodes, may have ended before it, blame no node."""
+    silent = incident.outcome is not None and incident.outcome.why.endswith(SILENT)
+    killed = next((found[1] for m in incident.marks if (found := _SCRIPT.search(m.words))), "")
+    if run.launched and ((silent and first is not None and first.signal == _TERM) or (killed and first is None)):
+        how = f"its batch script was ended by signal {killed}" if killed else "it is silent"
+        words = f"the launcher died: {how}, and the ranks ended with it"
+        return Diagnosis("job_failed", words, (), sure=False, isolate="none", restart=True)
     if first is None:
         if not incident.ended and (incident.outcome is None or incident.outcome.cause == "hang"):
             return None

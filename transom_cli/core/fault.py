@@ -35,7 +35,7 @@ _EVIDENCE = ("found", "probed", "evidence")  # kinds of marks, the best first
 _HOW = r"ended with exit code \d+|killed by (?:SIG\w+|signal \d+)"
 _RANK = re.compile(rf"(rank \d+) on (\S+) ({_HOW})(?:: (.*))?", re.DOTALL)
 _EARLY = re.compile(r"(.*) \((rank \d+ on \S+|the job) (ended with exit code \d+, [^)]*)\)", re.DOTALL)
-_NODE = re.compile(r"([^:]* (?:lost|silent)): (.*)", re.DOTALL)
+_NODE = re.compile(r"([^:]* (?:lost|silent|died)): (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
