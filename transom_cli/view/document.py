@@ -109,7 +109,8 @@ class Changes:
             counted = " since this start" if view.steps_since_start else ""
             step = f", step {view.step}{counted}" if view.step >= 0 else ""
             why = f", {view.verdict}" if view.phase == "held" else ""
-            found.append(Change(view.since or view.now, view.phase, f"{where}{step}{why}"))
+            if view.job_id or not view.observed:  # an observed run submits nothing
+                found.append(Change(view.since or view.now, view.phase, f"{where}{step}{why}"))
         if ended and not self.earlier:
             self._marks |= {(one.id, at, what + message) for one in ended for at, what, message in one.marks}
             words = f"{len(ended):,} earlier; see `transom explain {view.run_id}`"
