@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from transom_cli.core.diagnose import RunFacts, diagnose
 from transom_cli.core.events import Decided, OutcomeSeen, RankExit
 from transom_cli.core.fault import failed_again, fault_of
-from transom_cli.core.incident import Diagnosis, Incident, Mark
+from transom_cli.core.incident import Diagnosis, Incident, Mark, Stage
 from transom_cli.core.operator.state import Exclusion
 
 
@@ -63,6 +64,25 @@ def test_what_was_done_is_an_isolation_or_else_the_repair() -> None:
     drained = Exclusion("n2", 6.0, None, "drained", "i1", "lost")
     assert fault_of(one, (drained, replace(drained, node="n3", incident="i2"))).done == "drained"
     assert fault_of(replace(one, result="stopped")).done == ""
+
+
+@pytest.mark.parametrize("signal", [15, None])
+def test_ranks_that_ended_with_their_launcher_are_not_the_cause(signal: int | None) -> None:
+    exits = (RankExit(1, "n2", None, signal, 10.0, step=7),) if signal else ()
+    outcome = OutcomeSeen(10.0, "7.0", "failed", "rank 1 on n2 killed by SIGTERM, and the launcher is silent", exits)
+    seen = Mark(11.0, "seen", "the job ended: FAILED, its batch script by signal 9")
+    one = Incident("i1", 7, 0, 10.0, 7, Stage.EXAMINING, outcome=outcome if signal else None, marks=(seen,))
+    one = replace(one, ended="FAILED", exit_code=0, log_line="step 80 loss 2.7196", log_category="unknown")
+    found = diagnose(one, RunFacts(nodes=("n1", "n2"), launched=True, max_step=7))
+    assert found is not None and (found.nodes, found.isolate, found.restart) == ((), "none", True)
+    fault = fault_of(replace(one, diagnosis=found))
+    assert (fault.line, fault.evidence) == (
+        "the launcher died",
+        "its batch script was ended by signal 9, and the ranks ended with it",
+    )
+    killed = replace(one, outcome=replace(outcome, exits=(RankExit(1, "n2", None, 9, 10.0, step=7),)))
+    assert (again := diagnose(killed, RunFacts(nodes=("n1", "n2"), launched=True, max_step=7))) is not None
+    assert again.cause == "rank_killed", "a rank that was killed by another signal may be the cause"
 
 
 def test_a_run_that_continues_on_fewer_nodes_was_not_swapped_and_its_proof_is_of_the_lost_node() -> None:

@@ -224,14 +224,17 @@ def test_a_script_with_which_sbatch_submits_nothing_is_refused(options: str, fou
     refuse_no_job(inspect_script("#!/bin/sh\n#SBATCH -N1 -Q --parsable -d singleton --begin=now+1 --exclusive\ntrue\n"))
 
 
-def test_a_script_whose_output_has_no_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_whose_output_has_no_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.sbatch"
     script.write_text("#!/bin/bash\n#SBATCH --output=logs/%x-%j.out\nsrun hostname\n")
     with pytest.raises(UsageError, match=r"There is no folder .*logs` on this host") as refused:
         prepare((str(script),), None, {}, lambda _: ())
     assert "line 2" in (refused.value.why or "") and "mkdir -p" in (refused.value.hint or "")
-    prepare((str(script),), None, {}, lambda _: (), force=True)
+    prepare((str(script),), None, {}, lambda _: (), force=True)  # also a dry run
+    assert "warning: There is no folder `" in capsys.readouterr().err
     (tmp_path / "logs").mkdir()
     prepare((str(script),), None, {}, lambda _: ())
     script.write_text("#!/bin/bash\n#SBATCH --output=%j/out.log\nsrun hostname\n")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from view_made import Made
+from view_made import JOB, Made
 
-from transom_cli.core.events import OutcomeSeen, RankExit
+from transom_cli.core.events import JobSeen, OutcomeSeen, RankExit
 from transom_cli.core.incident import Diagnosis, Incident, Stage
 from transom_cli.core.operator.state import Budget, Job, Phase, State
 from transom_cli.core.progress import Progress
@@ -42,6 +42,20 @@ def test_without_an_operator_the_checkpoints_on_disk_are_looked_at(tmp_path: Pat
     manifest.parent.mkdir(parents=True)
     manifest.write_text("{}")
     assert (made.view().durable, made.view().durable_age) == (18400, None)
+
+
+def test_a_run_that_is_done_still_says_that_its_loss_is_no_number(tmp_path: Path) -> None:
+    made = Made(tmp_path).began().stepped().report("nan_loss", "the loss is NaN since step 67").report("slow", "x")
+    made.seen((5.0, JobSeen(0, JOB, 0, "COMPLETED", exit_code=0)))
+    view = made.operator(None).view()
+    assert (view.phase, view.reports) == ("done", ("the loss is NaN since step 67",))
+
+
+def test_first_line_keeps_the_state_on_a_narrow_screen(tmp_path: Path) -> None:
+    view = Made(tmp_path).began().stepped().beats().operator().view()
+    for width in (20, 30, 40):
+        assert "TRAINING" in status_lines(view, width)[0]
+    assert status_lines(view, 80)[0].startswith(view.run_id)
 
 
 def test_a_run_that_shrank_says_on_how_many_of_its_nodes_it_trains(tmp_path: Path) -> None:

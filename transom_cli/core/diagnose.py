@@ -71,6 +71,10 @@ _ENDINGS = {
 }
 
 
+SILENT = "the launcher is silent"
+_SCRIPT = re.compile(r"the job ended: .*, its batch script by signal (\d+)")
+
+
 @dataclass(frozen=True)
 class RunFacts:
     """What a diagnosis needs to know of the run around an incident."""
@@ -303,6 +307,12 @@ def _rank_ended(
     incident: Incident, run: RunFacts, first: RankExit | None, others: tuple[RankExit, ...]
 ) -> Diagnosis | None:
     """Diagnose the end of a rank. If `others`, ranks of other nodes, may have ended before it, blame no node."""
+    silent = incident.outcome is not None and incident.outcome.why.endswith(SILENT)
+    killed = next((found[1] for m in incident.marks if (found := _SCRIPT.search(m.words))), "")
+    if run.launched and ((silent and first is not None and first.signal == TERM) or (killed and first is None)):
+        how = f"its batch script was ended by signal {killed}" if killed else "it is silent"
+        words = f"the launcher died: {how}, and the ranks ended with it"
+        return Diagnosis("job_failed", words, (), sure=False, isolate="none", restart=True)
     if first is None:
         if not incident.ended and (incident.outcome is None or incident.outcome.cause == "hang"):
             return None
@@ -315,13 +325,6 @@ def _rank_ended(
         line = f": {incident.log_line}" if explains and incident.log_line not in words else ""
         return Diagnosis("job_failed", words + line, (), sure=False, isolate="none", restart=True)
     exits = incident.outcome.exits if incident.outcome else ()
-    if (
-        incident.outcome is not None
-        and run.batch_host in incident.outcome.missing
-        and {x.signal for x in exits} == {TERM}
-    ):
-        words = f"the launcher on {run.batch_host} is gone, and its ranks ended with it (SIGTERM)"
-        return Diagnosis("rank_killed", words, (), sure=False, isolate="none", restart=True)
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     said = _UNWRITTEN if first.code == UNWRITTEN else incident.log_line
     line = f": {said}" if said and first.signal is None else ""

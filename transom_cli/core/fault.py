@@ -37,7 +37,7 @@ RESIZED = "continues on "  # begins a mark's words after which the run has anoth
 _HOW = r"ended with exit code \d+|killed by (?:SIG\w+|signal \d+)"
 _RANK = re.compile(rf"(rank \d+) on (\S+) ({_HOW})(?:: (.*))?", re.DOTALL)
 _EARLY = re.compile(r"(.*) \((rank \d+ on \S+|the job) (ended with exit code \d+, [^)]*)\)", re.DOTALL)
-_NODE = re.compile(r"([^:]* (?:lost|silent)): (.*)", re.DOTALL)
+_NODE = re.compile(r"([^:]* (?:lost|silent|died)): (.*)", re.DOTALL)
 _KILLED = "nothing shows why; the kernel's out-of-memory killer sends SIGKILL too"
 
 

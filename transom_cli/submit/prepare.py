@@ -18,7 +18,7 @@ from transom_cli.config.model import OBSERVE, Settings
 from transom_cli.config.run_settings import policy_of
 from transom_cli.config.sources import outer_run_variables
 from transom_cli.config.validation import flag_of
-from transom_cli.errors import UsageError
+from transom_cli.errors import UsageError, printable
 from transom_cli.inherited import rank_variables
 from transom_cli.layout import RunDir
 from transom_cli.submit import unsupported
@@ -209,8 +209,12 @@ def _prepare_script(
         )
     facts = inspect_script(text, words[0])
     refuse_no_job(facts)
-    if not force:
+    try:
         _require_output_folders(facts, words[0])
+    except UsageError as error:
+        if not force:
+            raise
+        print(f"warning: {error.what}: {printable(error.why)}", file=sys.stderr)
     array: tuple[int, ...] = ()
     if facts.array is not None:
         refuse_whole(text)

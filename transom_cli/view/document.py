@@ -109,7 +109,8 @@ class Changes:
             where = f"job {view.job_id}" if view.job_id else "no job yet"
             step = f", step {view.step}{view.counted}" if view.step >= 0 else ""
             why = f", {view.verdict}" if view.phase == "held" else ""
-            found.append(Change(view.since or view.now, view.phase, f"{where}{step}{why}"))
+            if view.job_id or not view.observed:  # an observed run submits nothing
+                found.append(Change(view.since or view.now, view.phase, f"{where}{step}{why}"))
         if ended and not self.earlier:
             self._marks |= {(one.id, at, what + message) for one in ended for at, what, message in one.marks}
             words = f"{len(ended):,} earlier; see `transom explain {view.run_id}`"

@@ -181,6 +181,16 @@ def _standing(found: Mapping[str, object]) -> list[dict[str, object]]:
     return [one for one in standing if isinstance(one, dict)] if isinstance(standing, list) else []
 
 
+def _of_the_loss(found: Mapping[str, object]) -> tuple[str, ...]:
+    """Return what a run that is over leaves to be known: its loss was not finite, or far too high, to the end."""
+    standing = _standing(found)
+    if not standing:
+        return ()
+    from transom_cli.diagnose.clue import Trouble
+
+    return tuple(str(one.get("words", "")) for one in standing if one.get("what") in {kind.value for kind in Trouble})
+
+
 def _left(node: NodeView) -> NodeView:
     """A node whose ranks ended, in a planned leave, is no suspect."""
     gone = node.state == "suspect" and node.alive < node.ranks
@@ -306,10 +316,8 @@ class Reader:
             if settings.preflight and not state.launch.started and _runs(state):
                 attempt = run.attempt(state.job.id, state.job.restarts)
                 view = replace(view, preflight=_read_preflight(attempt, state, probe=settings.probe))
-        elif state.phase is Phase.DONE:
-            found = _standing(read_reports(run.attempt(state.job.id, state.job.restarts)))
-            lost = (str(one.get("words", "")) for one in found if str(one.get("what")) in _OF_LOSS)
-            view = replace(view, reports=tuple(lost))  # a result that is no number
+        elif state.job.id:
+            view = replace(view, reports=_of_the_loss(read_reports(run.attempt(state.job.id, state.job.restarts))))
         if view.leaving is not None:
             view = replace(view, node_views=tuple(_left(one) for one in view.node_views))
         if view.unheard is not None:

@@ -19,6 +19,7 @@ from transom_cli.view.text import (
     count,
     cut,
     day_time,
+    fit,
     line,
     plain,
     row,
@@ -50,7 +51,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False, map_li
     commands = [one for label, command in next_commands(view) for one in command_rows(label, command, width)]
     warnings, unknown = _warnings(view, width), view.status == "unknown"
     lines = [
-        _headline(view),
+        _headline(view, width),
         *((*warnings, *commands) if unknown else ()),  # why, and what to do, before what was known once
         *(rows("why", view.condition, width, tone=_TONES.get(view.status, "")) if _CONDITIONS & {view.status} else []),
         *(rows("observed", _observed(view), width) if view.observed else []),
@@ -87,11 +88,13 @@ def step_breakdown_lines(view: RunView, width: int | None = 80) -> list[str]:
     return [plain(one if width is None else cut(one, width)) for one in lines]
 
 
-def _headline(view: RunView) -> Line:
+def _headline(view: RunView, width: int | None) -> Line:
     status = view.status
     concern, tone = view.concern, "warn" if view.concern else _TONES.get(status, "note")
     word = f"{status}, {concern}" if concern else status
-    head = [(view.run_id, "strong"), ("  ", ""), (word.upper(), tone)]
+    room = len(view.run_id) if width is None else max(1, width - cells(word) - 5)  # the state is the answer
+    name = fit(view.run_id, room)
+    head = [(name, "strong"), ("  ", ""), (word.upper(), tone)]
     start = f"job {view.job_id}" if view.job_id else "no job yet"
     start += f", restart {view.starts}" if view.starts else ""
     if status == "unknown":

@@ -7,6 +7,7 @@ the operator takes over; the records of the ranks then take the place of the lau
 from dataclasses import dataclass, replace
 
 from transom_cli.core.clocks import first_bad
+from transom_cli.core.diagnose import SILENT
 from transom_cli.core.events import LaunchSeen, OutcomeSeen, RankExit, RecoverySeen, Stalled
 
 LAUNCHER_SILENT = 5.0  # seconds without a new sign of life, which comes once a second
@@ -83,4 +84,4 @@ class LaunchEnd:
             end = replace(end, exits=(), cause="hang", suspects=self.fault.nodes)
         else:
             what = first.words if first else "every rank is gone without a word"
-        return replace(end, why=f"{what}, and the launcher is silent")
+        return replace(end, why=f"{what}, and {SILENT}")
