@@ -47,6 +47,7 @@ _LAST_STEP = r"(?i)\b(?:step|iter|iteration)s?\b\W{0,4}(\d{2,9}) ?/ ?\1\b"  # of
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _STARTS = 4 << 20  # bytes that are searched for a launch's first lines
 _TRIED = 8  # first lines: some may contain a name or a date
+_BACKTRACE = lazy_re(rb"frame #|recent call (?:first|last)|\b0x[0-9a-f]")
 _QUOTES = rb"(?:[>#] {1,4}|\x1b\[[\d;]{0,8}m|\[std(?:err|out)\] ?)?"
 _TWO_LINES = lazy_re(
     rb"(?m)^(?=(" + _QUOTES + rb"(?!\d{1,7}: |[^\n]{0,60}(?:Traceback|[Rr]ank))[A-Za-z0-9/(<][^\n]{8,999}\n"
@@ -78,6 +79,8 @@ def relaunches(path: Path, failed: int) -> tuple[int, ...]:
     with open_log(path) as file:
         data = file.read(_STARTS).translate(_DIGITS)
     for one in islice(_TWO_LINES.finditer(data, 0, failed), _TRIED):
+        if _BACKTRACE.search(one[1]):
+            continue  # several processes print the same one
         again = [other.start() for other in re.finditer(re.escape(one[1]), data)]
         if len(again) > 1 and again[1] > failed:
             return tuple(again[1:])

@@ -422,7 +422,9 @@ class Collector:
 
 
 def _wraps(wrapper: Hit, hit: Hit) -> bool:
-    return _same_rank(wrapper, hit) and hit.level >= Level.CAUSE and not hit.rule.below
+    weaker = hit.level is wrapper.level is Level.SIGN and hit.rule.weight < wrapper.rule.weight
+    raised = weaker and RAISED.match(hit.record.text) is not None  # else the wrapper would hide it
+    return _same_rank(wrapper, hit) and (hit.level >= Level.CAUSE or raised) and not hit.rule.below
 
 
 def _same_rank(one: Hit, other: Hit) -> bool:
@@ -431,7 +433,8 @@ def _same_rank(one: Hit, other: Hit) -> bool:
 
 def _wrapped(wrapper: Rule, inner: Rule) -> Rule:
     """Return the wrapped rule if it is specific (out of memory in a loader), else the wrapper's."""
-    return inner if inner.weight > wrapper.weight else wrapper
+    only = wrapper.level is Level.SIGN and inner.category is not wrapper.category
+    return inner if inner.weight > wrapper.weight or only else wrapper
 
 
 MOST_HITS = 64  # of one node
