@@ -90,8 +90,19 @@ def _require_none_active(root: Path) -> None:
                          f"transom stop {active[0]}")  # fmt: skip
 
 
-def requeue(run: Run = None, root: Root = None, json_: Json = False) -> None:
-    """Requeue the run's job, after a checkpoint. Exit code 1: refused."""
+def requeue(
+    run: Run = None,
+    root: Root = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask if no run is named.")] = False,
+    json_: Json = False,
+) -> None:
+    """Requeue the run's job, after a checkpoint. Exit code 1: refused.
+
+    Asks first if no run is named.
+    """
+    if run is None and not yes:
+        newest = _found(None, root, "requeue").run_id
+        _confirm("requeue", newest, f"Requeue run {newest}?")
     _ask("requeue", run, root, json_)
 
 
