@@ -405,7 +405,8 @@ def judged(diagnosis: Diagnosis | None, incident: Incident, run: RunFacts, at: f
 def _stopped(words: str, evidence: str, facts: Facts) -> str:
     """Add which rule stops the run. The root cause line is left out if the diagnosis quotes it already."""
     line = root_line(facts)
-    short = evidence.replace(line, "") if line and facts.line in words else evidence
+    told = line and (facts.line in words or (facts.line.partition(": ")[2] or facts.line) in words)  # with its class
+    short = evidence.replace(line, "") if told else evidence
     return words if short in words else f"{words}; {short}"
 
 

@@ -12,7 +12,7 @@ from transom_cli.diagnose.logs.lazy_re import lazy_re
 
 _LABEL = lazy_re(rb"(?:\[rank\d+\]: ?|\d+: )?")  # of torch's distributed excepthook, of `srun --label`
 _FRAME = lazy_re(rb'\s+File "([^"\n]+)", line (\d+)')
-_INSTALLED = lazy_re(rb"/(?:site|dist)-packages/|/lib/python3|^<")  # no frame of the trainer's own
+_INSTALLED = lazy_re(rb"/(?:site|dist)-packages/|/transom_cli/|/lib/python3|^<")  # no frame of the trainer's own
 _TRACEBACK = 400  # longest one, in lines
 
 
