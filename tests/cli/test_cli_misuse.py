@@ -22,7 +22,7 @@ from transom_cli.cli import app, requests
         (("ckpt", "ls", "a", "--root"), "Option '--root' requires an argument", "transom ckpt ls --help"),
         (("ckpt", "diff", "a", "b"), "No such file or directory: a", "transom ckpt diff --help"),
         (("list", "--state", "faild"), "There is no state `faild`", "transom list --state failed"),
-        (("check", "-w", "n1", "--here"), "`--nodelist` and `--here` cannot be combined", "transom check --help"),
+        (("check", "-w", "n1", "--here"), "`--nodelist` and `--here` cannot be combined", "omit one of them"),
         (("stop", "a", "b"), "Got unexpected extra argument", "transom stop --help"),
     ],
 )

@@ -149,7 +149,7 @@ def test_without_output_the_state_of_the_run_says_why(tmp_path: Path) -> None:
 def test_run_that_ended_without_output_says_so(tmp_path: Path) -> None:
     run = RunDir(tmp_path / SCENES["done"](tmp_path).run_id)
     done = CliRunner().invoke(app, ["logs", str(run.path), "--follow"])
-    assert done.exit_code == 0 and done.stderr == f"run {run.run_id} is done, and its ranks printed nothing\n"
+    assert done.exit_code == 0 and done.stderr == f"the ranks of run {run.run_id} printed nothing\n"
 
 
 @pytest.mark.parametrize("text", ["\x1b[2Jx\n", "\xff\x00bad\n", "99:99:99 no time\n"])
