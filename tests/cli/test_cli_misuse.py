@@ -60,6 +60,7 @@ def test_mistyped_command_never_suggests_one_that_ends_or_removes_something(word
         (("run", "-w", "n1", "--", "true"), "No such option: -w", "use `--set job.sbatch=--nodelist=n1`, or an"),
         (("run", "--gres", "gpu:a100:4", "--", "true"), "No such option: --gres", "`--set job.sbatch=--gres=gpu:a100"),
         (("run", "--root", "", "--", "true"), "`--root` is empty", "give a value, or omit `--root`"),
+        (("stop", "", "--yes"), "`RUN` is empty", "a variable may be unset"),
         (("run", "-n", "3", "--", "true"), "No such option: -n", "did you mean `--tasks-per-node`?"),
         (
             ("run", "--", "python3 train.py"),

@@ -85,12 +85,13 @@ def _shown(param: Any) -> None:
 
 
 def _refuse_empty(param: Any) -> None:
-    """Refuse an option with an empty value, such as `--root "$UNSET"`, in place of taking a default."""
-    parse = param.handle_parse_result
+    """Refuse an argument or an option with an empty value, such as `--root "$UNSET"`, in place of taking a default."""
+    parse, option = param.handle_parse_result, param.param_type_name == "option"
 
     def parsed(ctx: Any, opts: Any, args: list[str]) -> Any:
-        value, name = opts.get(param.name), max(param.opts, key=len)
-        if not ctx.resilient_parsing and "" in (value if isinstance(value, list) else [value]):
+        value, name = opts.get(param.name), max(param.opts, key=len) if option else param.name.upper()
+        several = option and isinstance(value, list)  # among the words of a training, one may be empty
+        if not ctx.resilient_parsing and "" in (value if several else [value]):
             raise UsageError(f"`{name}` is empty", "a variable may be unset", f"give a value, or omit `{name}`")
         return parse(ctx, opts, args)
 
@@ -108,8 +109,7 @@ class Grouped(typer.core.TyperGroup):
                 groups += [one] if hasattr(one, "commands") else []
                 for param in one.params:
                     _shown(param)
-                    if param.param_type_name == "option":
-                        _refuse_empty(param)
+                    _refuse_empty(param)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         start = next((n for n, word in enumerate(args) if not word.startswith("-")), len(args))
