@@ -61,3 +61,17 @@ def test_what_slurm_does_not_say_of_a_node_is_no_reason_to_refuse() -> None:
     assert not needs_nodes({"ntasks-per-node": "1"}, 1) and needs_nodes({"mem": "1G"}, 1)
     with pytest.raises(UsageError, match="enough nodes with 500G"):
         refuse_too_large({"mem": "500G"}, 2, 0, (silent[0], NODES[0]))
+
+
+@pytest.mark.parametrize(("option", "value"), [("exclude", "n[2,9]"), ("nodelist", "n9")])
+def test_node_that_does_not_exist_is_refused(option: str, value: str) -> None:
+    assert needs_nodes({option: value}, 1)
+    with pytest.raises(UsageError) as refused:
+        refuse_too_large({option: value}, 1, 0, NODES)
+    error = refused.value
+    assert (error.what, error.why) == ("There is no node `n9`", "the nodes are: n[1-4]") and option in error.hint
+
+
+def test_names_in_a_file_and_nodes_that_the_site_hides_are_left_to_sbatch() -> None:
+    refuse_too_large({"exclude": "/home/ada/bad nodes"}, 1, 0, NODES)
+    refuse_too_large({"exclude": "n9"}, 64, 0, ())

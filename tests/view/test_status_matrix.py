@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 from view_made import JOB, Made
 from view_scenes import SCENES
 
+from transom_cli.cli.app import app
 from transom_cli.cli.show import code_of
 from transom_cli.core import events as ev
 from transom_cli.core.operator.decide import decide
@@ -147,6 +149,8 @@ def test_run_that_is_done_with_a_loss_that_is_no_number_says_so(tmp_path: Path) 
     attempt.reports.write_text(json.dumps({"schema": 1, "standing": [{"what": "nan_loss", "words": words}, slow]}))
     shown = " ".join(" ".join(plain(one) for one in screen(read.Reader(run).look(), 80)).split())
     assert "DONE" in shown and words in shown and "node2 is slow" not in shown
+    explained = CliRunner().invoke(app, ["explain", str(run.path)]).stdout
+    assert f"noticed: {words}" in explained and "node2 is slow" not in explained
 
 
 def test_a_disk_with_space_or_an_unknown_one_is_not_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

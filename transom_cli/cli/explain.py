@@ -132,10 +132,10 @@ def _incidents(
 ) -> None:
 
     from transom_cli.core.fault import failed_again
-    from transom_cli.supervise.attempt_files import saves_fail
+    from transom_cli.supervise.attempt_files import read_reports, saves_fail
     from transom_cli.supervise.run_record import incidents
     from transom_cli.view.logs import root_of
-    from transom_cli.view.read import read_run_settings
+    from transom_cli.view.read import read_run_settings, reports_of_loss
     from transom_cli.view.timeline import (
         brief_lines,
         build_timeline,
@@ -166,6 +166,7 @@ def _incidents(
         head |= {"observed": book.state.policy.observe, "withheld": [asdict(one) for one in book.state.withheld]}
         print(json.dumps({**head, "incidents": [timeline_document(timeline) for timeline in timelines]}))
         return
+    job = book.state.job
     texts, alike = [], []
     for timeline in timelines:
         if timeline.id in again and not full:
@@ -191,6 +192,8 @@ def _incidents(
     alone = [one for one in book.state.withheld if not one.incident and what is None]
     if alone:  # about nodes without ranks
         texts.append("\n".join(f"{clock_time(one.at)}  would have {one.words}" for one in alone))
+    bad = reports_of_loss(read_reports(run.attempt(job.id, job.restarts))) if what is None and job.id else ()
+    texts += [f"noticed: {one}" for one in bad]
     if not timelines and not book.held and not alone:
         texts.append(f"{book.run_id}: no incident so far")
     print("\n\n".join(texts))

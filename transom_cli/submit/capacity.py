@@ -4,12 +4,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from transom_cli.errors import UsageError
+from transom_cli.errors import TransomError, UsageError
 from transom_cli.plural import several
+from transom_cli.slurm.parse import fold_nodes, parse_nodes
 from transom_cli.slurm.port import Node
 
 _GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?::[^:,()=]+)?[:=](\d+)")
 _MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
+_NAMING = ("exclude", "nodelist")  # options with names of nodes
 _MIB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
 
 
@@ -40,6 +42,9 @@ def refuse_too_large(options: Mapping[str, str | None], wanted: int, spares: int
         options: sbatch's options by their long names.
         wanted: the job's nodes, spares included.
     """
+    if not nodes:
+        return  # the site shows them to nobody
+    _refuse_unknown(options, nodes)
     named = {one for one in map(str.strip, (options.get("partition") or "").split(",")) if one}
     inside = [node for node in nodes if named.intersection(node.partitions)]
     where = f"Partition `{options['partition']}`" if inside else "The cluster"
@@ -63,7 +68,19 @@ def refuse_too_large(options: Mapping[str, str | None], wanted: int, spares: int
 
 def needs_nodes(options: Mapping[str, str | None], wanted: int) -> bool:
     """Return whether the job asks for anything that `refuse_too_large` compares."""
-    return wanted > 1 or bool(_needs(options, ()))
+    return wanted > 1 or any(options.get(one) for one in _NAMING) or bool(_needs(options, ()))
+
+
+def _refuse_unknown(options: Mapping[str, str | None], nodes: Sequence[Node]) -> None:
+    known = {node.name for node in nodes}
+    for option in _NAMING:
+        try:
+            named = parse_nodes(options.get(option) or "")
+        except TransomError:
+            continue  # a file with names, for example: sbatch reads it
+        if unknown := [name for name in named if name not in known]:
+            hint = f"correct `--{option}`, or `--force`"
+            raise UsageError(f"There is no node `{unknown[0]}`", f"the nodes are: {fold_nodes(known)}", hint)
 
 
 def _needs(options: Mapping[str, str | None], nodes: Sequence[Node]) -> list[_Need]:

@@ -181,14 +181,9 @@ def _standing(found: Mapping[str, object]) -> list[dict[str, object]]:
     return [one for one in standing if isinstance(one, dict)] if isinstance(standing, list) else []
 
 
-def _of_the_loss(found: Mapping[str, object]) -> tuple[str, ...]:
+def reports_of_loss(found: Mapping[str, object]) -> tuple[str, ...]:
     """Return what a run that is over leaves to be known: its loss was not finite, or far too high, to the end."""
-    standing = _standing(found)
-    if not standing:
-        return ()
-    from transom_cli.diagnose.clue import Trouble
-
-    return tuple(str(one.get("words", "")) for one in standing if one.get("what") in {kind.value for kind in Trouble})
+    return tuple(str(one.get("words", "")) for one in _standing(found) if str(one.get("what")) in _OF_LOSS)
 
 
 def _left(node: NodeView) -> NodeView:
@@ -317,7 +312,7 @@ class Reader:
                 attempt = run.attempt(state.job.id, state.job.restarts)
                 view = replace(view, preflight=_read_preflight(attempt, state, probe=settings.probe))
         elif state.job.id:
-            view = replace(view, reports=_of_the_loss(read_reports(run.attempt(state.job.id, state.job.restarts))))
+            view = replace(view, reports=reports_of_loss(read_reports(run.attempt(state.job.id, state.job.restarts))))
         if view.leaving is not None:
             view = replace(view, node_views=tuple(_left(one) for one in view.node_views))
         if view.unheard is not None:
