@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 TOP = 3
 _PROCESS = re.compile(r"Process (\d+): ")
+_NEXT = re.compile(r"\n(?=Process \d+: )")
 _THREAD = re.compile(r'Thread (\S+) \(([^()]*)\)(?:: "(.*)")?\s*$')
 _PLACE = re.compile(r"(.+):(\d+)$")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -87,6 +88,11 @@ def parse(text: str) -> Dump:
         elif not threads and not pid and (process := _PROCESS.match(line)):
             pid = int(process[1][:18])  # a number of thousands of digits is no pid, and int() would refuse it
     return Dump(pid, tuple(_thread(*found) for found in threads))
+
+
+def parse_all(text: str) -> tuple[Dump, ...]:
+    """Parse the dumps of several processes, one after the other."""
+    return tuple(parse(part) for part in _NEXT.split(text))
 
 
 def top(thread: Thread | None, count: int = TOP) -> str:

@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 WINDOW = 64  # steps that the median is taken over
-ENOUGH = 3  # steps below which nothing is known yet
+ENOUGH, MANY = 3, 6  # samples, and steps in fewer samples, below which nothing is known yet
 HEADROOM = 1.5
 AS_LONG = 1.1  # times a silence that was normal: the next one of its kind may be a little longer
 
@@ -53,7 +53,7 @@ class StepTimes:
 
     @property
     def known(self) -> bool:
-        return self.steps >= ENOUGH
+        return len(self.samples) >= ENOUGH or self.steps >= MANY
 
     def with_step(self, seconds: float, steps: int = 1) -> StepTimes:
         """Add the mean of so many steps."""

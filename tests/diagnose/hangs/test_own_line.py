@@ -49,6 +49,20 @@ def test_ranks_that_all_wait_for_their_data_loaders_are_no_communication_hang(tm
     assert (verdict.nodes, verdict.ranks) == ((), ()), "nobody is to blame"
 
 
+def test_line_of_a_worker_of_the_data_loader_is_shown(tmp_path: Path) -> None:
+    """A forked worker's stack contains that of its parent."""
+    parent = "main (train.py:37) < <module> (train.py:51)"
+    work = "fetch (torch/utils/data/_utils/fetch.py:54) < _worker_loop (torch/utils/data/_utils/worker.py:374)"
+    idle = f"get (multiprocessing/queues.py:113) < _worker_loop (torch/utils/data/_utils/worker.py:360) < {parent}"
+    busy = f"clock_nanosleep (libc.so.6) < __getitem__ (data.py:10) < {work} < {parent}"
+    (tmp_path / "rank-0.stack.txt").write_text(stack("all_reduce (torch/distributed/distributed_c10d.py:9)"))
+    (tmp_path / "rank-2.stack.txt").write_text(stack("all_reduce (torch/distributed/distributed_c10d.py:9)"))
+    (tmp_path / "rank-1.stack.txt").write_text("\n".join((stack(LOADER), stack(idle), stack(busy))))
+    (found,) = read_hang(tmp_path)
+    assert [one.rank for one in found.culprits] == [1]
+    assert found.evidence[0].endswith("the others wait; its line is __getitem__ (data.py:10), in a worker")
+
+
 def test_ranks_that_all_wait_for_each_other_are_not_blamed_on_a_line(tmp_path: Path) -> None:
     for rank in range(2):
         calls = "all_reduce (torch/distributed/distributed_c10d.py:9) < step (train.py:9)"

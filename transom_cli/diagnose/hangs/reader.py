@@ -20,12 +20,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from transom_cli.core.stacks import parse_all
 from transom_cli.diagnose.clue import Category, Clue
 from transom_cli.diagnose.hangs import dumps, matching, ras, syndromes
 from transom_cli.diagnose.hangs import dumps as unpickle
 from transom_cli.diagnose.hangs import stacks as clusters
 from transom_cli.diagnose.hangs.flight_recorder import Flight, read
-from transom_cli.diagnose.hangs.stacks import place
+from transom_cli.diagnose.hangs.stacks import Kind, Place, place
 from transom_cli.errors import printable
 from transom_cli.heartbeat.aggregate import decode_all
 from transom_cli.heartbeat.table import BadTable, decode
@@ -154,7 +155,18 @@ def _take(evidence: Evidence, rank: int, path: Path, kind: Holds) -> None:
     else:
         text = data[:TEXT].decode(errors="replace")
         node = evidence.nodes.get(rank, "")
-        evidence.stacks[rank] = clusters.Stand(rank, node, place(dumps.parse(text).main), dumps.fatal(text))
+        evidence.stacks[rank] = clusters.Stand(rank, node, _place(text), dumps.fatal(text))
+
+
+def _place(text: str) -> Place:
+    """Return where a rank is. One that waits for the workers of its DataLoader is where one of them is."""
+    here = place(dumps.parse(text).main)
+    if here.kind is not Kind.LOADER:
+        return here
+    lines = (place(worker.main).own_line for worker in parse_all(text)[1:])
+    # a forked worker's stack contains that of its parent: a worker without work is where the rank is
+    line = next((f"{line}, in a worker" for line in lines if line not in ("", here.own_line)), here.own_line)
+    return replace(here, own_line=line)
 
 
 def _take_state(evidence: Evidence, rank: int, path: Path) -> None:

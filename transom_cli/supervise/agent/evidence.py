@@ -3,7 +3,8 @@
 For every rank n on this node, the incident's folder gets:
 
     rank-<n>.proc.json   facts from /proc: state, system call, threads, memory, descriptors, cgroup
-    rank-<n>.stack.txt   py-spy's dump, or one line that says why there is none
+    rank-<n>.stack.txt   py-spy's dump, or one line that says why there is none; then those of the rank's DataLoader
+                         workers, if it waits for them
     rank-<n>.flight/     PyTorch's flight recorder dumps, copied as they are and never unpickled
     ras-<node>.txt       what NCCL's RAS says about all communicators of the job
 
@@ -20,9 +21,11 @@ from transom_cli.core import stacks
 from transom_cli.files import make_private, publish_text
 from transom_cli.heartbeat import paths
 from transom_cli.supervise.agent import flight_recorder, nccl_ras, procfs, pyspy
-from transom_cli.supervise.agent.processes import RANK, Member, find
+from transom_cli.supervise.agent.processes import CHILD, RANK, Member, find
 
 PARALLEL = 8
+WORKERS = 4  # of a DataLoader, whose stacks are taken
+_WAITS = "torch/utils/data/dataloader.py"  # in the stack of a rank that waits for its workers
 _LAST = 0.5  # seconds kept back for writing down what py-spy found
 
 Entry = dict[str, Any]
@@ -55,11 +58,11 @@ def take(
         wait([looking], timeout=timeout)
         if not looking.done():
             return [_entry(None, 0, "?", "timed out while reading the process table")]
-        members, trouble = looking.result()
+        members, workers, trouble = looking.result()
         until = deadline - min(_LAST, timeout / 4)
         beats = beats_dir or _beats_dir(attempt_dir, node)
         copying = pool.submit(flight_recorder.copy_all, beats, launch, folder, until) if beats and not trouble else None
-        jobs = [pool.submit(_one, m, folder, _stem(m, node), trouble, until) for m in members]
+        jobs = [pool.submit(_one, m, workers.get(m.pid, []), folder, _stem(m, node), trouble, until) for m in members]
         asking = pool.submit(_ask_nccl, members, folder / f"ras-{node}.txt", until) if not trouble else None
         everything: list[Future[Any]] = [*jobs, *(one for one in (copying, asking) if one)]
         wait(everything, timeout=max(0.0, deadline - time.monotonic()))
@@ -81,23 +84,31 @@ def choose(members: list[Member]) -> list[Member]:
     return [member for _, member in best.values()]
 
 
-def _prepare(attempt_dir: Path, launch: int, node: str, folder: Path) -> tuple[list[Member], str]:
-    """Return the ranks, and why the folder cannot be used ("" if it can)."""
-    members = choose(find(attempt_dir, launch, node))
+def _prepare(
+    attempt_dir: Path, launch: int, node: str, folder: Path
+) -> tuple[list[Member], dict[int, list[Member]], str]:
+    """Return the ranks, their children in Python by the rank's PID, and why the folder cannot be used, or ""."""
+    found = find(attempt_dir, launch, node)
+    members, workers = choose(found), dict[int, list[Member]]()
+    for one in found:
+        if one.kind == CHILD and one.python:
+            workers.setdefault(one.process.ppid, []).append(one)
     try:
         make_private(folder)
         folder.chmod(0o700)
     except OSError as error:
-        return members, f"cannot write to {folder}: {error.strerror}"
-    return members, ""
+        return members, workers, f"cannot write to {folder}: {error.strerror}"
+    return members, workers, ""
 
 
-def _one(member: Member, folder: Path, stem: str, trouble: str, deadline: float) -> Entry:
+def _one(member: Member, workers: list[Member], folder: Path, stem: str, trouble: str, deadline: float) -> Entry:
     facts = procfs.facts(member.process)
     state = str(facts["state"])
     notes = [trouble, _write(folder / f"{stem}.proc.json", _json(member, facts), trouble)]
     dumped = pyspy.dump(member.process, deadline)
-    notes += [dumped.note, _write(folder / f"{stem}.stack.txt", dumped.text or f"{dumped.note}\n", trouble)]
+    below = [pyspy.dump(one.process, deadline).text for one in workers[:WORKERS]] if _WAITS in dumped.text else []
+    text = "\n".join([dumped.text or f"{dumped.note}\n", *filter(None, below)])
+    notes += [dumped.note, _write(folder / f"{stem}.stack.txt", text, trouble)]
     entry = _entry(member.rank, member.pid, state, "; ".join(dict.fromkeys(n for n in notes if n)))
     return entry | {"stack": dumped.kind, "top": stacks.top(stacks.parse(dumped.text).main)}
 
