@@ -262,19 +262,19 @@ def test_hang_after_ten_fast_steps_that_were_read_twice_is_found_in_a_minute() -
     """Steps count, not readings: ten steps of 0.2 s are read once or twice."""
     job = Job()
     job.pass_time(10)
-    job.set(step=2, count=2, phase="step")
+    job.set(step=6, count=6, phase="step")
     job.pass_time(2)
     job.set(step=10, count=10)
     found = job.pass_time(60)
     assert [type(one) for one in found] == [Stall], job.state.limit
 
 
-def test_five_steps_in_one_reading_are_too_few_to_know_how_long_one_takes() -> None:
+def test_five_steps_in_two_readings_are_too_few_to_know_how_long_one_takes() -> None:
     job = Job()
     job.pass_time(10)
     job.set(step=1, count=1, phase="step")
     job.pass_time(2)
-    job.set(step=6, count=6)
+    job.set(step=5, count=5)
     assert job.pass_time(600) == [], "the limit of the first step still applies"
 
 

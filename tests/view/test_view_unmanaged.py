@@ -46,6 +46,9 @@ def test_run_that_was_just_made_waits_for_its_operator(tmp_path: Path) -> None:
     view = made.view()
     assert (view.status, listed(made).status, view.health) == ("pending", "pending", "healthy")
     assert not [one for one in (*status_lines(view), plain(list_lines([view], 120)[1])) if "no live operator" in one]
+    waits = replace(view, operator_job=15, operator_state="PENDING")
+    assert "job 15 will become the operator" in " ".join(" ".join(status_lines(waits)).split())
+    assert "its job: 15" in plain(list_lines([waits], 120)[1])
     older = replace(view, now=NOW + 60.0)
     assert older.status == "unknown" and "no live operator" in " ".join(status_lines(older))
 

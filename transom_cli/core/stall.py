@@ -44,6 +44,7 @@ from transom_cli.heartbeat.table import NodeTable, RankBeat, reached
 STOPPED = 3.0
 AGAIN = 4.0  # factor for the next silence at the same step, compared to the one that was ended
 START_UPS = 4.0  # times the startup of the launch: a second compilation may take longer than the first
+MANY = 6  # heartbeats of a rank from which one sample is enough: fast steps are read once or twice a second
 _DEAD = "TXZ"
 _SLOW = ("checkpoint", "restore")
 
@@ -231,8 +232,7 @@ def _advance(state: StallState, node_silent: float) -> tuple[StallState, tuple[F
         return replace(after, stepping_since=clock), (FirstStep(max(beat.step for beat in steps)),)
     if recounted or state.aside or state.suspect >= state.stepped or clock <= state.stepped:
         return after, ()
-    made = step - state.step
-    return replace(after, times=state.times.with_step((clock - state.stepped) / made, made)), ()
+    return replace(after, times=state.times.with_step((clock - state.stepped) / (step - state.step))), ()
 
 
 def _judge_nodes(state: StallState, limits: StallLimits) -> tuple[StallState, list[StallFinding]]:
@@ -298,7 +298,8 @@ def _limit(state: StallState, limits: StallLimits) -> float:
         patient = max(patient, settle)
     if _saves(state):
         return max(limits.checkpoint, patient, state.times.normal(saving=True))
-    if not state.times.known:
+    fast = state.times.samples and max((p.beat.count for p in state.pulses.values()), default=0) >= MANY
+    if not (state.times.known or fast):
         return limits.first_step
     late = {state.pulses[rank].source for rank in _overdue(state, limits.node_silent)}
     return tight if late and not _steps_without(state, late, limits.node_silent) else patient

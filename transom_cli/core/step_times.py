@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 WINDOW = 64  # steps that the median is taken over
-ENOUGH, MANY = 3, 6  # samples, and steps in fewer samples, below which nothing is known yet
+ENOUGH = 3  # samples below which nothing is known yet
 HEADROOM = 1.5
 AS_LONG = 1.1  # times a silence that was normal: the next one of its kind may be a little longer
 
@@ -49,20 +49,17 @@ class StepTimes:
     ended: float = 0.0
     median: float = 0.0
     spread: float = 0.0  # interquartile range, s
-    steps: int = 0  # of which the samples are
 
     @property
     def known(self) -> bool:
-        return len(self.samples) >= ENOUGH or self.steps >= MANY
+        return len(self.samples) >= ENOUGH
 
-    def with_step(self, seconds: float, steps: int = 1) -> StepTimes:
-        """Add the mean of so many steps."""
+    def with_step(self, seconds: float) -> StepTimes:
         samples = (*self.samples[1 - WINDOW :], seconds)
         ordered = sorted(samples)
         n = len(ordered)
         median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-        spread = ordered[(3 * n) // 4] - ordered[n // 4]
-        return replace(self, samples=samples, median=median, spread=spread, steps=self.steps + steps)
+        return replace(self, samples=samples, median=median, spread=ordered[(3 * n) // 4] - ordered[n // 4])
 
     def with_silence(self, between: float, saving: float = 0.0) -> StepTimes:
         if between <= self.longest and saving <= self.saving:

@@ -61,7 +61,7 @@ def _note(view: RunView) -> str:
     if view.status != view.confirmed:
         return view.condition or pending_reason(view)
     was = f"was {view.phase}; " if view.status != view.phase else ""
-    if not view.operator and view.young:
+    if not view.operator and view.young and not view.operator_job:
         return "its operator starts"
     if not view.operator:
         return f"{was}no live operator" + (f" (its job: {view.operator_job})" if view.operator_job else "")
