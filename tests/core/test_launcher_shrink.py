@@ -155,5 +155,5 @@ def test_a_checkpoint_that_no_number_of_nodes_can_use_stops_the_run_and_blames_n
     left = outcome(actions).outcome
     assert left.status == "failed" and not left.blamed and not left.suspects and not started(actions)
     assert left.why.startswith("step-152 was written by 2 ranks, and this training has 3: start with 2 ranks, or")
-    assert left.why.endswith("; stopped by rule `other-number-of-ranks` (default): user_code"), "its line is told once"
+    assert left.why.endswith("; stopped by rule `other-number-of-ranks` (default): user_code"), "its line is there once"
     assert [t.decided.rule for t in left.taken] == ["other-number-of-ranks"]

@@ -192,7 +192,7 @@ def _lost_at_start(state: State) -> NextStep | None:
         isolated = f"{some(lost)} {was(len(lost), 'is', 'are')} isolated"
         return NextStep(f"{isolated}: the launcher ends this launch, and starts the ranks on other nodes if it can")
     silent = tuple(a.node for a in state.pending if isinstance(a, Probe) and a.node in own)
-    return NextStep(f"probing {some(silent)}, then the launch goes on or is ended") if silent else None
+    return NextStep(f"probing {some(silent)}, then the launch continues or is ended") if silent else None
 
 
 def _incident_step(state: State, incident: Incident, memory: int) -> NextStep:

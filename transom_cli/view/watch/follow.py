@@ -17,8 +17,8 @@ from transom_cli.view.text import Line
 SLURM = 10.0  # seconds between two queries to Slurm
 CALM = 60.0  # seconds without a new phase after which queries are as rare as that
 BUDGET = 0.01  # seconds for heartbeat tables per look: each of two thousand is read every few seconds
-GOODPUT, GOODPUT_SHARE = 5.0, 50.0  # seconds between two accounts, or so many times what one takes
-SERIES, SERIES_SHARE = 30.0, 100.0  # seconds between readings of time series, or so many times what one takes
+GOODPUT, GOODPUT_SHARE = 5.0, 50.0  # seconds between two accounts, or this many times what one takes
+SERIES, SERIES_SHARE = 30.0, 100.0  # seconds between readings of time series, or this many times what one takes
 OUTPUT = 2000  # lines of a rank's output
 
 
