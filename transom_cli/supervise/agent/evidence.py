@@ -106,9 +106,12 @@ def _one(member: Member, workers: list[Member], folder: Path, stem: str, trouble
     state = str(facts["state"])
     notes = [trouble, _write(folder / f"{stem}.proc.json", _json(member, facts), trouble)]
     dumped = pyspy.dump(member.process, deadline)
-    below = [pyspy.dump(one.process, deadline).text for one in workers[:WORKERS]] if _WAITS in dumped.text else []
-    text = "\n".join([dumped.text or f"{dumped.note}\n", *filter(None, below)])
-    notes += [dumped.note, _write(folder / f"{stem}.stack.txt", text, trouble)]
+    stack, text = folder / f"{stem}.stack.txt", dumped.text or f"{dumped.note}\n"
+    notes += [dumped.note, _write(stack, text, trouble)]
+    if workers and _WAITS in dumped.text:
+        half = (time.monotonic() + deadline) / 2  # slow ones must not cost what is known of the rank
+        below = [found for one in workers[:WORKERS] if (found := pyspy.dump(one.process, half).text)]
+        notes.append(_write(stack, "\n".join((text, *below)), trouble) if below else "")
     entry = _entry(member.rank, member.pid, state, "; ".join(dict.fromkeys(n for n in notes if n)))
     return entry | {"stack": dumped.kind, "top": stacks.top(stacks.parse(dumped.text).main)}
 
