@@ -217,3 +217,24 @@ def test_any_story_is_reported_once_and_alike_from_its_journal(
     promises(live, end)
     again, _ = follow([*tape.kept, last], tape.first)
     assert [(n.key, n.kind) for n in again] == [(n.key, n.kind) for n in live]
+
+
+REPORTED = ev.RecoverySeen(AT + 15, "7.0", "l1", "seen", "rank 1 on n2 ended with exit code 1")
+
+
+@pytest.mark.parametrize(
+    ("action", "says"), [("stop", "the run stops"), ("relaunch", "recovers within the allocation")]
+)
+def test_incident_knows_a_newer_step_and_what_its_rule_decided(action: str, says: str) -> None:
+    decided = ev.Decided("crash-loop", action, "user_code")
+    diagnosed = replace(REPORTED, what="diagnosed", cause="failed", step=55, decided=decided)
+    news, _ = follow((*LOST[:6], REPORTED, diagnosed, ev.Tick(AT + 80)))
+    assert news[-1].kind == "incident" and dict(news[-1].facts)["step"] == 55
+    assert news[-1].details[-2] == "step 55, newest checkpoint on disk: step 40"
+    assert says in news[-1].details[-1]
+
+
+def test_checkpoint_that_is_newer_than_the_last_report_counts_as_a_step() -> None:
+    news, _ = follow((*LOST[:6], ev.CheckpointSeen(AT + 12, 70), *LOST[6:10]))
+    news = [one for one in news if one.kind == "incident"]
+    assert "step 70, newest checkpoint on disk: step 70" in news[-1].details

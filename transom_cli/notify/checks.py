@@ -98,7 +98,7 @@ def sample_message(target: Target, name: str, event: str) -> Message:
         raise UsageError(f"`--event {event}` is not an event", f"known: {', '.join(KINDS)}")
     facts = (("job_id", 1), ("attempt", "1.0"), ("step", 1000), ("checkpoint", 900), ("incident", "i1"))
     headline = f"a test of notifications ({event})"
-    words = ("This is a test by `transom notify test`; nothing has happened.",)
+    words = ("This is a test by `transom notify test`; nothing has happened, and the commands below fail.",)
     one = Notification(f"test/{time.time():.0f}", event, time.time(), headline, words, facts)
     return message((one,), About("test", name), target)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from transom_cli.core.fault import fault_of, outcome
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.operator.state import Phase, State
+from transom_cli.core.policy import STOP
 from transom_cli.plural import several
 from transom_cli.slurm.port import release_commands
 
@@ -147,8 +148,10 @@ def _next(state: State, incident: Incident) -> str:
     diagnosis, capped = incident.diagnosis, any(mark.what == "capped" for mark in incident.marks)
     out = [n for n in diagnosis.nodes if diagnosis.isolates(n) != "none"] if diagnosis and not capped else []
     without = f" without {', '.join(out)}" if out else ""
+    if diagnosis is not None and diagnosis.decided.action == STOP:
+        return "next: the run stops"
     return {
-        Stage.RELAUNCHING: "next: the launcher recovers within the allocation",
+        Stage.RELAUNCHING: "next: the launcher recovers within the allocation; if it cannot, transom requeues the job",
         Stage.EXAMINING: "next: checking nodes and logs",
         Stage.WITHHELD: "only observed: transom does nothing about it",
         Stage.STARTING: "next: start of the job, and its first step",
@@ -244,15 +247,14 @@ def _of(state: State, incident: Incident, **more: Fact) -> tuple[tuple[str, Fact
 def _facts(state: State, **more: Fact) -> tuple[tuple[str, Fact], ...]:
     """step: the highest of the run, or of this start if steps count from it. checkpoint: the newest step on disk."""
     found: dict[str, Fact] = {"phase": state.phase.value, "job_id": state.job.id or None, "attempt": state.attempt}
-    step = state.progress.step if state.progress.since_start else state.progress.max_step
+    step = _step(state)
     found |= {"step": step if step >= 0 else None, "steps_since_start": state.progress.since_start or None}
     found |= {"checkpoint": state.progress.durable if state.progress.durable >= 0 else None, **more}
     return tuple((name, value) for name, value in found.items() if value not in ("", None, ()))
 
 
 def _progress(state: State) -> str:
-    progress = state.progress
-    step, durable = progress.step if progress.since_start else progress.max_step, progress.durable
+    progress, step, durable = state.progress, _step(state), state.progress.durable
     at = f"step {step}" if step >= 0 else "no step yet"
     at += " since this start" if progress.since_start and step >= 0 else ""
     return f"{at}, newest checkpoint on disk: {f'step {durable}' if durable >= 0 else 'none'}"
@@ -271,3 +273,11 @@ def _span(seconds: float) -> str:
     if seconds < 120:
         return f"{max(seconds, 0.0):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _step(state: State) -> int:
+    """Return the highest known step: incidents and checkpoints often know a newer one than the launch's reports."""
+    if state.progress.since_start:
+        return state.progress.step
+    incidents = (*state.incidents[-1:], *((state.incident,) if state.incident is not None else ()))
+    return max(state.progress.max_step, state.progress.durable, *(x.step for x in incidents if not x.since_start), -1)
