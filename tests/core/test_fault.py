@@ -100,6 +100,18 @@ def test_a_run_that_continues_on_fewer_nodes_was_not_swapped_and_its_proof_is_of
     assert late.done == "continues on 1 of 2 nodes", "isolated for something else"
 
 
+def test_lost_node_has_the_same_title_whoever_noticed_it_first() -> None:
+    one = incident(f"no answer from n3; {FAILED}: RuntimeError: Connection reset by peer", "n3")
+    assert one.diagnosis is not None
+    one = replace(one, diagnosis=replace(one.diagnosis, cause="node_silent"))
+    assert fault_of(one).line == "no answer from n3"
+    drained = Exclusion("n3", 6.0, None, "drained", "i1", "no slurmd listens on it", "node_lost")
+    assert (fault_of(one, (drained,)).line, fault_of(one, (drained,)).evidence) == (
+        "n3 lost",
+        "no slurmd listens on it",
+    )
+
+
 def test_recovery_counts_only_beyond_the_step_of_the_failure() -> None:
     first, second = incident(FAILED, print_="k", name="i1"), incident(FAILED, print_="k", name="i2")
     assert failed_again((first, second)) == {"i1"}

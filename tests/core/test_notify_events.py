@@ -234,6 +234,21 @@ def test_incident_knows_a_newer_step_and_what_its_rule_decided(action: str, says
     assert says in news[-1].details[-1]
 
 
+SHRINKS = Request(num_nodes=3, fewest=1)
+
+
+def test_growth_through_a_top_up_job_is_reported_and_its_nodes_carry_ranks() -> None:
+    state = State(policy=Policy(), request=SHRINKS)
+    shrunk = ev.LaunchSeen(AT + 20, "7.0", 1, ("n1", "n2"), 2, idle=("n3",))
+    grown = ev.LaunchSeen(AT + 90, "7.0", 2, ("n1", "n2", "n4"), 3, idle=("n3",))
+    news, state = follow((*LOST[:6], shrunk, grown), state)
+    assert [one.headline for one in news[1:]] == ["grown: continues on 3 of 3 nodes, with n4"]
+    assert news[-1].kind == "recovered" and dict(news[-1].facts)["nodes"] == ("n4",)
+    assert state.carrying == ("n1", "n2", "n4") and state.job.nodes == NODES
+    again, state = follow((ev.LaunchSeen(AT + 99, "7.0", 3, ("n1", "n2"), 2, idle=("n3",)),), state)
+    assert (state.carrying, again) == (("n1", "n2"), [])
+
+
 def test_checkpoint_that_is_newer_than_the_last_report_counts_as_a_step() -> None:
     news, _ = follow((*LOST[:6], ev.CheckpointSeen(AT + 12, 70), *LOST[6:10]))
     news = [one for one in news if one.kind == "incident"]

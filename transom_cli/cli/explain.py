@@ -139,6 +139,7 @@ def _incidents(
     from transom_cli.view.timeline import (
         brief_lines,
         build_timeline,
+        growths,
         held_lines,
         save_failure_lines,
         timeline_document,
@@ -179,7 +180,9 @@ def _incidents(
             lines.insert(1, f"  {which}: the same failure, not shown (--full shows it)")
         texts.append("\n".join(lines))
         alike = []
-    if texts and what is None and not (verbose or full):
+    if what is None:
+        texts += [f"grown at {clock_time(at)}: {words}" for at, words in growths(book)]
+    if texts and timelines and what is None and not (verbose or full):
         details = f"details: `transom explain {book.run_id} {timelines[-1].id}`, or `--verbose` for all"
         texts.append(f"{details}\noutput:  `transom logs {book.run_id}`")
     if fails is not None and what is None:

@@ -38,6 +38,7 @@ _HOW = r"ended with exit code \d+|killed by (?:SIG\w+|signal \d+)"
 _RANK = re.compile(rf"(rank \d+) on (\S+) ({_HOW})(?:: (.*))?", re.DOTALL)
 _EARLY = re.compile(r"(.*) \((rank \d+ on \S+|the job) (ended with exit code \d+, [^)]*)\)", re.DOTALL)
 _NODE = re.compile(r"([^:]* (?:lost|silent|died)): (.*)", re.DOTALL)
+_UNHEARD = re.compile(rf"no answer from ([^;]+); rank \d+ on \S+ (?:{_HOW}).*", re.DOTALL)
 _KILLED = "nothing shows why; the kernel's out-of-memory killer sends SIGKILL too"
 
 
@@ -77,6 +78,8 @@ def fault_of(incident: Incident, exclusions: Iterable[Exclusion] = ()) -> Fault:
         best = ("found", "probed", "seen") if silent else ("found", "evidence", "probed") if hung else _EVIDENCE
         marks = [m for kind in best for m in incident.marks if m.what == kind and m.words not in words]
         evidence = without_advice(marks[0].words) if marks else ""
+    if found := _UNHEARD.fullmatch(title):  # what the rank that lost its peer printed is no news
+        title = f"{found[1]} lost" if any(x.how == "drained" for x in isolations) else f"no answer from {found[1]}"
     done = " and ".join(dict.fromkeys(x.how for x in isolations))
     resized = next((m.words.partition(",")[0] for m in reversed(incident.marks) if m.words.startswith(RESIZED)), "")
     repair, kinds = resized, {mark.what for mark in incident.marks}

@@ -9,7 +9,7 @@ from transom_cli.core.fault import fault_of, outcome
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.core.policy import STOP
-from transom_cli.plural import several
+from transom_cli.plural import several, some
 from transom_cli.slurm.port import release_commands
 
 KINDS = {
@@ -86,6 +86,7 @@ def _by_change(before: State, after: State, at: float) -> list[Notification]:
     now = after.incident
     if now is not None and _worth_a_message(now, at) and (was is None or was.id != now.id):
         found.append(_incident(after, now, at))
+    found += _grown(before, after, at)
     found += _saves(before, after, at)
     known = {(x.node, x.since) for x in before.isolation.exclusions}
     for x in after.isolation.exclusions:
@@ -200,6 +201,22 @@ def _held(state: State, at: float, cluster: str) -> Notification:
     return Notification(f"held/{state.attempt}/{state.since:.0f}", "held", at, headline, details, facts)
 
 
+def _grown(before: State, after: State, at: float) -> list[Notification]:
+    """Report that a run which had shrunk has more nodes again: no incident ends with it."""
+    if after.attempt != before.attempt or not before.launch.started or after.launch.number == before.launch.number:
+        return []
+    new = tuple(n for n in after.launch.extra if n not in before.launch.extra)
+    number, wanted = len(after.carrying), after.request.num_nodes - after.request.spares
+    if number <= len(before.carrying):
+        return []
+    headline = f"grown: continues on {number} of {several(max(number, wanted), 'node')}"
+    headline += f", with {some(new)}" if new else ""
+    key = f"grown/{after.attempt}/{after.launch.number}"
+    return [
+        Notification(key, "recovered", at, headline, _lines(_progress(after), _job(after)), _facts(after, nodes=new))
+    ]
+
+
 def _saves(before: State, after: State, at: float) -> list[Notification]:
     was, now = before.saves_fail, after.saves_fail
     if now is not None and was is None:
@@ -280,4 +297,5 @@ def _step(state: State) -> int:
     if state.progress.since_start:
         return state.progress.step
     incidents = (*state.incidents[-1:], *((state.incident,) if state.incident is not None else ()))
-    return max(state.progress.max_step, state.progress.durable, *(x.step for x in incidents if not x.since_start), -1)
+    steps = [one.step for one in incidents if not one.since_start]
+    return max(state.progress.max_step, state.progress.durable, *steps)

@@ -138,7 +138,7 @@ def _category(incident: Incident) -> str:
 def _nodes(sight: RunSnapshot) -> list[Family]:
     state = sight.state
     looked_at = {x.node for x in state.idle.probes}
-    here = state.job.nodes if state.job.state == "RUNNING" else ()
+    here = (*state.job.nodes, *state.launch.extra) if state.job.state == "RUNNING" else ()
     idle = [n for n in state.idle.nodes if n in here]
     counts = {
         "training": len(here) - len(idle),

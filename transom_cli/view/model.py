@@ -223,6 +223,7 @@ class RunView:
     crash_loop: CrashLoop | None = None  # the run fails again and again at the same step
     starved: str = ""  # why the job cannot start: too few usable nodes
     to_lift: tuple[str, ...] = ()  # then: the nodes that transom keeps away
+    top_up_nodes: tuple[str, ...] = ()  # of `nodes`, those that a top-up job brought
     wanted_nodes: int = 0  # that carry ranks when none is lost; 0: unknown
     requested_nodes: int = 0  # that the job asks for; 0: unknown
     leaving: Leaving | None = None
@@ -472,7 +473,8 @@ def build_view(
         steps_since_start=since_start and step >= 0,
         durable=state.progress.durable,
         loss=loss,
-        nodes=tuple(n for n in state.job.nodes if n not in state.idle.nodes),
+        nodes=state.carrying,
+        top_up_nodes=state.launch.extra,
         spares=tuple(n for n in state.idle.nodes if n not in replaced),
         excluded=tuple((x.node, x.how, x.reason) for x in state.avoided),
         slurm_state="COMPLETING" if state.job.completing and state.phase is Phase.STOPPING else state.job.state,

@@ -66,7 +66,7 @@ class NodeViews:
             self._about, self._made = about, {}
         known = _Known(state, launch, slow, silent_after)
         none = NodeSight()
-        nodes = state.job.nodes or sorted(sights)  # unknown to a run without an operator
+        nodes = (*state.job.nodes, *state.launch.extra) or sorted(sights)  # unknown to a run without an operator
         for node in nodes:
             sight = sights.get(node, none)
             if node not in self._made or self._made[node][0] is not sight:
@@ -164,7 +164,7 @@ def blind_nodes(state: State, sights: Mapping[str, NodeSight], launched: float |
     if launched is None or now - launched < BLIND_AFTER or state.phase.over or state.job.state != "RUNNING":
         return ""
     blind: dict[str, str] = {}
-    for node in state.job.nodes:
+    for node in (*state.job.nodes, *state.launch.extra):
         sight = sights.get(node)
         last = next((f for f in reversed(sight.found) if f.kind == _HEARTBEATS), None) if sight is not None else None
         if last is not None and last.verdict in _BAD:

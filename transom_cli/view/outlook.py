@@ -185,7 +185,7 @@ def next_steps(
 
 def _lost_at_start(state: State) -> NextStep | None:
     """A node of a launch without a step is dead, or does not answer: the launch does not wait for its limit."""
-    own = [n for n in state.job.nodes if n not in state.idle.nodes]
+    own = state.carrying
     since = state.job.running_since or 0.0
     lost = tuple(n for n in own if any(x.node == n and x.since >= since for x in state.avoided))
     if lost:

@@ -5,7 +5,7 @@ Width None is for a pipe: laid out for 100 columns, and nothing is cut or wrappe
 
 from collections.abc import Iterable
 
-from transom_cli.plural import several
+from transom_cli.plural import several, some
 from transom_cli.view.model import STALE, IncidentView, RunView
 from transom_cli.view.node_table import map_rows, node_table
 from transom_cli.view.outlook import next_commands, planned_saves_line
@@ -280,7 +280,8 @@ def _nodes_of_job(view: RunView) -> str:
     more = [several(len(view.spares), "spare")] if view.spares else []
     more += [f"{out - left} replaced"] if out > left else []
     more += [f"{left} left out"] if left else []
-    return " + ".join((several(len(view.nodes), "node"), *more))
+    more += [f"{some(view.top_up_nodes)} of a top-up job"] if view.top_up_nodes else []
+    return " + ".join((several(len(view.nodes) - len(view.top_up_nodes), "node"), *more))
 
 
 def _slurm_source(view: RunView) -> str:

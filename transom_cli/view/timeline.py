@@ -129,6 +129,12 @@ def gpu_hours(ns: int, book: RunRecord) -> float | None:
     return ns / NS / 3600 * nodes * book.gpus if book.gpus and nodes else None
 
 
+def growths(book: RunRecord) -> list[tuple[float, str]]:
+    """Return when launches had more nodes than the ones before them, which no incident says, and how many."""
+    every = (record for one in book.launchers for record in one.records if record.get("what") == "grown")
+    return [(record["wall"], str(record["words"])) for record in every if "wall" in record and "words" in record]
+
+
 def headline(timeline: Timeline) -> str:
     """Return `i2  gpu017 lost  drained, back in 4m 12s`."""
     fault, result = timeline.fault, timeline.result.removeprefix("open, ")

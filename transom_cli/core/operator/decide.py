@@ -109,6 +109,8 @@ def _launch_seen(state: State, e: ev.LaunchSeen) -> Step:
     else:
         words = f"training step started again in the same allocation (launch {e.launch})"
         state = relaunches.relaunched(state, e.at, e.launch, words)
+        extra = tuple(n for n in e.nodes if n not in state.job.nodes)
+        state = replace(state, launch=replace(state.launch, extra=extra))
     found = idle.found(state, e.at, e.faults) if _mine(state, e.attempt) and not state.restarting else (state, ())
     return both((state, step[1]), found)
 

@@ -154,6 +154,7 @@ class Launch:
     number: int = 0
     newest_fault: int = 0  # the launcher's number of the newest fault that it handles itself
     leaving: Leaving | None = None
+    extra: tuple[str, ...] = ()  # its nodes that a top-up job brought; not in `job.nodes`
 
 
 @dataclass(frozen=True)
@@ -284,6 +285,11 @@ class State:
     @property
     def attempt(self) -> str:
         return self.job.attempt
+
+    @property
+    def carrying(self) -> tuple[str, ...]:
+        """The nodes that carry ranks: of the job, and of a top-up job."""
+        return (*(n for n in self.job.nodes if n not in self.idle.nodes), *self.launch.extra)
 
     @property
     def restarting(self) -> bool:
