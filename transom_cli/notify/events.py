@@ -298,4 +298,5 @@ def _step(state: State) -> int:
         return state.progress.step
     incidents = (*state.incidents[-1:], *((state.incident,) if state.incident is not None else ()))
     steps = [one.step for one in incidents if not one.since_start]
-    return max(state.progress.max_step, state.progress.durable, *steps)
+    newest: int = max(state.progress.max_step, state.progress.durable, *steps)
+    return newest
