@@ -72,3 +72,17 @@ def test_start_without_a_step_shows_no_count_of_an_earlier_one(tmp_path: Path) -
     made.seen((30.0, ev.JobSeen(0, JOB, 0, "CANCELLED")), (20.0, ev.Resumed(0, "ada")))
     made.seen((10.0, ev.Submitted(0, "submit/2", JOB + 1, True)))
     assert (made.view().phase, made.view().step) == ("pending", -1)
+
+
+@pytest.mark.parametrize(("step", "status"), [(None, "preflight"), (-1, "starting"), (28, "training")])
+def test_list_does_not_wait_for_an_operator_that_asks_slurm_less_often(
+    step: int | None, status: str, tmp_path: Path
+) -> None:
+    made = submitted(tmp_path).seen((93.0, ev.JobSeen(0, JOB, 0, "PENDING"))).operator()
+    attempt = made.run.attempt(JOB, 0)
+    attempt.health.mkdir(parents=True, exist_ok=True)
+    attempt.preflight.write_text('{"checked": 1, "of": 4}')
+    if step is not None:
+        (attempt.health / "preflight.json").write_text("{}")
+        made.beats(step)
+    assert listed(made).status == status

@@ -155,22 +155,26 @@ def read_brief(run: RunDir, folded: Folded) -> RunView:
     state, alive = folded.state, _operator_lives(run, 0.0)
     attempt = run.attempt(state.job.id, state.job.restarts)
     reports = _standing(read_reports(attempt)) if state.job.id else []
-    checks = state.job.state == "RUNNING" and not state.launch.started
+    checks = bool(state.job.id) and not state.launch.started and not state.phase.over
+    preflight = _read_preflight(attempt, state, probe=True) if checks else None
+    if preflight is not None and state.phase is Phase.PENDING:  # the operator asks Slurm less often
+        state = state.in_phase(Phase.STARTING, state.since)
+    behind = not alive or state.phase in (Phase.PENDING, Phase.STARTING)
     built = build_view(run.run_id, state, {}, time.time(), operator=alive)
     view = replace(
         built,
         step=built.step if built.steps_since_start else max(built.step, built.durable),
         path=str(run.path),
-        nodes_at=_newest_table(attempt) if state.job.id and not alive else None,
+        nodes_at=_newest_table(attempt) if state.job.id and behind else None,
         saves_fail=saves_fail(run, state),
         reports=tuple(str(one.get("words", "")) for one in reports),
         submitted=folded.times.submitted,
         operator_job=0 if alive else operator_job(run),
         owner=other_owner(run),
-        preflight=_read_preflight(attempt, state, probe=True) if checks else None,
+        preflight=preflight,
     )
-    if not alive and view.nodes_at is not None and view.now - view.nodes_at < FRESH:
-        return Reader(run).look(folded)  # the journal of a run without an operator is behind its nodes
+    if behind and view.nodes_at is not None and view.now - view.nodes_at < FRESH:
+        return Reader(run).look(folded)  # the journal is behind the nodes
     held = None if alive else _launcher_hold(run, state)
     return held_view(view, held) if held is not None else view
 
