@@ -86,3 +86,10 @@ def test_list_does_not_wait_for_an_operator_that_asks_slurm_less_often(
         (attempt.health / "preflight.json").write_text("{}")
         made.beats(step)
     assert listed(made).status == status
+
+
+def test_nodes_whose_ranks_end_since_the_run_is_stopped_are_no_suspects(tmp_path: Path) -> None:
+    made = Made(tmp_path).began().stepped().beats(18430, dead={"gpu001": "X"}).operator()
+    assert {one.node: one.state for one in made.view().node_views}["gpu001"] == "suspect"
+    view = made.seen((4.0, ev.StopRequested(0, "ada"))).operator().view()
+    assert (view.phase, {one.state for one in view.node_views}) == ("stopping", {"ok", "waiting"})

@@ -191,7 +191,7 @@ def reports_of_loss(found: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _left(node: NodeView) -> NodeView:
-    """A node whose ranks ended, in a planned leave, is no suspect."""
+    """A node whose ranks ended, in a planned leave or because the run is being stopped, is no suspect."""
     gone = node.state == "suspect" and node.alive < node.ranks
     return replace(node, state="waiting", note="its ranks have left") if gone else node
 
@@ -317,7 +317,7 @@ class Reader:
                 view = replace(view, preflight=_read_preflight(attempt, state, probe=settings.probe))
         elif state.job.id:
             view = replace(view, reports=reports_of_loss(read_reports(run.attempt(state.job.id, state.job.restarts))))
-        if view.leaving is not None:
+        if view.leaving is not None or state.phase is Phase.STOPPING:
             view = replace(view, node_views=tuple(_left(one) for one in view.node_views))
         if view.unheard is not None:
             view = replace(view, node_views=tuple(_silent(one, view.unheard) for one in view.node_views))
