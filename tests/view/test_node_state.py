@@ -162,3 +162,10 @@ def test_of_a_run_that_is_over_the_tables_tell_the_last_step_and_no_node(tmp_pat
     made = Made(tmp_path).began().stepped(60).beats(120000).seen((5.0, ev.JobSeen(0, JOB, 0, "COMPLETED", exit_code=0)))
     view = made.operator(None).view()
     assert (view.phase, view.step, view.nodes_at, view.node_views) == ("done", 120000, None, ())
+
+
+def test_node_that_the_run_gave_up_is_not_silent() -> None:
+    out = State(job=Job(nodes=("n1", "n2")), idle=Idle(nodes=("n2",), probes=(NodeProbes("n2"),)))
+    gone = NodeSight(_table("n2"), behind=68.0)
+    assert (_n2(out, gone).role, _n2(out, gone).state, _n2(out, gone).note) == ("out", "waiting", "")
+    assert _n2(replace(out, idle=Idle()), gone).state == "silent"

@@ -431,7 +431,9 @@ def nodes_range(given: str | None) -> dict[str, int]:
     found = re.fullmatch(r"(\d+)(?:[-:](\d+))?", given.strip())
     low, high = (int(found[1]), int(found[2] or found[1])) if found is not None else (0, 0)
     if low > high >= 1:
-        raise UsageError(f"`--nodes {given}` has the larger number first", hint=f"--nodes {high}-{low}")
+        raise UsageError(
+            f"`--nodes {given}` has the larger number first", hint=f"put the smaller number first: --nodes {high}-{low}"
+        )
     if not 1 <= low <= high:
         raise UsageError(
             f"`--nodes {given}` is not a number of nodes",

@@ -122,6 +122,8 @@ class _Known:
             return "isolated", self._isolated[node]
         if node in self._probed:
             return "probing", f"{self._probed[node]} of the node"
+        if node in self._out:  # it was given up, and need not report
+            return "waiting", ""
         if sight.behind > self._silent_after and not closed:
             return "silent", f"no heartbeat for {span(sight.behind)}"
         if node in self._quiet:
