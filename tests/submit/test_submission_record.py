@@ -7,7 +7,7 @@ import pytest
 
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
-from transom_cli.submit.submission import SubmissionRecord
+from transom_cli.submit.submission import SubmissionRecord, changed_variables, fingerprints
 
 FILE = {
     "options": ["--nodes=2"],
@@ -28,6 +28,19 @@ def test_the_format_is_that_of_runs_that_live(tmp_path: Path) -> None:
     assert record.env == (("A", "1"), ("BC", "2")) and record.sbatch == (("SBATCH_QOS", "low"),)
     record.save(run)
     assert json.loads(run.submission.read_text()) == FILE
+
+
+def test_resume_names_variables_that_the_training_may_read_and_keeps_no_value(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "a-1")
+    run.path.mkdir()
+    shell = {"STEPS": "400", "TOKEN": "secret", "PATH": "/a:/b", "SHLVL": "1", "SSH_TTY": "/dev/pts/3"}
+    SubmissionRecord(shell=tuple(fingerprints(shell, run.run_id).items())).save(run)
+    assert "secret" not in run.submission.read_text() and "SSH_TTY" not in run.submission.read_text()
+    assert changed_variables(run, {**shell, "SHLVL": "4", "TMUX": "x"}) == ()
+    now = {"TOKEN": "other", "PATH": "/a:/b", "AT": "1"}
+    assert changed_variables(run, now) == ("STEPS is not set", "TOKEN is different", "AT is new")
+    SubmissionRecord().save(run)
+    assert changed_variables(run, now) == (), "not recorded by earlier versions"
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"options": []}', "torn {"])

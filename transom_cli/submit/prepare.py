@@ -39,7 +39,13 @@ from transom_cli.submit.script import (
 )
 from transom_cli.submit.sharing import check_sharing
 from transom_cli.submit.starters import apply, refuse_python_within_torchrun
-from transom_cli.submit.submission import SubmissionRecord, refuse_caller, sbatch_variables, script_environment
+from transom_cli.submit.submission import (
+    SubmissionRecord,
+    fingerprints,
+    refuse_caller,
+    sbatch_variables,
+    script_environment,
+)
 from transom_cli.supervise.journal import write_header
 
 _SCRIPT_SUFFIXES = (".sbatch", ".slurm")
@@ -77,6 +83,10 @@ class Prepared:
         return found | partition if self.script_text else partition | found
 
     def record(self, run_dir: Path) -> SubmissionRecord:
+        shell = fingerprints(os.environ, run_dir.name)
+        return replace(self._record(run_dir), shell=tuple(shell.items()))
+
+    def _record(self, run_dir: Path) -> SubmissionRecord:
         cluster = self.settings.job.cluster or ""
         if not self.script_text:
             # Repeated on the command line, where the caller's SBATCH_* variables cannot override them.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import transom_cli
@@ -21,6 +23,12 @@ from transom_cli.slurm.port import Submission
 NEW_RUN = "start a new run (`transom run`); the checkpoints of this one are kept"
 _SBATCH = "SBATCH_"
 _VARIABLE_NAMES = {"time": "TIMELIMIT", "switches": "REQ_SWITCH"}  # options whose variables have other names
+_OF_SESSION = re.compile(
+    r"(SLURM|SBATCH|TRANSOM|SSH|XDG|DBUS|TERM|TMUX|VSCODE|HIST|LESS|GPG|SUDO|LC|BASH_FUNC).*|_|LANG|PWD|OLDPWD|SHLVL|"
+    r"HOSTNAME|LINES|COLUMNS|PS\d|PROMPT_COMMAND|MAIL|LS_COLORS|DISPLAY|XAUTHORITY|KRB5CCNAME|STY|WINDOW(ID)?|"
+    r"INVOCATION_ID|JOURNAL_STREAM|PYTHONDONTWRITEBYTECODE"
+)
+"""Variables that differ between sessions and mean nothing to a training."""
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -114,9 +122,12 @@ class SubmissionRecord:
     # the SBATCH_* variables of the user who submitted; None: they were not kept
     sbatch: tuple[tuple[str, str], ...] | None = None
     observed: int = 0  # the job that the run observes, if transom did not submit it
+    shell: tuple[tuple[str, str], ...] = ()  # `fingerprints` of the shell that started the run
 
     def save(self, run: RunDir) -> None:
         data = {**asdict(self), "env": dict(self.env), "sbatch": None if self.sbatch is None else dict(self.sbatch)}
+        del data["shell"]
+        data |= {"shell": dict(self.shell)} if self.shell else {}
         publish_text(run.submission, json.dumps(data, indent=1) + "\n", private=True)
 
     @classmethod
@@ -128,13 +139,30 @@ class SubmissionRecord:
             words = tuple(data["options"]), tuple(data["args"]), data["chdir"], tuple(data["env"].items())
             kept = data.get("sbatch")
             sbatch = tuple(kept.items()) if kept is not None else None
-            return cls(*words, *clusters, sbatch, int(data.get("observed", 0)))
+            shell = tuple(data.get("shell", {}).items())
+            return cls(*words, *clusters, sbatch, int(data.get("observed", 0)), shell)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TransomError(f"`{run.submission}` is damaged", f"{type(error).__name__}: {error}", NEW_RUN) from error
 
     def submission(self, run: RunDir) -> Submission:
         chdir = Path(self.chdir) if self.chdir else None
         return Submission(run.script, self.options, self.args, dict(self.env), chdir)
+
+
+def fingerprints(environ: Mapping[str, str], salt: str) -> dict[str, str]:
+    """Return a keyed hash of each variable that a training may read: enough to compare, and no secret is kept."""
+    key = blake2b(salt.encode(), digest_size=32).digest()
+    kept = {name: value for name, value in sorted(environ.items()) if not _OF_SESSION.fullmatch(name)}
+    return {n: blake2b(os.fsencode(v), key=key, digest_size=8).hexdigest() for n, v in kept.items()}
+
+
+def changed_variables(run: RunDir, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Say how `environ` differs from the shell that started the run; () also if that was not recorded."""
+    before = dict(SubmissionRecord.load(run).shell)
+    now = fingerprints(environ, run.run_id) if before else {}
+    gone = (f"{name} is not set" for name in before if name not in now)
+    other = (f"{name} is different" for name in before if now.get(name, before[name]) != before[name])
+    return (*gone, *other, *(f"{name} is new" for name in now if name not in before))
 
 
 def restore_submission_environment(run: RunDir) -> None:
