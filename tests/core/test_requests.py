@@ -6,6 +6,7 @@ from test_faults import NODES, Player, fault
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator import actions as act
+from transom_cli.core.operator.decide import decide
 from transom_cli.core.operator.state import Phase, Policy
 
 
@@ -75,3 +76,10 @@ def test_a_stop_request_is_remembered_with_its_author() -> None:
     player = training()
     player.feed(ev.StopRequested(3.0, "bob (uid 1002)"))
     assert [(r.what, r.who) for r in player.state.requests] == [("stop", "bob (uid 1002)")]
+
+
+def test_second_request_while_the_first_is_under_way_names_it() -> None:
+    player = training()
+    state, _ = decide(player.state, ev.RequeueRequested(3.0, "bob", "requeue-1"))
+    state, _ = decide(state, ev.RequeueRequested(3.1, "eve", "requeue-2"))
+    assert state.requests[-1].result == "refused: the job is being requeued already: requeue requested by bob"

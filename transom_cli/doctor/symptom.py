@@ -34,7 +34,7 @@ def of_operators(runs: int, process: int | None) -> Symptom:
         words = (
             f"{several(runs, 'run')} of yours {was(runs, 'has', 'have')} no operator: its process on this host is gone"
         )
-        return Symptom("operator", Grade.WARN, words, "start it again: transom service install, or transom attach")
+        return Symptom("operator", Grade.WARN, words, "start it again: transom attach")
     return Symptom("operator", Grade.OK, "no run of yours is operated on this host")
 
 

@@ -231,6 +231,9 @@ def _restart(state: State, incident: Incident, at: float, *, key: str = "restart
 def requeue_refused(state: State) -> str:
     """Return why a person's request to requeue changes nothing, "" if it does."""
     if state.incident is not None and state.incident.stage not in (Stage.RELAUNCHING, Stage.STARTING):
+        diagnosis = state.incident.diagnosis
+        if diagnosis is not None and diagnosis.planned:
+            return f"refused: the job is being requeued already: {diagnosis.words}"
         return "refused: the operator is handling a failure and decides about a restart itself"
     if state.job.state != "RUNNING" or state.phase in (Phase.STOPPING, Phase.FINISHING):
         return f"refused: no job is running (the run is {state.phase.value})"
