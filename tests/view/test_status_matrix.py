@@ -13,10 +13,12 @@ from view_made import JOB, Made
 from view_scenes import SCENES
 
 from transom_cli.cli.app import app
-from transom_cli.cli.show import code_of
+from transom_cli.cli.show import code_of, show_list
 from transom_cli.core import events as ev
 from transom_cli.core.operator.decide import decide
+from transom_cli.errors import NoSuchRun
 from transom_cli.layout import RunDir
+from transom_cli.submit.rundir import find_run
 from transom_cli.supervise.journal import fold
 from transom_cli.view import read
 from transom_cli.view.document import to_json
@@ -226,3 +228,18 @@ def test_run_whose_nodes_are_all_silent_is_not_healthy(tmp_path: Path) -> None:
     assert (view.health, view.concern) == ("degraded", "no heartbeats")
     assert {one.state for one in view.node_views} == {"silent"}
     assert "TRAINING, NO HEARTBEATS" in plain(screen(view, 80)[0])
+
+
+@pytest.mark.parametrize(("operated", "then"), [(True, "its operator writes it again"), (False, f"scancel {JOB}")])
+def test_live_run_without_its_settings_is_listed_and_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], operated: bool, then: str
+) -> None:
+    made = Made(tmp_path).began(1.0).stepped().beats().operator(0.9 if operated else None)
+    made.run.settings.unlink()
+    assert show_list(tmp_path) == 0 and "run.toml is missing" in capsys.readouterr().out
+    assert find_run(tmp_path, "llama-70b") == find_run(tmp_path, str(made.run.path)) == made.run
+    shown = " ".join(" ".join(plain(one) for one in screen(read.Reader(made.run).look(), 80)).split())
+    assert "run.toml is missing" in shown and then in shown
+    made.run.journal.unlink()
+    with pytest.raises(NoSuchRun):
+        find_run(tmp_path, "llama-70b")

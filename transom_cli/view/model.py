@@ -11,7 +11,8 @@ from transom_cli.core.operator.state import Exclusion, Phase, SavesFail, State, 
 from transom_cli.core.progress import OwnCheckpoint, newest_step
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat import table
-from transom_cli.plural import several, some, times
+from transom_cli.plural import several, some, times, was
+from transom_cli.slurm.port import cluster_command
 from transom_cli.view.slurm_reasons import pending_reason
 from transom_cli.view.text import made_at, span
 
@@ -218,7 +219,7 @@ class RunView:
     operations: tuple[Operation, ...] = ()  # saves and restores that take longer than a moment
     observed: bool = False  # transom reports what it would do, and does nothing
     withheld: tuple[WouldHave, ...] = ()  # what it would have done, oldest first
-    missing_files: tuple[str, ...] = ()  # without which a run that is over cannot be resumed
+    missing_files: tuple[str, ...] = ()  # without which no further job of the run can be submitted
     root_line: str = ""  # of a failed run: file and line of the trainer that failed, or of its log
     crash_loop: CrashLoop | None = None  # the run fails again and again at the same step
     starved: str = ""  # why the job cannot start: too few usable nodes
@@ -241,6 +242,17 @@ class RunView:
         if not self.steps_since_start:
             return ""
         return " of the last start" if self.phase == "recovering" else " since this start"
+
+    @property
+    def lacks_files(self) -> str:
+        """Return which files of a live run are missing, and what to do; "" if none."""
+        if self.over or not self.missing_files:
+            return ""
+        gone = f"{some(self.missing_files)} {was(len(self.missing_files), 'is', 'are')} missing"
+        if self.operator:
+            return f"{gone}: its operator writes {was(len(self.missing_files), 'it', 'them')} again within 5 minutes"
+        end = f", or end its job: {cluster_command(f'scancel {self.job_id}', self.cluster)}" if self.job_id else ""
+        return f"{gone}, so no operator can start: restore it from a copy{end}"
 
     @property
     def young(self) -> bool:

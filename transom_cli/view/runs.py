@@ -54,6 +54,8 @@ def _note(view: RunView) -> str:
         return f"SAVES FAIL: {view.saves_fail.words}"
     if view.disk_full:
         return "DISK FULL: logs, heartbeats and saves fail"
+    if view.lacks_files:
+        return view.lacks_files
     if view.verdict:
         return view.verdict
     if view.over:

@@ -320,6 +320,8 @@ def _warnings(view: RunView, width: int | None) -> list[Line]:
         error = " ".join((view.slurm_lost or view.slurm_error).split())
         alone = "; the training does not need it" if view.confirmed == "training" and view.nodes_fresh else ""
         found.append(f"Slurm has not answered for {span(view.slurm_silent)}{alone}: {error}")
+    if view.lacks_files:
+        found.append(view.lacks_files)
     if not view.operator and (view.operator_pending or not view.young):
         job = f"; job {view.operator_job} will become the operator" if view.operator_pending else ""
         what = "observe the run" if view.observed else "restart the run or isolate bad nodes"
