@@ -24,7 +24,7 @@ from transom_cli.view import read
 from transom_cli.view.document import to_json
 from transom_cli.view.runs import list_lines, list_row
 from transom_cli.view.status import screen
-from transom_cli.view.text import plain
+from transom_cli.view.text import made_at, plain
 from transom_cli.view.watch import panels
 
 # scene: (word in the first line, exit code, what an early line says)
@@ -243,3 +243,8 @@ def test_live_run_without_its_settings_is_listed_and_says_what_to_do(
     made.run.journal.unlink()
     with pytest.raises(NoSuchRun):
         find_run(tmp_path, "llama-70b")
+
+
+def test_run_that_slurm_refused_has_an_age_in_the_list(tmp_path: Path) -> None:
+    refused = replace(SCENES["failed"](tmp_path), submitted=None, job_id=0, verdict="")
+    assert plain(list_lines([replace(refused, now=made_at(refused.run_id) + 600.0)], None)[1]).split()[-1] == "10m"
