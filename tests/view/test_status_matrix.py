@@ -248,3 +248,9 @@ def test_live_run_without_its_settings_is_listed_and_says_what_to_do(
 def test_run_that_slurm_refused_has_an_age_in_the_list(tmp_path: Path) -> None:
     refused = replace(SCENES["failed"](tmp_path), submitted=None, job_id=0, verdict="")
     assert plain(list_lines([replace(refused, now=made_at(refused.run_id) + 600.0)], None)[1]).split()[-1] == "10m"
+
+
+def test_launch_of_a_user_s_own_script_is_not_called_a_step_beside_the_training_s_step(tmp_path: Path) -> None:
+    view = replace(SCENES["healthy"](tmp_path), steps=None, step=205, job_step="eval")
+    shown = next(one for one in (plain(one) for one in screen(view, 80)) if one.startswith("step"))
+    assert shown.startswith("step        205, in `transom launch` eval") and shown.count("step ") == 1

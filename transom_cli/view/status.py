@@ -149,7 +149,7 @@ def _progress(view: RunView, width: int | None) -> list[Line]:
     loss = f"  loss {view.loss:.4f}" if view.loss is not None else ""
     tone = "bad" if view.loss is not None and view.loss != view.loss else ""
     if not view.steps or view.steps_since_start:
-        counted = view.counted + (f" of job step {view.job_step}" if view.job_step else "")
+        counted = view.counted + (f", in `transom launch` {view.job_step}" if view.job_step else "")
         return [row("step", f"{count(view.step)}{counted}", (loss, tone), (pace, ""))]
     done = min(1.0, view.step / view.steps)
     to_go = (view.steps - view.step) * view.step_time if view.step_time else 0.0
