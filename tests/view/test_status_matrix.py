@@ -254,3 +254,13 @@ def test_launch_of_a_user_s_own_script_is_not_called_a_step_beside_the_training_
     view = replace(SCENES["healthy"](tmp_path), steps=None, step=205, job_step="eval")
     shown = next(one for one in (plain(one) for one in screen(view, 80)) if one.startswith("step"))
     assert shown.startswith("step        205, in `transom launch` eval") and shown.count("step ") == 1
+
+
+@pytest.mark.parametrize(("ago", "named"), [(120.0, True), (4000.0, False)])
+def test_run_in_a_new_job_names_the_job_before_for_an_hour(tmp_path: Path, ago: float, named: bool) -> None:
+    made = Made(tmp_path).began(2.0).operator()
+    made.seen((ago + 20, ev.JobSeen(0, JOB + 3, 0, "RUNNING", nodes=made.nodes, succeeds=JOB)))
+    view = made.seen((ago, ev.StepSeen(0, f"{JOB + 3}.0", 7))).beats(7, attempt=f"{JOB + 3}.0").view()
+    assert (f"job {JOB + 3} (was {JOB})" in plain(screen(view, 120)[0])) is named
+    assert (f"was job {JOB}" in plain(list_lines([view], None)[1])) is named
+    assert f"requeued as job {JOB + 3} (was {JOB})" in " ".join(plain(one) for one in screen(view, 120))

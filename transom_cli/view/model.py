@@ -30,6 +30,7 @@ PAUSED = (5.0, 10.0)  # seconds, and times a step: a run that trains, and makes 
 SLOW_ANSWER = 20.0  # seconds for which a Slurm that does not answer may only be slow
 UNHEARD = 30.0  # seconds without a heartbeat of any node, beside a live operator: then no run is healthy
 MAX_REQUESTS = 4  # of people, on the screen and in JSON
+RECENT = 3600.0  # seconds after a restart in a new job for which screens name the job before
 STALE = 60.0  # seconds: node states from older files are not shown as current
 
 
@@ -188,6 +189,7 @@ class RunView:
     step_time: float | None = None  # seconds per step, recently
     durable_age: float | None = None  # since the newest checkpoint on disk was seen
     node_views: tuple[NodeView, ...] = ()  # of the current attempt; () until a node has reported
+    former_job: int = 0  # for an hour after a restart in a new job: the one before; 0: none
     job_step: str = ""  # of the user's own script: its name, or its number
     steps_since_start: bool = False  # `step` counts from the start of the processes, not of the training
     excluded_until: tuple[tuple[str, float | None], ...] = ()  # node, end of its exclusion (None: until lifted)
@@ -479,6 +481,7 @@ def build_view(
         job_id=state.job.id,
         restarts=state.job.restarts,
         starts=state.job.starts,
+        former_job=_former_job(state, now),
         step=step,
         job_step=state.job_step,
         steps_since_start=since_start and step >= 0,
@@ -509,6 +512,14 @@ def build_view(
         crash_loop=loop,
         leaving=_leaving(state),
     )
+
+
+def _former_job(state: State, now: float) -> int:
+    incident = state.incident or next(iter(state.incidents[-1:]), None)
+    if incident is None or incident.job_id == state.job.id:
+        return 0
+    recent = incident.ended_at is None or now - incident.ended_at < RECENT
+    return incident.job_id if recent and not state.phase.over else 0
 
 
 def _leaving(state: State) -> Leaving | None:

@@ -1,6 +1,6 @@
 """The table of `transom list`. Pure, and a module of its own because the command must start fast."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from transom_cli.view.model import RunView
@@ -46,8 +46,17 @@ def _row(view: RunView) -> tuple[str | tuple[str, str], ...]:
         count(view.durable) if view.durable >= 0 else "",
         str(view.job_id or ""),
         brief(view.now - submitted) if submitted else "",
-        "; ".join(filter(None, ("observed" * view.observed, f"owner {view.owner}" if view.owner else "", _note(view)))),
+        "; ".join(filter(None, (*_about(view), _note(view)))),
     )
+
+
+def _about(view: RunView) -> Iterator[str]:
+    if view.observed:
+        yield "observed"
+    if view.owner:
+        yield f"owner {view.owner}"
+    if view.former_job:
+        yield f"was job {view.former_job}"
 
 
 def _note(view: RunView) -> str:

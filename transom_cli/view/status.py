@@ -96,6 +96,7 @@ def _headline(view: RunView, width: int | None) -> Line:
     name = fit(view.run_id, room)
     head = [(name, "strong"), ("  ", ""), (word.upper(), tone)]
     start = f"job {view.job_id}" if view.job_id else "no job yet"
+    start += f" (was {view.former_job})" if view.former_job else ""
     start += f", restart {view.starts}" if view.starts else ""
     if status == "unknown":
         written = _last_written(view)
