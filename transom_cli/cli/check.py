@@ -179,7 +179,7 @@ def _require_known(named: Sequence[str]) -> None:
     from transom_cli.submit.capacity import refuse_unknown
 
     if nodes := known_nodes(partitions()):
-        refuse_unknown(named, nodes, "correct `--nodelist`")
+        refuse_unknown(named, nodes, "nodelist", "run `transom check` on that host")
 
 
 def _nodes(expression: str) -> list[str]:

@@ -84,11 +84,12 @@ def needs_nodes(options: Mapping[str, str | None], wanted: int) -> bool:
     return wanted > 1 or any(options.get(one) for one in _NAMING) or bool(_needs(options, ()))
 
 
-def refuse_unknown(named: Iterable[str], nodes: Sequence[Node], hint: str) -> None:
-    """Raise UsageError if the cluster has no node of one of these names."""
+def refuse_unknown(named: Iterable[str], nodes: Sequence[Node], option: str, instead: str) -> None:
+    """Raise UsageError if the cluster has no node of one of these names. instead: what else helps."""
     known = {node.name for node in nodes}
     if unknown := [name for name in named if name not in known]:
-        raise UsageError(f"There is no node `{unknown[0]}`", f"the nodes are: {fold_nodes(known)}", hint)
+        raise UsageError(f"There is no node `{unknown[0]}`", f"the nodes are: {fold_nodes(known)}",
+                         f"correct `--{option}`, or {instead}")  # fmt: skip
 
 
 def _refuse_unknown(options: Mapping[str, str | None], nodes: Sequence[Node]) -> None:
@@ -97,7 +98,7 @@ def _refuse_unknown(options: Mapping[str, str | None], nodes: Sequence[Node]) ->
             named = parse_nodes(options.get(option) or "")
         except TransomError:
             continue  # a file with names, for example: sbatch reads it
-        refuse_unknown(named, nodes, f"correct `--{option}`, or `--force`")
+        refuse_unknown(named, nodes, option, "`--force`")
 
 
 def _needs(options: Mapping[str, str | None], nodes: Sequence[Node]) -> list[_Need]:
