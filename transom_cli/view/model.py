@@ -253,8 +253,10 @@ class RunView:
         gone = f"{some(self.missing_files)} {was(len(self.missing_files), 'is', 'are')} missing"
         if self.operator:
             return f"{gone}: its operator writes {was(len(self.missing_files), 'it', 'them')} again within 5 minutes"
+        if "run.toml" not in self.missing_files:
+            return f"{gone}, so no further job can be submitted: restore from a copy"
         end = f", or end its job: {cluster_command(f'scancel {self.job_id}', self.cluster)}" if self.job_id else ""
-        return f"{gone}, so no operator can start: restore it from a copy{end}"
+        return f"{gone}, so no operator can start: restore from a copy{end}"
 
     @property
     def young(self) -> bool:

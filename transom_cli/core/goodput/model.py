@@ -77,9 +77,7 @@ class Launch:
     at: int
     samples: tuple[Sample, ...] = ()
     exact: bool = False  # the samples are the launcher's own, and the last one is the last step
-    since_start: bool = (
-        False  # steps count from the start of the processes: where they began in the training is unknown
-    )
+    since_start: bool = False  # steps count from the start of the processes, and not from a known step
     job_step: str = ""  # as in `events.LaunchSeen`. Only steps of the same one are compared.
     # when that job step was done, if this is its last launch and the script may start another one
     done: int | None = None
