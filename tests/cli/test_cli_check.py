@@ -11,7 +11,7 @@ from transom_cli.slurm.port import Node
 
 
 def test_node_that_slurm_does_not_have_is_refused_with_those_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "partitions", dict)
+    monkeypatch.setattr(slurm, "partitions", lambda: {"main": ()})
     monkeypatch.setattr(slurm, "known_nodes", lambda _inside: tuple(Node(f"n{i}", "idle") for i in range(1, 5)))
     check._require_known(["n2", "n3"])
     with pytest.raises(UsageError) as refused:
@@ -22,5 +22,4 @@ def test_node_that_slurm_does_not_have_is_refused_with_those_that_exist(monkeypa
 
 def test_without_an_answer_of_slurm_any_host_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "partitions", dict)
-    monkeypatch.setattr(slurm, "known_nodes", lambda _inside: ())
     check._require_known(["n9"])

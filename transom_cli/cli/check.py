@@ -178,7 +178,8 @@ def _require_known(named: Sequence[str]) -> None:
     from transom_cli.bootstrap.slurm import known_nodes, partitions
     from transom_cli.submit.capacity import refuse_unknown
 
-    if nodes := known_nodes(partitions()):
+    inside = partitions()
+    if inside and (nodes := known_nodes(inside)):
         refuse_unknown(named, nodes, "nodelist", "run `transom check` on that host")
 
 
