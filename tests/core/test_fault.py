@@ -123,3 +123,17 @@ def test_recovery_counts_only_beyond_the_step_of_the_failure() -> None:
     exits = (RankExit(3, "n2", 1, None, step=9),)
     known = replace(second, outcome=OutcomeSeen(5.0, "7.0", "failed", "x", exits=exits, nodes=("n2",)))
     assert failed_again((first, known)) == set(), "it came further than its heartbeats said"
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        Mark(6.0, "requeued", "new job 14 without n2"),
+        Mark(6.0, "seen", "the job's launcher, without an operator, submitted job 14 in the place of job 7"),
+    ],
+)
+def test_restart_in_a_new_job_names_both_jobs(mark: Mark) -> None:
+    one = replace(incident(KILLED, "n2"), marks=(mark,))
+    assert fault_of(one).done == "requeued as job 14 (was 7)"
+    drained = Exclusion("n2", 5.0, None, "drained", "i1", "dead")
+    assert fault_of(replace(one, result=""), (drained,)).done == "drained, requeued as job 14 (was 7)"

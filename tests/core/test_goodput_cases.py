@@ -7,7 +7,7 @@ from dataclasses import replace
 from goodput_world import Launched, accounted, played, row, running, seconds, submitted
 
 from transom_cli.core import events as ev
-from transom_cli.core.goodput import NS, account, cost, history
+from transom_cli.core.goodput import NS, account, cost, counted_from_zero, history
 
 
 def healed(at: float, incident: str, words: str = "rank 1 on n2 killed by SIGKILL") -> ev.RecoverySeen:
@@ -396,6 +396,26 @@ def test_of_steps_that_count_from_the_start_of_a_process_nothing_is_said_to_be_d
         assert ("redone" in seconds(found)) is not counted
         assert any(cause.lost > 0 for cause, _ in found.by_cause) is not counted
         assert [cause.step for cause in found.causes if cause.key == "i1"] == [61]
+
+
+def test_without_a_checkpoint_steps_of_a_later_launch_are_repeated_up_to_the_newest() -> None:
+    result = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61)).fault(90, "l1").launch(95)
+    result.steps((100, 2), (199, 101)).ended(199, "done", step=101)
+    result.progress = [{**line, "since_start": True} for line in result.progress]
+    past = history(played(*submitted(), running(10), healed(90.1, "l1"), *done(200)), [result.told], 0.0, alive=True)
+    assert past.counted and "redone" not in seconds(account(past))
+    found = account(counted_from_zero(past))
+    assert found.from_zero and not counted_from_zero(past).counted
+    assert (seconds(found)["redone"], seconds(found)["productive"]) == (59, 100), "each step counts once"
+    assert [cause.lost for cause in found.causes if cause.key == "i1"] == [61]
+
+
+def test_survivors_of_a_reentry_count_on_so_their_steps_are_not_said_to_be_repeated() -> None:
+    result = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61)).fault(90, "l1").launch(95, lost=[1])
+    result.steps((100, 1), (200, 101)).ended(200, "done")
+    result.progress = [{**line, "since_start": True} for line in result.progress]
+    past = history(played(*submitted(), running(10), healed(90.1, "l1"), *done(200)), [result.told], 0.0, alive=True)
+    assert "redone" not in seconds(account(counted_from_zero(past)))
 
 
 def test_time_is_summed_by_how_the_training_continued() -> None:

@@ -288,3 +288,11 @@ def test_nonsense_is_unknown_and_quoted(read) -> None:  # type: ignore[no-untype
         read()
     assert raised.value.why and raised.value.hint
     assert "\x1b" not in str(raised.value)
+
+
+def test_partitions_have_their_nodes_also_those_that_are_powered_down() -> None:
+    text = (
+        "PartitionName=debug AllowGroups=ALL AllocNodes=ALL Default=YES Nodes=node[1-2],c1 State=UP TotalNodes=3\n"
+        "PartitionName=empty AllocNodes=ALL MaxNodes=UNLIMITED Nodes=(null) State=UP TotalNodes=0\n"
+    )
+    assert parse.parse_show_partitions(text) == {"debug": ("c1", "node1", "node2"), "empty": ()}

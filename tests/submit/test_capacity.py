@@ -6,7 +6,7 @@ import pytest
 
 from transom_cli.errors import UsageError
 from transom_cli.slurm.port import Node
-from transom_cli.submit.capacity import needs_nodes, refuse_too_large
+from transom_cli.submit.capacity import needs_nodes, refuse_too_large, with_hidden
 
 NODES = (
     *(Node(f"n{i}", "idle", gpus=2, cpus=8, memory=16000, partitions=("main", "gpu")) for i in (1, 2)),
@@ -75,3 +75,17 @@ def test_node_that_does_not_exist_is_refused(option: str, value: str) -> None:
 def test_names_in_a_file_and_nodes_that_the_site_hides_are_left_to_sbatch() -> None:
     refuse_too_large({"exclude": "/home/ada/bad nodes"}, 1, 0, NODES)
     refuse_too_large({"exclude": "n9"}, 64, 0, ())
+
+
+PARTITIONS = {"main": ("n1", "n2", "n3", "n4", "c1", "c2"), "cloud": ("c1", "c2"), "empty": ()}
+
+
+def test_nodes_that_slurm_does_not_show_count_and_fit() -> None:
+    """Powered-down cloud nodes, for example: their partitions name them."""
+    known = with_hidden(NODES, PARTITIONS)
+    assert [node.name for node in known] == ["n1", "n2", "n3", "n4", "c1", "c2"]
+    refuse_too_large({"partition": "main", "mem": "500G", "nodelist": "c2"}, 2, 0, known)
+    refuse_too_large({"partition": "cloud"}, 2, 0, known)
+    with pytest.raises(UsageError, match="it has 6"):
+        refuse_too_large({"partition": "main"}, 7, 0, known)
+    assert with_hidden(NODES, {}) == NODES and with_hidden((), {"main": ()}) == ()

@@ -85,6 +85,27 @@ def test_a_run_that_nobody_operates_goes_on_being_accounted(tmp_path: Path) -> N
     assert [one.attempt for one in book.launchers] == ["12.0"]
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_repeated_steps_count_once_unless_the_trainer_saves_by_itself(tmp_path: Path, saved: bool) -> None:
+    shutil.copytree(RECORDED / "rank_killed", tmp_path / "run")
+    run, work = RunDir(tmp_path / "run"), tmp_path / "work"
+    journal = [line for line in run.journal.read_text().splitlines() if '"CheckpointSeen"' not in line]
+    run.journal.write_text("\n".join(journal) + "\n")
+    told = [(0, 28.3, 2), (0, 29.9, 16), (1, 30.8, 2), (1, 34.4, 44)]
+    lines = [{"wall": 1795340600 + at, "launch": n, "step": step, "since_start": True} for n, at, step in told]
+    (run.attempts / "12.0" / "progress.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    work.mkdir()
+    run.submission.write_text(json.dumps({"chdir": str(work)}))
+    run.script.write_text("srun python train.py\n")
+    run.settings.touch()
+    if saved:
+        (work / "ckpt_10.pt").touch()
+    book = read_run_record(run, now=2e9)
+    shown = " ".join(goodput_lines("demo", book.account))
+    assert book.history.from_zero is not saved and (book.account.whole.ns[Kind.REDONE] > 0) is not saved
+    assert ("no checkpoint is known" in shown) is not saved
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_no_line_is_wider_than_slurm_source(name: str, width: int) -> None:

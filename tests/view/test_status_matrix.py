@@ -13,16 +13,18 @@ from view_made import JOB, Made
 from view_scenes import SCENES
 
 from transom_cli.cli.app import app
-from transom_cli.cli.show import code_of
+from transom_cli.cli.show import code_of, show_list
 from transom_cli.core import events as ev
 from transom_cli.core.operator.decide import decide
+from transom_cli.errors import NoSuchRun
 from transom_cli.layout import RunDir
+from transom_cli.submit.rundir import find_run
 from transom_cli.supervise.journal import fold
 from transom_cli.view import read
 from transom_cli.view.document import to_json
 from transom_cli.view.runs import list_lines, list_row
 from transom_cli.view.status import screen
-from transom_cli.view.text import plain
+from transom_cli.view.text import made_at, plain
 from transom_cli.view.watch import panels
 
 # scene: (word in the first line, exit code, what an early line says)
@@ -226,3 +228,39 @@ def test_run_whose_nodes_are_all_silent_is_not_healthy(tmp_path: Path) -> None:
     assert (view.health, view.concern) == ("degraded", "no heartbeats")
     assert {one.state for one in view.node_views} == {"silent"}
     assert "TRAINING, NO HEARTBEATS" in plain(screen(view, 80)[0])
+
+
+@pytest.mark.parametrize(("operated", "then"), [(True, "its operator writes it again"), (False, f"scancel {JOB}")])
+def test_live_run_without_its_settings_is_listed_and_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], operated: bool, then: str
+) -> None:
+    made = Made(tmp_path).began(1.0).stepped().beats().operator(0.9 if operated else None)
+    made.run.settings.unlink()
+    assert show_list(tmp_path) == 0 and "run.toml is missing" in capsys.readouterr().out
+    assert find_run(tmp_path, "llama-70b") == find_run(tmp_path, str(made.run.path)) == made.run
+    shown = " ".join(" ".join(plain(one) for one in screen(read.Reader(made.run).look(), 80)).split())
+    assert "run.toml is missing" in shown and then in shown
+    made.run.journal.unlink()
+    with pytest.raises(NoSuchRun):
+        find_run(tmp_path, "llama-70b")
+
+
+def test_run_that_slurm_refused_has_an_age_in_the_list(tmp_path: Path) -> None:
+    refused = replace(SCENES["failed"](tmp_path), submitted=None, job_id=0, verdict="")
+    assert plain(list_lines([replace(refused, now=made_at(refused.run_id) + 600.0)], None)[1]).split()[-1] == "10m"
+
+
+def test_launch_of_a_user_s_own_script_is_not_called_a_step_beside_the_training_s_step(tmp_path: Path) -> None:
+    view = replace(SCENES["healthy"](tmp_path), steps=None, step=205, job_step="eval")
+    shown = next(one for one in (plain(one) for one in screen(view, 80)) if one.startswith("step"))
+    assert shown.startswith("step        205, in `transom launch` eval") and shown.count("step ") == 1
+
+
+@pytest.mark.parametrize(("ago", "named"), [(120.0, True), (4000.0, False)])
+def test_run_in_a_new_job_names_the_job_before_for_an_hour(tmp_path: Path, ago: float, named: bool) -> None:
+    made = Made(tmp_path).began(2.0).operator()
+    made.seen((ago + 20, ev.JobSeen(0, JOB + 3, 0, "RUNNING", nodes=made.nodes, succeeds=JOB)))
+    view = made.seen((ago, ev.StepSeen(0, f"{JOB + 3}.0", 7))).beats(7, attempt=f"{JOB + 3}.0").view()
+    assert (f"job {JOB + 3} (was {JOB})" in plain(screen(view, 120)[0])) is named
+    assert (f"was job {JOB}" in plain(list_lines([view], None)[1])) is named
+    assert f"requeued as job {JOB + 3} (was {JOB})" in " ".join(plain(one) for one in screen(view, 120))

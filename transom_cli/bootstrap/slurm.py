@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -22,9 +22,11 @@ from transom_cli.slurm.guards import (
     require_name,
     with_circuit_breaker,
 )
-from transom_cli.slurm.port import BackendTrial, Slurm, SlurmRefused
+from transom_cli.slurm.parse import parse_show_partitions
+from transom_cli.slurm.port import BackendTrial, Node, Slurm, SlurmRefused
 from transom_cli.slurm.runner import Runner, read_cluster_name
 from transom_cli.slurm.shared import RunSlurm, SharedSlurm
+from transom_cli.submit.capacity import with_hidden
 from transom_cli.submit.submission import SubmissionRecord
 
 if TYPE_CHECKING:
@@ -42,11 +44,22 @@ def cluster_name(requested: str = "", timeout: float = 10.0) -> str:
     return read_cluster_name(Runner(timeout=timeout, cluster=requested))
 
 
-def partitions(cluster: str = "") -> tuple[str, ...]:
-    """Return the names of the partitions; () if Slurm does not answer. cluster: as in `job.cluster`."""
+def partitions(cluster: str = "") -> dict[str, tuple[str, ...]]:
+    """Return each partition with its nodes; {} if Slurm does not answer. cluster: as in `job.cluster`."""
     with contextlib.suppress(TransomError):
-        names = Runner(timeout=10.0, cluster=cluster).run(["sinfo", "--all", "--noheader", "--format=%R"]).split()
-        return tuple(dict.fromkeys(names))
+        runner = Runner(timeout=10.0, cluster=cluster)
+        return parse_show_partitions(runner.run(["scontrol", "show", "partition", "--all", "--oneliner"]))
+    return {}
+
+
+def known_nodes(inside: Mapping[str, Sequence[str]], timeout: float = 10.0, cluster: str = "") -> tuple[Node, ...]:
+    """Return the cluster's nodes, with those that only their partitions name; () if Slurm does not answer.
+
+    Args:
+        inside: As `partitions` returns it.
+    """
+    with contextlib.suppress(TransomError):
+        return with_hidden(slurm_client(timeout, cluster).nodes(), inside)
     return ()
 
 

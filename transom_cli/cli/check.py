@@ -165,11 +165,22 @@ def _checked(nodes: str, request: HealthRequest, *, here: bool) -> Report:
         if shutil.which("ssh") is None:
             hint = "Run this inside salloc."
             raise UsageError("Other nodes are checked over ssh, but ssh is not installed here", hint=hint)
+        _require_known(named)
         transport = LocalTransport(named, by_ssh)
         report = check_nodes(transport, request)
         errors = [f"ssh: {line.removeprefix('ssh: ')}" for line in transport.errors] if report.silent else []
         return dataclasses.replace(report, notes=(*report.notes, *errors[-MOST_ERRORS:]))
     return check_nodes(LocalTransport([node_name()]), request)
+
+
+def _require_known(named: Sequence[str]) -> None:
+    """Raise UsageError for a node that Slurm does not have. If Slurm does not answer, ssh decides."""
+    from transom_cli.bootstrap.slurm import known_nodes, partitions
+    from transom_cli.submit.capacity import refuse_unknown
+
+    inside = partitions()
+    if inside and (nodes := known_nodes(inside)):
+        refuse_unknown(named, nodes, "nodelist", "run `transom check` on that host")
 
 
 def _nodes(expression: str) -> list[str]:

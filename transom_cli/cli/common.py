@@ -73,7 +73,7 @@ def active_of_name(root: Path, wanted: str | None, least: int = 1) -> list[str]:
         return []
     named = [(one["stamp"], one[0]) for one in map(RUN_ID.fullmatch, os.listdir(root)) if one and one["name"] == wanted]  # noqa: PTH208
     runs = [RunDir(root / name) for _, name in sorted(named, reverse=True)] if len(named) >= least else []
-    kept = [one for one in runs if one.settings.exists() and not one.summary.exists() and is_own(one)]
+    kept = [one for one in runs if one.journal.exists() and not one.summary.exists() and is_own(one)]
     return [one.run_id for one in kept if not fold(one.journal).state.phase.over]
 
 

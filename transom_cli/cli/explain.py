@@ -188,7 +188,7 @@ def _incidents(
     if fails is not None and what is None:
         texts.insert(0, "\n".join(save_failure_lines(fails, width)))
     counted = [one.id for one in every if one.since_start and one.result == "recovered"]
-    if counted and book.state.progress.durable < 0 and what in (None, *counted):
+    if counted and book.history.from_zero and what in (None, *counted):
         texts.append("No checkpoint is known: each restart begins at step 0, unless your script loads its own.")
     if book.held and what is None:
         texts.append("\n".join(held_lines(book, width, read_run_settings(run).cluster)))

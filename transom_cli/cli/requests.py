@@ -336,6 +336,7 @@ def submit_request(found: RunDir, kind: str, **more: Any) -> str:
         TransomError: the operator does not take it.
     """
     from transom_cli.bootstrap.slurm import require_own_cluster
+    from transom_cli.config.run_settings import read_run_file
     from transom_cli.ownership import is_own
     from transom_cli.submit.rundir import path_error
     from transom_cli.supervise.journal import fold
@@ -349,6 +350,7 @@ def submit_request(found: RunDir, kind: str, **more: Any) -> str:
         return send_request(found, kind, **more)
     if operator_alive(found) is None:
         require_own_cluster(found)  # else a new operator could do nothing
+        read_run_file(found, found.settings)
     try:
         name = write_request(found, kind, this_user(), **more)
     except OSError as error:

@@ -172,22 +172,21 @@ def attach(
 
 def _require_nodes(prepared: Prepared) -> None:
     """Refuse a job for an unknown partition, or for more than the cluster's nodes have: it would wait forever."""
-    from transom_cli.bootstrap.slurm import partitions, slurm_client
+    from transom_cli.bootstrap.slurm import known_nodes, partitions
     from transom_cli.submit.capacity import needs_nodes, refuse_too_large
 
     settings, wanted = prepared.settings, max(prepared.num_nodes, 1)
     options = prepared.options()
-    named, known = options.get("partition"), partitions(settings.job.cluster or "") if "partition" in options else ()
+    named, cluster = options.get("partition"), settings.job.cluster or ""
+    if not named and not needs_nodes(options, wanted):
+        return
+    known = partitions(cluster)
     if named and known and not {one for one in map(str.strip, named.split(",")) if one} <= set(known):
         hint = "name one with `--partition`, or `--force`"
         raise UsageError(f"There is no partition `{named}`", f"the partitions are: {', '.join(known)}", hint)
-    if not needs_nodes(options, wanted):
-        return
-    try:
-        nodes = slurm_client(settings.slurm.timeout, settings.job.cluster or "").nodes()
-    except TransomError:
-        return  # sbatch decides
-    refuse_too_large(options, wanted, prepared.spares, nodes)
+    if needs_nodes(options, wanted):
+        nodes = known_nodes(known, settings.slurm.timeout, cluster)  # if there are none, sbatch decides
+        refuse_too_large(options, wanted, prepared.spares, nodes)
 
 
 def operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool = False, as_lines: bool = False) -> int:

@@ -34,6 +34,8 @@ _EVIDENCE = ("found", "probed", "evidence")  # kinds of marks, the best first
 _SILENT = ("node_lost", "node_silent")  # causes that the other ranks' stacks do not prove, but the first sign does
 _BEFORE = 60.0  # seconds by which a node may be isolated before its incident begins
 RESIZED = "continues on "  # begins a mark's words after which the run has another number of nodes
+# Begins a mark of a restart in a new job.
+_NEW_JOB = re.compile(r"(?:new job|the job's launcher, without an operator, submitted job) (\d+)")
 _HOW = r"ended with exit code \d+|killed by (?:SIG\w+|signal \d+)"
 _RANK = re.compile(rf"(rank \d+) on (\S+) ({_HOW})(?:: (.*))?", re.DOTALL)
 _EARLY = re.compile(r"(.*) \((rank \d+ on \S+|the job) (ended with exit code \d+, [^)]*)\)", re.DOTALL)
@@ -82,8 +84,11 @@ def fault_of(incident: Incident, exclusions: Iterable[Exclusion] = ()) -> Fault:
         title = f"{found[1]} lost" if any(x.how == "drained" for x in isolations) else f"no answer from {found[1]}"
     done = " and ".join(dict.fromkeys(x.how for x in isolations))
     resized = next((m.words.partition(",")[0] for m in reversed(incident.marks) if m.words.startswith(RESIZED)), "")
+    jobs = [found[1] for m in incident.marks if m.what in ("requeued", "seen") and (found := _NEW_JOB.match(m.words))]
     repair, kinds = resized, {mark.what for mark in incident.marks}
-    if not resized and incident.result == "recovered" and not any(x.incident for x in isolations):
+    if jobs:
+        repair = ", ".join(x for x in (resized, f"requeued as job {jobs[-1]} (was {incident.job_id})") if x)
+    elif not resized and incident.result == "recovered" and not any(x.incident for x in isolations):
         repair = next((text for kind, text in _REPAIRS.items() if kind in kinds), "")
     return Fault(title, nodes, " ".join(evidence.split()), ", ".join(x for x in (done, repair) if x))
 

@@ -318,6 +318,12 @@ def make_node(body: Mapping[str, str], reason: str = "", reason_user: str = "", 
     )
 
 
+def parse_show_partitions(text: str) -> dict[str, tuple[str, ...]]:
+    """Parse `scontrol show partition -o`: the nodes of each partition."""
+    found = (dict(re.findall(r"(?:^| )(PartitionName|Nodes)=(\S+)", line)) for line in text.splitlines())
+    return {one["PartitionName"]: tuple(parse_nodes(one.get("Nodes", ""))) for one in found if "PartitionName" in one}
+
+
 def _more_than_one(text: str) -> int | None:
     """Return a node's count; None if it is 1, Slurm's default for a node whose line does not say."""
     return int(text) if text.isdecimal() and int(text) > 1 else None

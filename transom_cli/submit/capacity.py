@@ -1,7 +1,7 @@
 """Refuse a job that not enough nodes of the cluster fit: it would wait forever, or Slurm would hold it. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from transom_cli.errors import TransomError, UsageError
@@ -66,21 +66,39 @@ def refuse_too_large(options: Mapping[str, str | None], wanted: int, spares: int
         raise UsageError(f"{where} does not have enough nodes with {together}", why, "use less of it, or `--force`")
 
 
+def with_hidden(nodes: Sequence[Node], partitions: Mapping[str, Sequence[str]]) -> tuple[Node, ...]:
+    """Add the nodes that only their partitions name: Slurm does not list cloud nodes that are powered down.
+
+    What such a node has is unknown.
+    """
+    known, hidden = {node.name for node in nodes}, dict[str, tuple[str, ...]]()
+    for partition, names in partitions.items():
+        for name in names:
+            if name not in known:
+                hidden[name] = (*hidden.get(name, ()), partition)
+    return (*nodes, *(Node(name, "unknown", partitions=inside) for name, inside in hidden.items()))
+
+
 def needs_nodes(options: Mapping[str, str | None], wanted: int) -> bool:
     """Return whether the job asks for anything that `refuse_too_large` compares."""
     return wanted > 1 or any(options.get(one) for one in _NAMING) or bool(_needs(options, ()))
 
 
-def _refuse_unknown(options: Mapping[str, str | None], nodes: Sequence[Node]) -> None:
+def refuse_unknown(named: Iterable[str], nodes: Sequence[Node], option: str, instead: str) -> None:
+    """Raise UsageError if the cluster has no node of one of these names. instead: what else helps."""
     known = {node.name for node in nodes}
+    if unknown := [name for name in named if name not in known]:
+        raise UsageError(f"There is no node `{unknown[0]}`", f"the nodes are: {fold_nodes(known)}",
+                         f"correct `--{option}`, or {instead}")  # fmt: skip
+
+
+def _refuse_unknown(options: Mapping[str, str | None], nodes: Sequence[Node]) -> None:
     for option in _NAMING:
         try:
             named = parse_nodes(options.get(option) or "")
         except TransomError:
             continue  # a file with names, for example: sbatch reads it
-        if unknown := [name for name in named if name not in known]:
-            hint = f"correct `--{option}`, or `--force`"
-            raise UsageError(f"There is no node `{unknown[0]}`", f"the nodes are: {fold_nodes(known)}", hint)
+        refuse_unknown(named, nodes, option, "`--force`")
 
 
 def _needs(options: Mapping[str, str | None], nodes: Sequence[Node]) -> list[_Need]:

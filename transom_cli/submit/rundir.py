@@ -120,16 +120,20 @@ def list_runs(root: Path) -> list[RunDir]:
         match = RUN_ID.fullmatch(path.name)
         with contextlib.suppress(OSError):
             if match:
-                dated.append((match["stamp"], _described(RunDir(path)).st_mtime_ns, path))
+                dated.append((match["stamp"], described(RunDir(path)).st_mtime_ns, path))
     return [RunDir(path.absolute()) for _, _, path in sorted(dated, reverse=True)]
 
 
-def _described(run: RunDir) -> os.stat_result:
-    """Return the status of the file that makes a directory a run: its settings, or its summary if it is over."""
-    try:
-        return run.settings.stat()
-    except FileNotFoundError:
-        return run.summary.stat()
+def described(run: RunDir) -> os.stat_result:
+    """Return the status of the file that makes a directory a run: its settings, or what a purge of old files has left.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: There is no run.
+    """
+    for path in (run.settings, run.summary):
+        with contextlib.suppress(FileNotFoundError):
+            return path.stat()
+    return run.journal.stat()
 
 
 def unreadable_runs(root: Path) -> list[RunDir]:
@@ -233,11 +237,13 @@ def _run_at(path: Path) -> RunDir:
         path = path.expanduser()
     run = RunDir(path.absolute())
     try:
-        if run.settings.is_file() or run.summary.is_file():
-            return run
+        described(run)
+    except (FileNotFoundError, NotADirectoryError):
         why = "it contains no run.toml" if run.path.is_dir() else "no such directory"
     except OSError as error:
         raise path_error(error, run.path, doing="look for a run at", instead="name another run") from error
+    else:
+        return run
     raise NoSuchRun(f"no run at {run.path}", why=why, hint="`transom list` shows all runs")
 
 

@@ -4,7 +4,7 @@ import gc
 import time
 
 from transom_cli.core.events import Event, StepSeen
-from transom_cli.core.goodput import JournalHistory, account, attempt_of
+from transom_cli.core.goodput import NS, JournalHistory, account, attempt_of, counted_from_zero
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.files import read_json, read_lines
@@ -12,6 +12,7 @@ from transom_cli.layout import RunDir, parse_attempt
 from transom_cli.supervise.handoff_record import attempt_numbers, newest_handoff
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.lease import operator_alive
+from transom_cli.supervise.own_checkpoints import folders, newest_own
 from transom_cli.supervise.run_record import Launcher, RunRecord
 
 WELL = ("pass", "unknown")  # verdicts that accuse no node
@@ -56,9 +57,21 @@ def _read(run: RunDir, now: float | None, patience: float, gpus: int) -> RunReco
         attempts.append(attempt_of(one.name, records, read_lines(one.progress), read_json(one.outcome)))
         launchers.append(Launcher(one.name, records))
     merged = journal.merged(attempts, now, alive=alive)
+    if merged.counted and state.progress.durable < 0 and _saved_none(run, merged.begin / NS):
+        merged = counted_from_zero(merged)
     held = _held(run, state, alive)
     written = tuple(events), tuple(launchers)
     return RunRecord(run.run_id, now, state, *written, merged, account(merged), held, gpus, folded.times)
+
+
+def _saved_none(run: RunDir, since: float) -> bool:
+    """Whether the trainer has saved no checkpoint of its own since then, where one would be found."""
+    try:
+        folders(run)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    own = newest_own(run)
+    return own is None or own.changed < since
 
 
 def read_findings(run: RunDir, node: str) -> tuple[tuple[float, str, str], ...]:

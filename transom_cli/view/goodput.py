@@ -15,6 +15,7 @@ from transom_cli.view.text import count, fit, span, utc, wrapped
 
 SCHEMA = 1
 SHOWN = 5  # attempts and causes
+_OWN_SAVES = "if your script loads its own, the shares are lower bounds"
 DESCRIPTIONS: Mapping[Kind, str] = {
     Kind.PRODUCTIVE: "steps done for the first time",
     Kind.REDONE: "steps repeated after a rollback",
@@ -56,6 +57,10 @@ def goodput_lines(run_id: str, account: Account, width: int = 80) -> list[str]:
     found.append(f"{'':12}runtime goodput {percent(whole.runtime)}  of the time with nodes")
     if not account.steps_seen and whole.ns[Kind.UNSEEN]:
         found.append("note: no steps of this run were seen; the shares are lower bounds")
+    if account.from_zero and whole.ns[Kind.REDONE]:
+        found += wrapped(
+            "note: ", f"no checkpoint is known, so steps after a restart are repeated; {_OWN_SAVES}", width
+        )
     found += ["", f"{'KIND':<12}{'TIME':>9}{'SHARE':>9}"]
     found += [_kind_row(kind, whole) for kind in Kind if whole.ns[kind] or kind is Kind.PRODUCTIVE]
     # With one kind of recovery, or few causes, the table of causes is enough.

@@ -10,7 +10,7 @@ from typing import Any
 from transom_cli.errors import TransomError, printable
 from transom_cli.layout import RUN_ID, RunDir
 from transom_cli.ownership import require_consistent, user_name
-from transom_cli.submit.rundir import path_error
+from transom_cli.submit.rundir import described, path_error
 from transom_cli.supervise.journal import fold
 from transom_cli.supervise.run_summary import RunSummary, read_summary, write_summary
 from transom_cli.view.model import RunView
@@ -99,7 +99,7 @@ def _view(run: RunDir, *, read: bool) -> RunView | None:
     if known is not None:
         return ended_view(run, *known)
     try:
-        owner = run.settings.stat().st_uid
+        owner = described(run).st_uid
     except (FileNotFoundError, NotADirectoryError):
         return None
     require_consistent(run)

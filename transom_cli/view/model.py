@@ -11,7 +11,8 @@ from transom_cli.core.operator.state import Exclusion, Phase, SavesFail, State, 
 from transom_cli.core.progress import OwnCheckpoint, newest_step
 from transom_cli.health.gpu.status import NodeGpus
 from transom_cli.heartbeat import table
-from transom_cli.plural import several, some, times
+from transom_cli.plural import several, some, times, was
+from transom_cli.slurm.port import cluster_command
 from transom_cli.view.slurm_reasons import pending_reason
 from transom_cli.view.text import made_at, span
 
@@ -29,6 +30,7 @@ PAUSED = (5.0, 10.0)  # seconds, and times a step: a run that trains, and makes 
 SLOW_ANSWER = 20.0  # seconds for which a Slurm that does not answer may only be slow
 UNHEARD = 30.0  # seconds without a heartbeat of any node, beside a live operator: then no run is healthy
 MAX_REQUESTS = 4  # of people, on the screen and in JSON
+RECENT = 3600.0  # seconds after a restart in a new job for which screens name the job before
 STALE = 60.0  # seconds: node states from older files are not shown as current
 
 
@@ -187,6 +189,7 @@ class RunView:
     step_time: float | None = None  # seconds per step, recently
     durable_age: float | None = None  # since the newest checkpoint on disk was seen
     node_views: tuple[NodeView, ...] = ()  # of the current attempt; () until a node has reported
+    former_job: int = 0  # for an hour after a restart in a new job: the one before; 0: none
     job_step: str = ""  # of the user's own script: its name, or its number
     steps_since_start: bool = False  # `step` counts from the start of the processes, not of the training
     excluded_until: tuple[tuple[str, float | None], ...] = ()  # node, end of its exclusion (None: until lifted)
@@ -218,7 +221,7 @@ class RunView:
     operations: tuple[Operation, ...] = ()  # saves and restores that take longer than a moment
     observed: bool = False  # transom reports what it would do, and does nothing
     withheld: tuple[WouldHave, ...] = ()  # what it would have done, oldest first
-    missing_files: tuple[str, ...] = ()  # without which a run that is over cannot be resumed
+    missing_files: tuple[str, ...] = ()  # without which no further job of the run can be submitted
     root_line: str = ""  # of a failed run: file and line of the trainer that failed, or of its log
     crash_loop: CrashLoop | None = None  # the run fails again and again at the same step
     starved: str = ""  # why the job cannot start: too few usable nodes
@@ -242,6 +245,19 @@ class RunView:
         if not self.steps_since_start:
             return ""
         return " of the last start" if self.phase == "recovering" else " since this start"
+
+    @property
+    def lacks_files(self) -> str:
+        """Return which files of a live run are missing, and what to do; "" if none."""
+        if self.over or not self.missing_files:
+            return ""
+        gone = f"{some(self.missing_files)} {was(len(self.missing_files), 'is', 'are')} missing"
+        if self.operator:
+            return f"{gone}: its operator writes {was(len(self.missing_files), 'it', 'them')} again within 5 minutes"
+        if "run.toml" not in self.missing_files:
+            return f"{gone}, so no further job can be submitted: restore from a copy"
+        end = f", or end its job: {cluster_command(f'scancel {self.job_id}', self.cluster)}" if self.job_id else ""
+        return f"{gone}, so no operator can start: restore from a copy{end}"
 
     @property
     def young(self) -> bool:
@@ -468,6 +484,7 @@ def build_view(
         job_id=state.job.id,
         restarts=state.job.restarts,
         starts=state.job.starts,
+        former_job=_former_job(state, now),
         step=step,
         job_step=state.job_step,
         steps_since_start=since_start and step >= 0,
@@ -499,6 +516,14 @@ def build_view(
         crash_loop=loop,
         leaving=_leaving(state),
     )
+
+
+def _former_job(state: State, now: float) -> int:
+    incident = state.incident or next(iter(state.incidents[-1:]), None)
+    if incident is None or incident.job_id == state.job.id:
+        return 0
+    recent = incident.ended_at is None or now - incident.ended_at < RECENT
+    return incident.job_id if recent and not state.phase.over else 0
 
 
 def _leaving(state: State) -> Leaving | None:

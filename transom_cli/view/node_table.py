@@ -9,7 +9,7 @@ from transom_cli.health.gpu.status import GpuStatus, NodeGpus, gpus_of
 from transom_cli.plural import several
 from transom_cli.view.model import NodeView, RunView
 from transom_cli.view.node_state import LETTERS
-from transom_cli.view.text import LABEL, Line, Span, age, brief, count, line, row, some, span, table
+from transom_cli.view.text import LABEL, Line, Span, age, brief, cells, count, line, plain, row, some, span, table
 
 GROUP = 8  # letters
 NAMED = 8  # most nodes whose names are shown next to the map
@@ -18,6 +18,7 @@ TONES = {
     "waiting": "dim",
 }  # fmt: skip
 WORST_FIRST = ("isolated", "suspect", "silent", "probing", "slow", "waiting", "ok")
+_MEANS = {"waiting": "no sign yet"}  # where the state's name alone does not say it
 _RANKING = {state: n for n, state in enumerate(WORST_FIRST)}
 _HEAD = ("NODE", "STATE", "STEP", "BEAT", "RANKS", "GPU", "WORST", "NOTE")
 _RIGHT = frozenset({"STEP", "BEAT", "RANKS", "GPU"})
@@ -37,7 +38,11 @@ def map_rows(view: RunView, width: int, most: int = 0) -> list[Line]:
         return _names("nodes", view.nodes, view) + (_names("spares", view.spares, view) if view.spares else [])
     working = tuple(one for one in view.node_views if one.role != "spare")
     spares = tuple(one for one in view.node_views if one.role == "spare")
-    return [*_map("nodes", working, width, most), *_map("spares", spares, width, most)]
+    explained = {"ok"}
+    return [
+        *_map("nodes", working, width, most, explained),
+        *_map("spares", spares, width, most, explained),
+    ]
 
 
 def _names(label: str, nodes: tuple[str, ...], view: RunView) -> list[Line]:
@@ -46,7 +51,8 @@ def _names(label: str, nodes: tuple[str, ...], view: RunView) -> list[Line]:
     return [row(label, f"{len(nodes)}: {some(nodes)}")]
 
 
-def _map(label: str, nodes: tuple[NodeView, ...], width: int, most: int) -> list[Line]:
+def _map(label: str, nodes: tuple[NodeView, ...], width: int, most: int, explained: set[str]) -> list[Line]:
+    """explained: The states whose letters need no explanation; those that are explained here are added."""
     per_line = max(1, (width - LABEL + 1) // (GROUP + 1)) * GROUP
     each = max(1, -(-len(nodes) // (per_line * most))) if most else 1
     states = [min((n.state for n in nodes[i : i + each]), key=_RANKING.__getitem__) for i in range(0, len(nodes), each)]
@@ -65,7 +71,13 @@ def _map(label: str, nodes: tuple[NodeView, ...], width: int, most: int) -> list
         lines[0] = (*lines[0], *line((f"{' ' * (NAMED + 1 - len(nodes))}{names}", "dim")))
     elif each > 1:
         lines.append(row("", (f"each letter is the worst of {each} nodes", "dim")))
-    return lines
+    new = [one for one in WORST_FIRST if one in states and one not in explained]
+    explained.update(new)
+    legend = ", ".join(f"{LETTERS[one]} {_MEANS.get(one, one)}" for one in new)
+    if not legend:
+        return lines
+    last = (*lines[-1], (f"  ({legend})", "dim"))
+    return [*lines[:-1], last] if cells(plain(last)) <= width else [*lines, row("", (f"({legend})", "dim"))]
 
 
 # --- table ---
@@ -99,7 +111,7 @@ def node_rows(nodes: Sequence[NodeView], *, shrunk: bool = False) -> list[Line]:
     left |= {"RANKS"} if shown and all(one.alive >= one.ranks for one in nodes) else set()
     kept = [i for i, name in enumerate(_HEAD) if name not in left]
     body = [_row(one, "left out" if shrunk else "replaced") for one in nodes]
-    return table(tuple(_HEAD[i] for i in kept), [tuple(cells[i] for i in kept) for cells in body], _RIGHT)
+    return table(tuple(_HEAD[i] for i in kept), [tuple(one[i] for i in kept) for one in body], _RIGHT)
 
 
 def _row(one: NodeView, out: str) -> tuple[str | Span, ...]:

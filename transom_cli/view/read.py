@@ -134,7 +134,7 @@ def read_view(run: RunDir, patience: float = 0.0) -> RunView:
 
 
 def missing_files(run: RunDir) -> tuple[str, ...]:
-    """Return the names of the files that are gone, and without which the run cannot be resumed."""
+    """Return the names of the files that are gone, and without which no further job of the run can be submitted."""
     return tuple(path.name for path in run.needed if not path.exists())
 
 
@@ -172,6 +172,7 @@ def read_brief(run: RunDir, folded: Folded) -> RunView:
         operator_job=0 if alive else operator_job(run),
         owner=other_owner(run),
         preflight=preflight,
+        missing_files=missing_files(run),
     )
     if behind and view.nodes_at is not None and view.now - view.nodes_at < FRESH:
         return Reader(run).look(folded)  # the journal is behind the nodes
@@ -325,7 +326,7 @@ class Reader:
         own = state.phase is Phase.RECOVERING and not OWN_ERRORS.isdisjoint(categories)
         if own or state.phase is Phase.FAILED or view.crash_loop is not None:
             view = replace(view, root_line=self._root(view))
-        if state.phase in (Phase.FAILED, Phase.STOPPED):
+        if state.phase is not Phase.DONE:
             view = replace(view, missing_files=missing_files(run))
         held = None if alive or view.over else _launcher_hold(run, state)
         return held_view(view, held) if held is not None else view

@@ -1,11 +1,11 @@
 """The table of `transom list`. Pure, and a module of its own because the command must start fast."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from transom_cli.view.model import RunView
 from transom_cli.view.slurm_reasons import pending_reason
-from transom_cli.view.text import Line, brief, count, cut, span, table, utc
+from transom_cli.view.text import Line, brief, count, cut, made_at, span, table, utc
 
 _COLUMNS = ("RUN", "STATE", "FOR", "STEP", "DISK", "JOB", "AGE", "NOTE")
 _LEAST = {"DISK": 72, "JOB": 76, "AGE": 80}  # terminal columns from which a column is shown: the note matters more
@@ -27,7 +27,7 @@ _IN_JSON = (
 
 
 def list_lines(views: Sequence[RunView], width: int | None) -> list[Line]:
-    """FOR: time in this state, or the duration of a run that is over. AGE: time since submission."""
+    """FOR: time in this state, or the duration of a run that is over. AGE: time since submission, or its attempt."""
     rows = [_row(view) for view in views]
     columns = [n for n in range(len(_COLUMNS)) if width is None or width >= _LEAST.get(_COLUMNS[n], 0)]
     lines = table(tuple(_COLUMNS[n] for n in columns), [tuple(row[n] for n in columns) for row in rows], _RIGHT)
@@ -35,6 +35,7 @@ def list_lines(views: Sequence[RunView], width: int | None) -> list[Line]:
 
 
 def _row(view: RunView) -> tuple[str | tuple[str, str], ...]:
+    submitted = made_at(view.run_id) if view.submitted is None else view.submitted
     until = view.since if view.over else view.now
     duration = until - (view.submitted if view.over and view.submitted is not None else view.since)
     return (
@@ -44,9 +45,18 @@ def _row(view: RunView) -> tuple[str | tuple[str, str], ...]:
         count(view.step) if view.step >= 0 else "",
         count(view.durable) if view.durable >= 0 else "",
         str(view.job_id or ""),
-        brief(view.now - view.submitted) if view.submitted is not None else "",
-        "; ".join(filter(None, ("observed" * view.observed, f"owner {view.owner}" if view.owner else "", _note(view)))),
+        brief(view.now - submitted) if submitted else "",
+        "; ".join(filter(None, (*_about(view), _note(view)))),
     )
+
+
+def _about(view: RunView) -> Iterator[str]:
+    if view.observed:
+        yield "observed"
+    if view.owner:
+        yield f"owner {view.owner}"
+    if view.former_job:
+        yield f"was job {view.former_job}"
 
 
 def _note(view: RunView) -> str:
@@ -54,6 +64,8 @@ def _note(view: RunView) -> str:
         return f"SAVES FAIL: {view.saves_fail.words}"
     if view.disk_full:
         return "DISK FULL: logs, heartbeats and saves fail"
+    if view.lacks_files:
+        return view.lacks_files
     if view.verdict:
         return view.verdict
     if view.over:

@@ -96,6 +96,7 @@ def _headline(view: RunView, width: int | None) -> Line:
     name = fit(view.run_id, room)
     head = [(name, "strong"), ("  ", ""), (word.upper(), tone)]
     start = f"job {view.job_id}" if view.job_id else "no job yet"
+    start += f" (was {view.former_job})" if view.former_job else ""
     start += f", restart {view.starts}" if view.starts else ""
     if status == "unknown":
         written = _last_written(view)
@@ -149,7 +150,7 @@ def _progress(view: RunView, width: int | None) -> list[Line]:
     loss = f"  loss {view.loss:.4f}" if view.loss is not None else ""
     tone = "bad" if view.loss is not None and view.loss != view.loss else ""
     if not view.steps or view.steps_since_start:
-        counted = view.counted + (f" of job step {view.job_step}" if view.job_step else "")
+        counted = view.counted + (f", in `transom launch` {view.job_step}" if view.job_step else "")
         return [row("step", f"{count(view.step)}{counted}", (loss, tone), (pace, ""))]
     done = min(1.0, view.step / view.steps)
     to_go = (view.steps - view.step) * view.step_time if view.step_time else 0.0
@@ -321,6 +322,8 @@ def _warnings(view: RunView, width: int | None) -> list[Line]:
         error = " ".join((view.slurm_lost or view.slurm_error).split())
         alone = "; the training does not need it" if view.confirmed == "training" and view.nodes_fresh else ""
         found.append(f"Slurm has not answered for {span(view.slurm_silent)}{alone}: {error}")
+    if view.lacks_files:
+        found.append(view.lacks_files)
     if not view.operator and (view.operator_pending or not view.young):
         job = f"; job {view.operator_job} will become the operator" if view.operator_pending else ""
         what = "observe the run" if view.observed else "restart the run or isolate bad nodes"

@@ -115,7 +115,7 @@ def build_timeline(incident: Incident, book: RunRecord, *, full: bool = False) -
             Entry(m.at, m.at - last, _PARTS.get(m.what, "done"), m.what, m.words)
             for m, last in zip(marks, before, strict=False)
         ),
-        lost=-1 if incident.since_start else cause.lost,
+        lost=-1 if incident.since_start and not book.history.from_zero else cause.lost,
         cost=sums,
         gpu_hours=None if sums is None else gpu_hours(sums.without(*WITHOUT_NODES), book),
         since_start=incident.since_start,
@@ -208,11 +208,10 @@ def ending(timeline: Timeline) -> Iterator[tuple[str, str]]:
         kinds = ", ".join(f"{kind} {time}" for kind, time in lost_by_kind(timeline.cost))
         hours = f"; {gpu_time(timeline.gpu_hours)}" if timeline.gpu_hours is not None else ""
         yield "cost", f"{span(timeline.cost.wall / NS)}: {kinds}{hours}"
-    if timeline.since_start and timeline.step >= 0:
-        yield "steps", f"last step before it: {count(timeline.step)} since its start"
-    elif timeline.lost >= 0 and timeline.step >= 0:
-        again = f"{several(timeline.lost, 'step')} repeated" if timeline.lost else "no step lost"
-        yield "steps", f"last step before it: {count(timeline.step)}; {again}"
+    if timeline.step >= 0 and (timeline.since_start or timeline.lost >= 0):
+        again = f"; {several(timeline.lost, 'step')} repeated" if timeline.lost else "; no step lost"
+        counted = " since its start" if timeline.since_start else ""
+        yield "steps", f"last step before it: {count(timeline.step)}{counted}{again if timeline.lost >= 0 else ''}"
 
 
 def gpu_time(hours: float) -> str:

@@ -19,3 +19,4 @@ from transom_cli.core.goodput.model import History as History
 from transom_cli.core.goodput.model import Kind as Kind
 from transom_cli.core.goodput.model import Launch as Launch
 from transom_cli.core.goodput.model import Span as Span
+from transom_cli.core.goodput.model import counted_from_zero as counted_from_zero

@@ -70,6 +70,7 @@ class Account:
     by_category: tuple[Category, ...]  # the same by category
     # the same by how the training continued, without causes after which it has not
     by_recovery: tuple[Category, ...] = ()
+    from_zero: bool = False  # as in `History`
 
 
 def account(history: History) -> Account:
@@ -96,6 +97,7 @@ def account(history: History) -> Account:
         by_cause=tuple(sorted(priced, key=lambda one: -one[1].wall)),
         by_category=by(_category, lost),
         by_recovery=by(lambda cause: cause.recovery, continued),
+        from_zero=history.from_zero,
     )
 
 

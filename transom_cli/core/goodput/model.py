@@ -1,7 +1,7 @@
 """The values of an account. Times are integer nanoseconds since the epoch, so that sums are exact. Pure."""
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 NS = 1_000_000_000
 
@@ -77,11 +77,16 @@ class Launch:
     at: int
     samples: tuple[Sample, ...] = ()
     exact: bool = False  # the samples are the launcher's own, and the last one is the last step
-    since_start: bool = False  # steps count from the start of the processes, so repeated steps cannot be recognised
+    since_start: bool = False  # steps count from the start of the processes, and not from a known step
     job_step: str = ""  # as in `events.LaunchSeen`. Only steps of the same one are compared.
     # when that job step was done, if this is its last launch and the script may start another one
     done: int | None = None
     how: How = How.RELAUNCH  # how its ranks were started, after a fault
+
+    @property
+    def all_new(self) -> bool:
+        """Whether steps count from the start of this launch. In a re-entry, survivors count on."""
+        return self.since_start and self.how not in (How.REENTRY, How.REENTRY_STANDBY)
 
 
 @dataclass(frozen=True)
@@ -147,3 +152,18 @@ class History:
     attempts: tuple[Attempt, ...] = ()
     signs: tuple[tuple[str, Sign], ...] = ()  # (attempt, sign) of the operator's incidents
     stepless: int | None = None  # since then no rank of a live training has made a step, as heartbeats show
+    from_zero: bool = False  # as `counted_from_zero` has it
+
+    @property
+    def counted(self) -> bool:
+        """Whether some launches are only known by their number of steps."""
+        return any(one.all_new for attempt in self.attempts for one in attempt.launches)
+
+
+def counted_from_zero(history: History) -> History:
+    """Return the history of a run without a checkpoint: each launch begins where the first did."""
+    attempts = (
+        replace(one, launches=tuple(replace(x, since_start=x.since_start and not x.all_new) for x in one.launches))
+        for one in history.attempts
+    )
+    return replace(history, attempts=tuple(attempts), from_zero=True)

@@ -191,7 +191,8 @@ class _Walk:
         self._spend(sample.at, kind)
         if kind is Kind.RESTART and own_steps:
             known = self.causes[self._undone]
-            self.causes[self._undone] = replace(known, lost=max(known.lost, 0, self._best - sample.step + 1))
+            first = 1 if self._history.from_zero else sample.step
+            self.causes[self._undone] = replace(known, lost=max(known.lost, 0, self._best - first + 1))
 
     def _steps(self, samples: Sequence[Sample], best: int) -> None:
         for one, other in pairwise(samples):
