@@ -48,9 +48,11 @@ def test_when_all_have_ended_nothing_is_waited_for() -> None:
     assert actions[-1] == launcher.EndLaunch(0, "l1", evidence=False)
 
 
-def test_the_silence_of_a_trainer_that_never_beats_is_no_sign_whatever_is_durable() -> None:
+def test_silence_of_a_trainer_that_never_beats_is_only_reported_whatever_is_durable() -> None:
     state, _ = feed(fresh(), launcher.AttemptStarted(0.0, durable=40), launcher.CheckpointDurable(5.0, 50))
-    assert feed(state, launcher.Stalled(1900.0, 0, Stall(-1, 1800.0, 1800.0)))[1] == []
+    words = "no step seen for 1800 s: a hang, or a trainer whose steps transom does not see"
+    reported = [launcher.Journal("", "late", words)]
+    assert feed(state, launcher.Stalled(1900.0, 0, Stall(-1, 1800.0, 1800.0)))[1] == reported
 
 
 def test_evidence_of_many_ranks_is_cut() -> None:
@@ -117,7 +119,8 @@ def test_a_run_directory_that_was_never_seen_is_handed_up_and_one_that_was_is_tr
 
 def test_a_rank_that_is_stopped_before_the_runs_first_step_is_a_hang_all_the_same() -> None:
     state, _ = feed(fresh(), launcher.AttemptStarted(0.0))
-    assert feed(state, launcher.Stalled(9.0, 0, Stall(-1, 8.0, 5.0, (1,), ("n2",))))[1] == []
+    _, actions = feed(state, launcher.Stalled(9.0, 0, Stall(-1, 8.0, 5.0, (1,), ("n2",))))
+    assert [one.what for one in actions if isinstance(one, launcher.Journal)] == ["late"] and len(actions) == 1
     _, actions = feed(state, launcher.Stalled(9.0, 0, Stall(-1, 8.0, 5.0, (1,), ("n2",), stopped=True)))
     assert actions[-1] == launcher.EndLaunch(0, "l1", evidence=True)
 

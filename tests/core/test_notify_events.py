@@ -249,6 +249,15 @@ def test_growth_through_a_top_up_job_is_reported_and_its_nodes_carry_ranks() -> 
     assert (state.carrying, again) == (("n1", "n2"), [])
 
 
+def test_launch_without_a_step_in_its_time_is_reported_once() -> None:
+    late = ev.RecoverySeen(AT + 40, "7.0", "", "late", "no step seen for 30 s: a hang, or unseen steps")
+    news, state = follow((*LOST[:4], late, ev.Tick(AT + 50)))
+    assert [(one.kind, one.headline) for one in news[1:]] == [("incident", late.words)]
+    assert state.launch.late == late.words and state.incident is None
+    _, state = follow((ev.LaunchSeen(AT + 60, "7.0", 1, NODES, 3),), state)
+    assert not state.launch.late
+
+
 def test_checkpoint_that_is_newer_than_the_last_report_counts_as_a_step() -> None:
     news, _ = follow((*LOST[:6], ev.CheckpointSeen(AT + 12, 70), *LOST[6:10]))
     news = [one for one in news if one.kind == "incident"]

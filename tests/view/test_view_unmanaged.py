@@ -88,6 +88,18 @@ def test_list_does_not_wait_for_an_operator_that_asks_slurm_less_often(
     assert listed(made).status == status
 
 
+def test_launch_without_a_step_in_its_time_is_degraded_until_a_step(tmp_path: Path) -> None:
+    made = Made(tmp_path).seen((95.0, ev.Started(0, 1)), (94.0, ev.Submitted(0, "submit", JOB, True)))
+    made.seen((93.0, ev.JobSeen(0, JOB, 0, "RUNNING", nodes=made.nodes)))
+    made.seen((90.0, ev.LaunchSeen(0, f"{JOB}.0", 0, made.nodes, 32)))
+    words = "no step seen for 30 s: a hang, or a trainer whose steps transom does not see"
+    made.seen((60.0, ev.RecoverySeen(0, f"{JOB}.0", "", "late", words)))
+    view = made.beats(-1).operator().view()
+    assert (view.status, view.concern, view.health) == ("starting", "no step", "degraded")
+    assert view.next_steps[0].message == f"{words}; transom does nothing about it"
+    assert made.beats(3).view().health == "healthy"
+
+
 def test_nodes_whose_ranks_end_since_the_run_is_stopped_are_no_suspects(tmp_path: Path) -> None:
     made = Made(tmp_path).began().stepped().beats(18430, dead={"gpu001": "X"}).operator()
     assert {one.node: one.state for one in made.view().node_views}["gpu001"] == "suspect"

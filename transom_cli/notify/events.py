@@ -87,6 +87,9 @@ def _by_change(before: State, after: State, at: float) -> list[Notification]:
     if now is not None and _worth_a_message(now, at) and (was is None or was.id != now.id):
         found.append(_incident(after, now, at))
     found += _grown(before, after, at)
+    if after.launch.late and not before.launch.late:
+        key, details = f"late/{after.attempt}/{after.launch.number}", _lines(_progress(after), _job(after))
+        found.append(Notification(key, "incident", at, after.launch.late, details, _facts(after)))
     found += _saves(before, after, at)
     known = {(x.node, x.since) for x in before.isolation.exclusions}
     for x in after.isolation.exclusions:

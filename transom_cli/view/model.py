@@ -227,6 +227,7 @@ class RunView:
     starved: str = ""  # why the job cannot start: too few usable nodes
     to_lift: tuple[str, ...] = ()  # then: the nodes that transom keeps away
     top_up_nodes: tuple[str, ...] = ()  # of `nodes`, those that a top-up job brought
+    late: str = ""  # the launch has made no step in its time, and may hang
     wanted_nodes: int = 0  # that carry ranks when none is lost; 0: unknown
     requested_nodes: int = 0  # that the job asks for; 0: unknown
     leaving: Leaving | None = None
@@ -380,6 +381,8 @@ class RunView:
             return f"Slurm says {self.slurm_state}"
         if self.disk_full:
             return "disk full"
+        if self.late and self.status == "starting":
+            return "no step"
         if self.health != "degraded" or self.status not in ("training", "done"):
             return ""
         if self.unheard is not None:
@@ -425,7 +428,8 @@ class RunView:
         ranks = (one for one in self.node_views if one.role == "ranks")
         odd = not ends and (self.blind or any(one.state not in ("ok", "waiting") for one in ranks))
         recovers = self.phase == "recovering" and self.leaving is None and not self._continues
-        troubled = recovers or odd or self.reports or self.saves_fail or self.disk_full or self.ended_in_slurm
+        fails = self.saves_fail or self.disk_full or self.late or self.ended_in_slurm
+        troubled = recovers or odd or self.reports or fails
         return "degraded" if troubled else "healthy"
 
 
@@ -492,6 +496,7 @@ def build_view(
         loss=loss,
         nodes=state.carrying,
         top_up_nodes=state.launch.extra,
+        late=state.launch.late if state.phase is Phase.STARTING else "",
         spares=tuple(n for n in state.idle.nodes if n not in replaced),
         excluded=tuple((x.node, x.how, x.reason) for x in state.avoided),
         slurm_state="COMPLETING" if state.job.completing and state.phase is Phase.STOPPING else state.job.state,

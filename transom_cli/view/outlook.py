@@ -170,7 +170,11 @@ def next_steps(
     if state.phase is Phase.SUBMITTING:
         found.append(NextStep("submitting the job" if operator else "the operator will submit the job"))
     if state.phase is Phase.STARTING:
-        first = NextStep("the ranks start Python, then a first step; without it, the launch counts as hung", hung_at)
+        known = state.progress.max_step >= 0  # else transom may not see this trainer's steps
+        without = "the launch counts as hung" if known else "this screen and a notification say so"
+        first = NextStep(f"the ranks start Python, then a first step; without it, {without}", hung_at)
+        if state.launch.late:
+            first = NextStep(f"{state.launch.late}; transom does nothing about it")
         ranks = f"the launcher {'checks the nodes, then it ' * preflight}starts the ranks"
         ranks = ranks if launcher else "script running, steps not visible"
         found.append(_lost_at_start(state) or first if state.launch.started else NextStep(ranks))
