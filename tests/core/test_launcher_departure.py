@@ -173,6 +173,13 @@ def test_a_node_that_somebody_drains_is_left_with_a_checkpoint() -> None:
     )
 
 
+def test_leave_waits_for_the_requested_save_not_for_one_that_was_in_progress() -> None:
+    state, _ = feed(training(), launcher.NodesDraining(9.0, ("n2",), "fan"), launcher.CheckpointPlanned(9.5, 0, 12))
+    state, actions = feed(state, launcher.CheckpointDurable(10.0, 10))
+    assert actions == [] and state.progress.durable == 10
+    assert launcher.EndLaunch(0, "", evidence=False) in feed(state, launcher.CheckpointDurable(11.0, 12))[1]
+
+
 def test_a_spare_takes_the_place_of_a_node_that_somebody_drains() -> None:
     state, _ = feed(
         with_spare(),

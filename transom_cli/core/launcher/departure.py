@@ -91,7 +91,8 @@ def checkpoint_durable(state: State, e: ev.CheckpointDurable) -> Decision:
     departure = state.departure
     if state.phase is not Phase.TRAINING or departure.reason is Reason.NONE or departure.save_step is None:
         return state, ()
-    any_will_do = departure.reason in (Reason.MAINTENANCE, Reason.ANOMALY, Reason.GROW)
+    # of ranks that save on request, a save that was in progress before is older than the requested one
+    any_will_do = departure.save_step < 0 and departure.reason in (Reason.MAINTENANCE, Reason.ANOMALY, Reason.GROW)
     return end(state, e.at) if state.saved or (any_will_do and durable > departure.durable_before) else (state, ())
 
 
