@@ -39,6 +39,17 @@ def test_settings_from_a_script_are_valid(tmp_path: Path, capsys: pytest.Capture
     assert (suggested.steps, suggested.detect.first_step) == (10000, 1800)
 
 
+@pytest.mark.parametrize(
+    ("lines", "command"),
+    [("srun -n 8 python -u my/t.py --lr 3e-4", "python -u my/t.py --lr 3e-4"), ("srun $CMD", "python YOUR_SCRIPT.py"),
+     ("python t.py", "python YOUR_SCRIPT.py")],
+)  # fmt: skip
+def test_next_command_starts_what_the_script_starts(lines: str, command: str, tmp_path: Path) -> None:
+    (tmp_path / "t.sbatch").write_text(f"#!/bin/bash\n#SBATCH -N 2\n{lines}\n")
+    done = transom("init", "t.sbatch", cwd=tmp_path)
+    assert done.stderr.rstrip().endswith(f"run -f run.toml --dry-run -- {command}")
+
+
 def test_existing_file_is_kept(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("mine")
     done = transom("init", "-o", str(tmp_path / "run.toml"))

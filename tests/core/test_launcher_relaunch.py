@@ -50,7 +50,7 @@ def test_when_all_have_ended_nothing_is_waited_for() -> None:
 
 def test_silence_of_a_trainer_that_never_beats_is_only_reported_whatever_is_durable() -> None:
     state, _ = feed(fresh(), launcher.AttemptStarted(0.0, durable=40), launcher.CheckpointDurable(5.0, 50))
-    words = "no step seen for 1800 s: a hang, or a trainer whose steps transom does not see"
+    words = "no step seen for 1800 s: a hang, or a trainer that reports none (no `beat(step)`)"
     reported = [launcher.Journal("", "late", words)]
     assert feed(state, launcher.Stalled(1900.0, 0, Stall(-1, 1800.0, 1800.0)))[1] == reported
 

@@ -64,8 +64,8 @@ def test_messages_name_it() -> None:
 
 def test_errors_name_it() -> None:
     for words, hint in (("Unable to contact slurm controller", "scontrol -M alps ping"),
-                        ("Invalid job id specified", "sacct -M alps -D -j JOBID")):  # fmt: skip
-        assert classify(["squeue"], 1, "", words, "alps").hint == hint
+                        ("Invalid job id specified", "sacct -M alps -D -j 38")):  # fmt: skip
+        assert classify(["squeue", "-j", "38"], 1, "", words, "alps").hint == hint
         assert "-M" not in classify(["squeue"], 1, "", words).hint
 
 

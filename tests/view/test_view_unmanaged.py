@@ -92,7 +92,7 @@ def test_launch_without_a_step_in_its_time_is_degraded_until_a_step(tmp_path: Pa
     made = Made(tmp_path).seen((95.0, ev.Started(0, 1)), (94.0, ev.Submitted(0, "submit", JOB, True)))
     made.seen((93.0, ev.JobSeen(0, JOB, 0, "RUNNING", nodes=made.nodes)))
     made.seen((90.0, ev.LaunchSeen(0, f"{JOB}.0", 0, made.nodes, 32)))
-    words = "no step seen for 30 s: a hang, or a trainer whose steps transom does not see"
+    words = "no step seen for 30 s: a hang, or a trainer that reports none (no `beat(step)`)"
     made.seen((60.0, ev.RecoverySeen(0, f"{JOB}.0", "", "late", words)))
     view = made.beats(-1).operator().view()
     assert (view.status, view.concern, view.health) == ("starting", "no step", "degraded")

@@ -45,7 +45,9 @@ def init(
         raise UsageError(f"`{output}` exists", hint="add `--force`, or give another file with `--output`")
     found = _from_script(script) if script is not None else _asked()
     output.write_text(settings_text(found))
-    print(f"wrote {output}; next: transom run -f {output} --dry-run -- python train.py", file=sys.stderr)
+    command = _command(script) if script is not None else ""
+    command = command or f"python {'train.py' if Path('train.py').exists() else 'YOUR_SCRIPT.py'}"
+    print(f"wrote {output}; next: transom run -f {output} --dry-run -- {command}", file=sys.stderr)
 
 
 def settings_text(options: dict[str, str]) -> str:
@@ -77,6 +79,17 @@ def _from_script(path: Path) -> dict[str, str]:
         print(f"note: not in the settings: {', '.join(f'--{name}' for name in left)}", file=sys.stderr)
     print(f"note: the script's commands are not taken over; `transom adopt {path}` keeps them", file=sys.stderr)
     return given
+
+
+def _command(script: Path) -> str:
+    """Return what the only srun of a script starts; "" if there are several, or if it has variables."""
+    from transom_cli.submit.adopt import Kind, find_steps
+    from transom_cli.submit.inputs import read_script
+    from transom_cli.submit.srun_options import SRUN
+
+    steps = [one for one in find_steps(read_script(script, "transom init train.sbatch")) if one.kind is Kind.TRAINING]
+    words = SRUN.split(steps[0].text.split()[1:])[1] if len(steps) == 1 else []
+    return "" if any("$" in word for word in words) else " ".join(words)
 
 
 def _asked() -> dict[str, str]:

@@ -161,7 +161,8 @@ def classify(argv: Sequence[str], code: int, out: str, err: str, cluster: str = 
     if _DENIED.search(words):
         return SlurmDenied(what, f"Slurm said: {words}", "ask an administrator of the cluster")
     if _NO_JOB.search(words):
-        sacct = cluster_command("sacct -D -j JOBID", cluster)
+        job_id = next((word for word in argv[1:] if word.isdecimal()), "JOBID")
+        sacct = cluster_command(f"sacct -D -j {job_id}", cluster)
         return NoSuchJob("Slurm does not know this job", f"Slurm said: {words}", sacct)
     if _UNKNOWN.search(words[-_SEARCHED:]):
         return SlurmUnknown(f"Slurm did not answer `{command}`", f"Slurm said: {words}", _hint(words, ping))

@@ -224,7 +224,7 @@ def _stalled(state: State, e: ev.Stalled) -> Decision:
         return state, ()
     if e.stall.step < 0 and max(state.progress.max_step, state.before.step) < 0 and not e.stall.stopped:
         # maybe a trainer without heartbeats: its silence means nothing, and a relaunch would loop
-        words = f"no step seen for {e.stall.seconds:.0f} s: a hang, or a trainer whose steps transom does not see"
+        words = f"no step seen for {e.stall.seconds:.0f} s: a hang, or a trainer that reports none (no `beat(step)`)"
         return state, (Journal("", "late", words),)
     sign = Sign.of_stall(e.stall, state.nodes.of_launch(e.stall.nodes))
     return ignore(state, e.at, sign) or fail(state, e.at, sign)
