@@ -164,3 +164,11 @@ def test_run_whose_files_are_gone_is_not_resumed_and_says_what_can_be_done(run: 
     error = CliRunner().invoke(app, ["resume", str(run.path)]).exception
     assert isinstance(error, TransomError) and error.what == f"cannot read {path}", error
     assert "restore it from a copy" in error.hint and f"--set checkpoint.directory={run.checkpoints}" in error.hint
+
+
+def test_stop_of_a_run_without_an_operator_or_a_job_submits_nothing(run: RunDir, tmp_path: Path) -> None:
+    done = transom("stop", run.path, PATH=str(tmp_path))  # no command of Slurm
+    assert done.returncode == 0, done.stderr
+    assert f"run {run.run_id} is stopped" in done.stderr and "its job was never submitted" in done.stderr
+    assert read_holder(run) is not None and not list(run.requests.glob("*"))
+    assert transom("status", run.path).stdout.count("never submitted") == 1

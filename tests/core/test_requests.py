@@ -6,7 +6,9 @@ from test_faults import NODES, Player, fault
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator import actions as act
-from transom_cli.core.operator.state import Phase, Policy
+from transom_cli.core.operator import job
+from transom_cli.core.operator.decide import decide
+from transom_cli.core.operator.state import Phase, Policy, State
 
 
 def training(policy: Policy | None = None) -> Player:
@@ -75,3 +77,20 @@ def test_a_stop_request_is_remembered_with_its_author() -> None:
     player = training()
     player.feed(ev.StopRequested(3.0, "bob (uid 1002)"))
     assert [(r.what, r.who) for r in player.state.requests] == [("stop", "bob (uid 1002)")]
+
+
+def test_a_stop_before_any_operator_ends_the_run_and_orders_nothing() -> None:
+    state, actions = decide(State(), ev.StopRequested(1.0, "ann"))
+    assert (state.phase, state.exit_code, actions) == (Phase.STOPPED, 130, ())
+    assert state.verdict == "stopped by ann; its job was never submitted"
+    assert decide(state, ev.Started(2.0, 1))[1] == ()
+
+
+def test_a_stop_before_the_answer_of_sbatch_says_so_only_if_nothing_was_submitted() -> None:
+    begun, _ = decide(State(), ev.Started(1.0, 1))
+    stopping, actions = decide(begun, ev.StopRequested(2.0, "ann"))
+    assert stopping.phase is Phase.STOPPING and [type(a) for a in actions] == [act.Cancel]
+    none, _ = decide(stopping, ev.Acted(3.0, actions[0].key, job.NOTHING_SUBMITTED))
+    assert (none.phase, none.verdict) == (Phase.STOPPED, "stopped by ann; its job was never submitted")
+    some, _ = decide(stopping, ev.Acted(3.0, actions[0].key, "cancelled"))
+    assert (some.phase, some.verdict) == (Phase.STOPPED, "stopped by ann")

@@ -13,7 +13,7 @@ import typer
 
 from transom_cli.cli.common import active_of_name, bounded, require_own_run, run_to_act_on, run_to_request
 from transom_cli.cli.options import Json, Root, Run
-from transom_cli.cli.run import cancel_pending_operator, nodes_range, operate_or_watch
+from transom_cli.cli.run import cancel_pending_operator, nodes_range, operate_or_watch, submits_here
 from transom_cli.errors import (
     NoCheckpoint,
     NoSuchRun,
@@ -51,6 +51,8 @@ def stop(
 
     from transom_cli.ownership import is_own
     from transom_cli.supervise.journal import fold
+    from transom_cli.supervise.operator.job import stop_unsubmitted
+    from transom_cli.supervise.requests import this_user
     from transom_cli.view.terminal import waiting
 
     found = _found(run, root, "stop")
@@ -62,7 +64,8 @@ def stop(
         _confirm("stop", found.run_id, f"Stop run {found.run_id}?")
     if not already:
         with waiting(f"stopping {found.run_id}: ranks may save, Slurm gives them 30 s"):
-            submit_request(found, "stop")
+            if not (is_own(found) and stop_unsubmitted(found, this_user())):
+                submit_request(found, "stop")
             state = _until_over(found)
         _require_stopped(found, state)
         if is_own(found):
@@ -72,10 +75,41 @@ def stop(
     if json_:
         print(json.dumps({"schema": 1, "run_id": found.run_id, "phase": state.phase.value, "was_over": already}))
     else:
-        why = f" ({state.verdict})" if state.policy.observe and state.verdict else ""
+        why = f" ({state.verdict})" if (state.policy.observe or not state.job.id) and state.verdict else ""
         how = "has already ended: " if already else "is "
         saved = f", with checkpoint {state.progress.durable:,} on disk" if state.progress.durable >= 0 else ""
         print(printable(f"run {found.run_id} {how}{state.phase.value}{why}{saved}"), file=sys.stderr)
+
+
+def end_unsubmitted(made: RunDir) -> bool:
+    """End a new run whose `transom run` was interrupted before its job was submitted.
+
+    Returns False, and changes nothing, if its job exists, or if its operator's job will submit it.
+    """
+    from transom_cli.supervise.journal import fold
+    from transom_cli.supervise.operator.job import stop_unsubmitted
+    from transom_cli.supervise.requests import this_user
+    from transom_cli.view.terminal import waiting
+
+    if made.operator_job.exists():
+        return False
+    state = fold(made.journal).state
+    if not stop_unsubmitted(made, this_user()):
+        if state.job.id or state.phase.over or not submits_here(made):
+            return False
+        with waiting(f"stopping {made.run_id} before its job is submitted"):
+            submit_request(made, "stop")
+            state = _until_over(made)
+        if not state.phase.over:
+            print(f"\ninterrupted; the operator continues to stop the run: see `transom status {made.run_id}`",
+                  file=sys.stderr)  # fmt: skip
+            return True
+    job = fold(made.journal).state.job.id
+    what = f"interrupted while its job was submitted; job {job} is cancelled" if job else (
+        "interrupted before its job was submitted"
+    )  # fmt: skip
+    print(f"\nrun {made.run_id} is stopped: {what}", file=sys.stderr)
+    return True
 
 
 def _require_none_active(root: Path) -> None:

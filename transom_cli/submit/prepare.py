@@ -344,7 +344,9 @@ def create(prepared: Prepared, cluster: str = "") -> RunDir:
     try:
         replace(prepared.record(run.path), cluster=cluster).save(run)
         write_header(run.journal, policy_of(prepared.settings), prepared.num_nodes, prepared.spares, fewest)
-    except OSError as error:  # nothing was submitted: half a run is no run
+    except (OSError, KeyboardInterrupt) as error:  # nothing was submitted: half a run is no run
         shutil.rmtree(run.path, ignore_errors=True)
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise path_error(error, run.path) from error
     return run
