@@ -84,13 +84,26 @@ def stopping(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         os.kill(holder.pid, signal.SIGTERM)
 
 
-def test_stop_says_with_22_that_nothing_has_stopped(stopping: Callable[[], BaseException], tmp_path: Path) -> None:
+def no_slurm(folder: Path) -> None:
     for name in ("scontrol", "scancel", "squeue", "sacct"):
-        (tmp_path / name).write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
-        (tmp_path / name).chmod(0o755)
+        (folder / name).write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
+        (folder / name).chmod(0o755)
+
+
+def test_stop_says_with_22_that_nothing_has_stopped(stopping: Callable[[], BaseException], tmp_path: Path) -> None:
+    no_slurm(tmp_path)
     error = stopping()
     assert isinstance(error, Unknown) and error.exit_code == 22
     assert "has not stopped yet" in error.what and "Unable to contact slurm controller" in error.why
+
+
+def test_stop_says_in_a_pipe_that_it_waits_for_slurm_and_for_what(
+    run: RunDir, stopping: Callable[[], BaseException], tmp_path: Path
+) -> None:
+    no_slurm(tmp_path)
+    said = CliRunner().invoke(app, ["stop", str(run.path)]).stderr
+    assert said.count("Slurm does not respond; waiting up to 4 s for it to cancel job 7: ") == 1, said
+    assert "Unable to contact slurm controller" in said
 
 
 def test_stop_says_with_22_that_the_job_could_not_be_cancelled(stopping: Callable[[], BaseException]) -> None:

@@ -63,7 +63,7 @@ def stop(
     if not (already or run or yes):
         _confirm("stop", found.run_id, f"Stop run {found.run_id}?")
     if not already:
-        with waiting(f"stopping {found.run_id}: ranks may save, Slurm gives them 30 s"):
+        with waiting(f"stopping {found.run_id}: ranks may save, Slurm gives them 30 s", in_pipe=True):
             if not (is_own(found) and stop_unsubmitted(found, this_user())):
                 submit_request(found, "stop")
             state = _until_over(found)
@@ -434,11 +434,17 @@ def _require_stopped(run: RunDir, state: State) -> None:
 
 
 def _until_over(run: RunDir) -> State:
+    """Wait until the run is over, or for `STOP_PATIENCE`. If that waits for Slurm, print one line about it."""
     import time
 
     from transom_cli.supervise.journal import fold
 
-    deadline = time.monotonic() + STOP_PATIENCE
+    deadline, reported = time.monotonic() + STOP_PATIENCE, False
     while not (state := fold(run.journal).state).phase.over and time.monotonic() < deadline:
+        if state.slurm_error and not reported:
+            reported = True
+            todo = f"to cancel job {state.job.id}" if state.job.id else "to say whether it has a job of this run"
+            waits = f"Slurm does not respond; waiting up to {STOP_PATIENCE:g} s for it {todo}"
+            print(printable(f"{waits}: {' '.join(state.slurm_error.split())}"), file=sys.stderr, flush=True)
         time.sleep(0.2)
     return state
