@@ -192,12 +192,12 @@ def _local(created: str, now: float) -> str:
 
 
 def _row(verdict: Verdict, good: str) -> tuple[int, tuple[str, ...]]:
-    from transom_cli.ckpt.tiers.marks import is_kept, read_metrics
+    from transom_cli.ckpt.tiers.marks import is_automatic, is_kept, read_metrics
 
     step, manifest = verdict.candidate.step, verdict.manifest
     state = good if verdict.good else f"bad: {verdict.reason}"
     if is_kept(verdict.candidate.path):
-        state += ", kept"
+        state += ", kept by transom" if is_automatic(verdict.candidate.path) else ", kept"
     if metrics := read_metrics(verdict.candidate.path):
         state += "; " + ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
     if manifest is None:

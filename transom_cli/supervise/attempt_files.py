@@ -12,6 +12,7 @@ from typing import Any
 from transom_cli.ckpt.names import SEALED
 from transom_cli.ckpt.save.status import SaveStatus, worst
 from transom_cli.core import events as ev
+from transom_cli.core.bad_loss import BadLoss
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.events import RankExit
 from transom_cli.core.goodput.account import Loss
@@ -227,6 +228,14 @@ def read_reports(attempt: AttemptDir) -> dict[str, Any]:
     """Return the reports; an empty document if there are none, or none that can be read."""
     data = read_json(attempt.reports)
     return data if data.get("schema") == SCHEMA else {}
+
+
+def read_bad_loss(attempt: AttemptDir) -> BadLoss | None:
+    """Return since when the loss is NaN or infinite, if it was so to the end of the attempt, or is so now."""
+    try:
+        return build(BadLoss, read_reports(attempt).get("bad_loss"))
+    except BadRecord:
+        return None
 
 
 def saves_fail(run: RunDir, state: State) -> SavesFail | None:
