@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from test_faults import NODES, Player, fault
 
 from transom_cli.core import events as ev
@@ -94,3 +96,12 @@ def test_a_stop_before_the_answer_of_sbatch_says_so_only_if_nothing_was_submitte
     assert (none.phase, none.verdict) == (Phase.STOPPED, "stopped by ann; its job was never submitted")
     some, _ = decide(stopping, ev.Acted(3.0, actions[0].key, "cancelled"))
     assert (some.phase, some.verdict) == (Phase.STOPPED, "stopped by ann")
+
+
+def test_a_run_resumed_from_an_older_checkpoint_makes_progress_from_there() -> None:
+    player = training()
+    player.feed(ev.StepSeen(3.0, "7.0", 60), ev.CheckpointSeen(4.0, 50), ev.StopRequested(5.0, "ann"))
+    player.feed(ev.JobSeen(6.0, 7, 0, "CANCELLED"), ev.Resumed(7.0, "ann", back_to=30))
+    assert player.state.phase is Phase.SUBMITTING and player.state.progress.durable == 30
+    progress = replace(player.state.progress, durable=40)
+    assert progress.further() and not player.state.progress.further()

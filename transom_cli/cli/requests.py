@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,7 @@ from transom_cli.errors import (
     printable,
 )
 from transom_cli.layout import RunDir
+from transom_cli.plural import some
 from transom_cli.slurm.port import NoSuchJob, cluster_command
 from transom_cli.view.text import span
 
@@ -53,6 +55,8 @@ def stop(
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.operator.job import stop_unsubmitted
     from transom_cli.supervise.requests import this_user
+    from transom_cli.view.outlook import continue_command
+    from transom_cli.view.read import read_view
     from transom_cli.view.terminal import waiting
 
     found = _found(run, root, "stop")
@@ -79,6 +83,11 @@ def stop(
         how = "has already ended: " if already else "is "
         saved = f", with checkpoint {state.progress.durable:,} on disk" if state.progress.durable >= 0 else ""
         print(printable(f"run {found.run_id} {how}{state.phase.value}{why}{saved}"), file=sys.stderr)
+        view = read_view(found)
+        if view.bad_resume is not None:
+            command = continue_command(view)
+            further = f"; to continue: `{command}`" if command else ""
+            print(printable(f"note: {view.bad_resume.words}{further}"), file=sys.stderr)
 
 
 def end_unsubmitted(made: RunDir) -> bool:
@@ -151,8 +160,16 @@ def resume(
     exclude: Annotated[
         str | None, typer.Option("--exclude", "-x", help="Nodes to exclude, besides those of the script.")
     ] = None,
+    from_: Annotated[
+        int | None,
+        typer.Option("--from", metavar="STEP", help="Continue from this checkpoint, and set newer ones aside."),
+    ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Even with another number of ranks, or if no checkpoint could be restored.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Even with another number of ranks, if no checkpoint could be restored, or after a loss that was NaN.",
+        ),
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return when Slurm has accepted the job.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask if no run is named.")] = False,
@@ -162,8 +179,9 @@ def resume(
 
     Without RUN, resumes the newest run that can be resumed, and asks first.
     A held job is released. A stopped, failed or given-up run continues as the same run, with the same command and
-    settings, from its newest verified checkpoint. Another number of nodes needs --force, unless the run may shrink to
-    it. Exit code 1: there is nothing to resume.
+    settings, from its newest verified checkpoint, or from that of --from. Another number of nodes needs --force, unless
+    the run may shrink to it. Exit code 1: there is nothing to resume, or the newest checkpoint is from after a NaN
+    loss.
     """
     from transom_cli.supervise.journal import fold
 
@@ -174,16 +192,18 @@ def resume(
     given = {name: value for name, value in changes.items() if value is not None}
     state = fold(found.journal).state
     if state.phase.over:
-        code = _continue(found, state, given, force=force, detach=detach, json_=json_)
+        code = _continue(found, state, given, from_, force=force, detach=detach, json_=json_)
         raise typer.Exit(code)
-    if given:
+    if given or from_ is not None:
         why = f"it is {state.phase.value}, and its job keeps its options"
-        omit = ", ".join(f"`--{name}`" for name in given)
+        omit = ", ".join(f"`--{name}`" for name in (*given, *(["from"] if from_ is not None else [])))
         raise UsageError(f"Run `{found.run_id}` has not ended", why, f"omit {omit}")
     _ask("resume", run, root, json_)
 
 
-def _continue(run: RunDir, state: State, changes: dict[str, str], *, force: bool, detach: bool, json_: bool) -> int:
+def _continue(
+    run: RunDir, state: State, changes: dict[str, str], back_to: int | None, *, force: bool, detach: bool, json_: bool
+) -> int:
     """Submit another job of a run that has ended, and watch it. Returns the exit code."""
 
     from transom_cli.bootstrap.slurm import require_own_cluster, run_slurm
@@ -194,6 +214,9 @@ def _continue(run: RunDir, state: State, changes: dict[str, str], *, force: bool
 
     require_own_run(run)
     _require_resumable(run, state, force=force)
+    rollback = _rollback_to(run, state, back_to) if back_to is not None else None
+    if rollback is None:
+        _require_good_checkpoint(run, state, force=force)
     try:
         with waiting("asking Slurm whether the run's last job has ended"):
             require_own_cluster(run)
@@ -207,8 +230,14 @@ def _continue(run: RunDir, state: State, changes: dict[str, str], *, force: bool
         scancel = cluster_command(f"scancel {state.job.id}", read_run_settings(run).cluster)
         raise Unknown(f"Job {state.job.id} of run `{run.run_id}` has not ended", "two jobs of a run must not train",
                       f"{scancel}, then repeat this command")  # fmt: skip
-    continue_run(run, this_user(), *_change_options(run, state, changes, force=force))
-    newest = f"from checkpoint {state.progress.durable:,}" if state.progress.durable >= 0 else "from the beginning"
+    options = _change_options(run, state, changes, force=force)
+    if rollback is not None:
+        set_aside = rollback()
+        if set_aside:
+            print(f"{some(set_aside, 3)} kept as step-<n>.undone-<k>", file=sys.stderr)
+    continue_run(run, this_user(), *options, -1 if back_to is None else back_to)
+    start = state.progress.durable if back_to is None else back_to
+    newest = f"from checkpoint {start:,}" if start >= 0 else "from the beginning"
     print(f"run {run.run_id} continues {newest}", file=sys.stderr)
     if not json_:
         return operate_or_watch(run, detach=detach, foreground=False, new=True)
@@ -233,6 +262,51 @@ def _require_resumable(run: RunDir, state: State, *, force: bool) -> None:
         raise TransomError(what, state.verdict, hint)
     for path in run.needed:
         read_run_file(run, path)
+
+
+def _rollback_to(run: RunDir, state: State, step: int) -> Callable[[], tuple[str, ...]]:
+    """Return what sets the checkpoints after `step` aside, and returns their names.
+
+    Raises:
+        NoCheckpoint: there is none of this step. UsageError: one after it is not the run's own.
+    """
+    import time
+
+    from transom_cli.ckpt.failures import BadManifest
+    from transom_cli.ckpt.inventory import candidates, read_manifest
+    from transom_cli.ckpt.restore.rollback import Rollback, roll_back
+    from transom_cli.cli.ckpt_places import chosen
+    from transom_cli.config.run_settings import checkpoints_of, read_settings
+    from transom_cli.supervise.handoff_record import attempt_numbers
+
+    directory = checkpoints_of(run, read_settings(run))
+    chosen(directory, step)
+    job, restarts = max((*attempt_numbers(run), (state.job.id, state.job.restarts)))
+    back = Rollback(f"{job}.{restarts + 1}", step, why="`transom resume --from`", wall=time.time())
+    for one in candidates(directory):
+        with contextlib.suppress(BadManifest):
+            if one.step > step and not back.undoes(one.step, read_manifest(one).attempt):
+                why = f"{one.path} is newer, and was not written by this run"
+                raise UsageError(f"Run `{run.run_id}` cannot continue from step {step}", why, "move it away")
+    return lambda: roll_back(directory, back)
+
+
+def _require_good_checkpoint(run: RunDir, state: State, *, force: bool) -> None:
+    """Refuse to continue from a checkpoint that was saved after the loss became NaN, unless with `--force`."""
+    from transom_cli.supervise.attempt_files import bad_loss_of, read_bad_resume
+    from transom_cli.view.read import read_run_settings
+
+    loss = bad_loss_of(run)
+    bad = read_bad_resume(loss, read_run_settings(run).checkpoints)
+    if loss is not None and bad is None and (state.progress.durable < 0 or state.progress.durable > loss.proven):
+        since = f"the loss is not a number since step {loss.since:,}"
+        print(f"warning: {since}: let the trainer continue from a checkpoint from before that", file=sys.stderr)
+    if bad is None or force:
+        return
+    resume = f"transom resume {run.run_id}"
+    hint = f"{resume} --from {bad.instead}\nor, " if bad.instead >= 0 else ""
+    hint += f"from checkpoint {bad.newest:,} nevertheless: {resume} --force"
+    raise TransomError(f"Run `{run.run_id}` would continue from a bad state", bad.words, hint)
 
 
 def _change_options(run: RunDir, state: State, changes: dict[str, str], *, force: bool) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from transom_cli.core.bad_loss import BadLoss, BadResume
 from transom_cli.core.crash_loop import CrashLoop, crash_loop, reached
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.fault import NOTHING, Fault, failed_again, fault_of, outcome
@@ -219,6 +220,8 @@ class RunView:
     observed: bool = False  # transom reports what it would do, and does nothing
     withheld: tuple[WouldHave, ...] = ()  # what it would have done, oldest first
     missing_files: tuple[str, ...] = ()  # without which a run that is over cannot be resumed
+    bad_loss: BadLoss | None = None  # of a run that is over: its loss was NaN or infinite to the end
+    bad_resume: BadResume | None = None  # then: its newest checkpoint may be of that state
     root_line: str = ""  # of a failed run: file and line of the trainer that failed, or of its log
     crash_loop: CrashLoop | None = None  # the run fails again and again at the same step
     starved: str = ""  # why the job cannot start: too few usable nodes

@@ -54,10 +54,9 @@ def _note(view: RunView) -> str:
         return f"SAVES FAIL: {view.saves_fail.words}"
     if view.disk_full:
         return "DISK FULL: logs, heartbeats and saves fail"
-    if view.verdict:
-        return view.verdict
-    if view.over:
-        return ""
+    if view.verdict or view.over:
+        bad = f"the loss is not a number since step {view.bad_loss.since:,}" if view.bad_loss is not None else ""
+        return "; ".join(filter(None, (view.verdict, bad)))
     if view.status != view.confirmed:
         return view.condition or pending_reason(view)
     was = f"was {view.phase}; " if view.status != view.phase else ""

@@ -330,7 +330,7 @@ def _resumed(state: State, e: ev.Resumed) -> Step:
         job=Job(starts=state.job.starts + bool(state.job.id)),
         launch=Launch(),
         idle=Idle(),
-        progress=state.progress.new_start().charged(),
+        progress=state.progress.new_start().charged() if e.back_to < 0 else state.progress.back_to(e.back_to),
         budget=Budget(),
         isolation=state.isolation.without(state.isolation.expired(e.at)),
         slurm_error="",

@@ -31,7 +31,7 @@ from transom_cli.errors import printable
 from transom_cli.files import listed, replace_text, tail
 from transom_cli.heartbeat.step_breakdown import BadStepBreakdown, NodeSteps, decode
 from transom_cli.layout import AttemptDir
-from transom_cli.supervise.attempt_files import SCHEMA, newest_checkpoint, read_bad_loss, read_losses
+from transom_cli.supervise.attempt_files import SCHEMA, last_bad_loss, newest_checkpoint, read_losses
 from transom_cli.supervise.launcher.journal import JournalWriter, say
 
 EVERY = 5.0  # interval in seconds between reads, as the agents write
@@ -64,7 +64,7 @@ class AnomalyReporter:
         self._sampled = (-1, -1)  # launch and step of the newest loss that was judged
         self._standing: dict[str, dict[str, Any]] = {}
         self._before = before
-        self._bad = self._bad_before()
+        self._bad = last_bad_loss(reversed(before))
         self._good = -1  # the last step with a good loss, in any launch
         self._kept = self._marked()  # checkpoints that must not be deleted while the loss is bad
         self._shown: object = None
@@ -171,15 +171,6 @@ class AnomalyReporter:
             if there.exists() and not marks.is_kept(there):
                 marks.keep(there, automatic=True)
                 self._kept.append(there)
-
-    def _bad_before(self) -> BadLoss | None:
-        """Return since when the loss is bad, if it was so at the end of the newest attempt that has reported one."""
-        for attempt in reversed(self._before):
-            if (bad := read_bad_loss(attempt)) is not None:
-                return bad
-            if any(math.isfinite(one.loss) for one in read_losses(attempt)):
-                return None
-        return None
 
     def _good_before(self) -> int:
         """Return the last step with a good loss of the attempts before; -1 if none is known."""

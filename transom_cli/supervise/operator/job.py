@@ -168,10 +168,10 @@ def stop_unsubmitted(run: RunDir, who: str) -> bool:
     return first
 
 
-def continue_run(run: RunDir, who: str, num_nodes: int = 0, fewest: int = 0) -> None:
+def continue_run(run: RunDir, who: str, num_nodes: int = 0, fewest: int = 0, back_to: int = -1) -> None:
     """Record that a person resumes a run that is over. The next operator submits its job.
 
-    num_nodes, fewest: As in `core.events.Resumed`. Raises OperatorAlive: an operator is alive.
+    num_nodes, fewest, back_to: As in `core.events.Resumed`. Raises OperatorAlive: an operator is alive.
     """
     lease = Lease.take(run)
     journal = Journal(run.journal, lease.epoch)
@@ -180,7 +180,7 @@ def continue_run(run: RunDir, who: str, num_nodes: int = 0, fewest: int = 0) -> 
             request.unlink(missing_ok=True)  # else the next operator would carry it out again
         now = time.time()
         journal.append(ev.Started(now, lease.epoch))
-        journal.append(ev.Resumed(now, who, num_nodes, fewest))
+        journal.append(ev.Resumed(now, who, num_nodes, fewest, back_to))
     finally:
         journal.close()
         lease.give_up()
