@@ -21,7 +21,9 @@ from transom_cli.slurm.port import NoSuchJob
 from transom_cli.supervise.journal import Journal, fold
 from transom_cli.supervise.run_summary import write_summary
 
-WORDS = "the loss is not a number since step 41: checkpoint 50 was saved after that, and 30 is the newest from before it"
+WORDS = (
+    "the loss is not a number since step 41: checkpoint 50 was saved after that, and 30 is the newest from before it"
+)
 
 
 def save(run: RunDir, *steps: int, attempt: str = "7.0") -> None:

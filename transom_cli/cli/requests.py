@@ -234,7 +234,7 @@ def _continue(
     if rollback is not None:
         set_aside = rollback()
         if set_aside:
-            print(f"{some(set_aside, 3)} kept as step-<n>.undone-<k>", file=sys.stderr)
+            print(f"set aside as step-<n>.undone-<k>: {some(set_aside, 3)}", file=sys.stderr)
     continue_run(run, this_user(), *options, -1 if back_to is None else back_to)
     start = state.progress.durable if back_to is None else back_to
     newest = f"from checkpoint {start:,}" if start >= 0 else "from the beginning"
@@ -299,8 +299,7 @@ def _require_good_checkpoint(run: RunDir, state: State, *, force: bool) -> None:
     loss = bad_loss_of(run)
     bad = read_bad_resume(loss, read_run_settings(run).checkpoints)
     if loss is not None and bad is None and (state.progress.durable < 0 or state.progress.durable > loss.proven):
-        since = f"the loss is not a number since step {loss.since:,}"
-        print(f"warning: {since}: let the trainer continue from a checkpoint from before that", file=sys.stderr)
+        print(f"warning: {loss.words}: let the trainer continue from a checkpoint from before that", file=sys.stderr)
     if bad is None or force:
         return
     resume = f"transom resume {run.run_id}"

@@ -23,6 +23,11 @@ class BadLoss:
         """
         return max(-1, min(self.good, self.since) - 1)
 
+    @property
+    def words(self) -> str:
+        latest = " at the latest" if 0 <= self.good < self.since - 1 else ""  # not every loss is seen
+        return f"the loss is not a number since step {self.since:,}{latest}"
+
     def mark(self, step: int) -> str:
         """Say what is wrong with the checkpoint of a step; "" if it is known to be good."""
         if step <= self.proven:
@@ -44,7 +49,7 @@ class BadResume:
     def words(self) -> str:
         when = "was saved after that" if self.newest >= self.loss.since else "is not known to be from before that"
         good = f"{self.instead:,} is the newest from before it" if self.instead >= 0 else "none is from before it"
-        return f"the loss is not a number since step {self.loss.since:,}: checkpoint {self.newest:,} {when}, and {good}"
+        return f"{self.loss.words}: checkpoint {self.newest:,} {when}, and {good}"
 
 
 def bad_resume(loss: BadLoss | None, newest: int, instead: int) -> BadResume | None:

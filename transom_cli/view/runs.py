@@ -55,7 +55,7 @@ def _note(view: RunView) -> str:
     if view.disk_full:
         return "DISK FULL: logs, heartbeats and saves fail"
     if view.verdict or view.over:
-        bad = f"the loss is not a number since step {view.bad_loss.since:,}" if view.bad_loss is not None else ""
+        bad = view.bad_loss.words if view.bad_loss is not None else ""
         return "; ".join(filter(None, (view.verdict, bad)))
     if view.status != view.confirmed:
         return view.condition or pending_reason(view)
