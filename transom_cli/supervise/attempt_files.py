@@ -233,10 +233,10 @@ def read_reports(attempt: AttemptDir) -> dict[str, Any]:
 
 def read_bad_loss(attempt: AttemptDir) -> BadLoss | None:
     """Return since when the loss is NaN or infinite, if it was so to the end of the attempt, or is so now."""
-    try:
-        return build(BadLoss, read_reports(attempt).get("bad_loss"))
-    except BadRecord:
-        return None
+    found = read_reports(attempt).get("bad_loss")
+    with contextlib.suppress(BadRecord):
+        return build(BadLoss, found) if isinstance(found, dict) else None
+    return None
 
 
 def last_bad_loss(attempts: Iterable[AttemptDir]) -> BadLoss | None:
