@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from transom_cli.ckpt import files
 from transom_cli.ckpt.inventory import candidates
 from transom_cli.ckpt.manifest import Manifest, encode
-from transom_cli.cli import requests
+from transom_cli.cli import resume as resuming
 from transom_cli.cli.app import app
 from transom_cli.core import events as ev
 from transom_cli.layout import RunDir
@@ -75,7 +75,7 @@ def resume(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
 
     monkeypatch.setattr("transom_cli.bootstrap.slurm.run_slurm", lambda *_: Forgetful())
     monkeypatch.setattr("transom_cli.bootstrap.slurm.require_own_cluster", lambda *_: None)
-    monkeypatch.setattr(requests, "operate_or_watch", started)
+    monkeypatch.setattr(resuming, "operate_or_watch", started)
     return lambda *words: CliRunner().invoke(app, ["resume", str(run.path), *words])
 
 
