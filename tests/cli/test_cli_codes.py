@@ -84,13 +84,26 @@ def stopping(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         os.kill(holder.pid, signal.SIGTERM)
 
 
-def test_stop_says_with_22_that_nothing_has_stopped(stopping: Callable[[], BaseException], tmp_path: Path) -> None:
+def no_slurm(folder: Path) -> None:
     for name in ("scontrol", "scancel", "squeue", "sacct"):
-        (tmp_path / name).write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
-        (tmp_path / name).chmod(0o755)
+        (folder / name).write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
+        (folder / name).chmod(0o755)
+
+
+def test_stop_says_with_22_that_nothing_has_stopped(stopping: Callable[[], BaseException], tmp_path: Path) -> None:
+    no_slurm(tmp_path)
     error = stopping()
     assert isinstance(error, Unknown) and error.exit_code == 22
     assert "has not stopped yet" in error.what and "Unable to contact slurm controller" in error.why
+
+
+def test_stop_says_in_a_pipe_that_it_waits_for_slurm_and_for_what(
+    run: RunDir, stopping: Callable[[], BaseException], tmp_path: Path
+) -> None:
+    no_slurm(tmp_path)
+    said = CliRunner().invoke(app, ["stop", str(run.path)]).stderr
+    assert said.count("Slurm does not respond; waiting up to 4 s for it to cancel job 7: ") == 1, said
+    assert "Unable to contact slurm controller" in said
 
 
 def test_stop_says_with_22_that_the_job_could_not_be_cancelled(stopping: Callable[[], BaseException]) -> None:
@@ -164,3 +177,11 @@ def test_run_whose_files_are_gone_is_not_resumed_and_says_what_can_be_done(run: 
     error = CliRunner().invoke(app, ["resume", str(run.path)]).exception
     assert isinstance(error, TransomError) and error.what == f"cannot read {path}", error
     assert "restore it from a copy" in error.hint and f"--set checkpoint.directory={run.checkpoints}" in error.hint
+
+
+def test_stop_of_a_run_without_an_operator_or_a_job_submits_nothing(run: RunDir, tmp_path: Path) -> None:
+    done = transom("stop", run.path, PATH=str(tmp_path))  # no command of Slurm
+    assert done.returncode == 0, done.stderr
+    assert f"run {run.run_id} is stopped" in done.stderr and "its job was never submitted" in done.stderr
+    assert read_holder(run) is not None and not list(run.requests.glob("*"))
+    assert transom("status", run.path).stdout.count("never submitted") == 1

@@ -10,7 +10,7 @@ import pytest
 from transom_cli.cli.app import ClickException, app, usage_error
 from transom_cli.cli.common import active_of_name, run_to_read
 from transom_cli.cli.explain import _which
-from transom_cli.cli.requests import _found
+from transom_cli.cli.requests import named_run
 from transom_cli.config.load import load
 from transom_cli.core.operator.state import Policy
 from transom_cli.errors import UsageError
@@ -37,10 +37,10 @@ def test_change_to_one_of_several_needs_its_id(runs: list[RunDir], tmp_path: Pat
     ids = [run.run_id for run in runs]
     for verb in ("stop", "requeue", "resume"):
         with pytest.raises(UsageError, match="Several runs are called `gpt`") as refused:
-            _found("gpt", tmp_path, verb)
+            named_run("gpt", tmp_path, verb)
         assert all(one in refused.value.why for one in ids[:3]) and f"transom {verb} {ids[0]}" in refused.value.hint
-        assert _found(ids[0], tmp_path, verb).run_id == ids[0]
-    assert _found("gpt-eval", tmp_path, "stop").run_id == ids[3]
+        assert named_run(ids[0], tmp_path, verb).run_id == ids[0]
+    assert named_run("gpt-eval", tmp_path, "stop").run_id == ids[3]
 
 
 def test_look_takes_the_newest_and_says_so(
@@ -61,17 +61,17 @@ def test_look_takes_the_newest_and_says_so(
 def test_run_that_has_ended_is_not_meant(runs: list[RunDir], tmp_path: Path) -> None:
     for run in runs[:2]:
         _end(run)
-    assert active_of_name(tmp_path, "gpt") == [runs[2].run_id] and _found("gpt", tmp_path, "stop") == runs[2]
+    assert active_of_name(tmp_path, "gpt") == [runs[2].run_id] and named_run("gpt", tmp_path, "stop") == runs[2]
     _end(runs[2])
-    assert active_of_name(tmp_path, "gpt") == [] and _found("gpt", tmp_path, "stop") == runs[2]
+    assert active_of_name(tmp_path, "gpt") == [] and named_run("gpt", tmp_path, "stop") == runs[2]
 
 
 def test_newest_has_ended_and_an_older_one_trains(runs: list[RunDir], tmp_path: Path) -> None:
     _end(runs[2])
     with pytest.raises(UsageError) as refused:
-        _found("gpt", tmp_path, "stop")
+        named_run("gpt", tmp_path, "stop")
     assert refused.value.hint.startswith(f"transom stop {runs[1].run_id}\nor: ")
-    assert _found("gpt", tmp_path, "resume") == runs[2], "only a run that has ended can be meant"
+    assert named_run("gpt", tmp_path, "resume") == runs[2], "only a run that has ended can be meant"
 
 
 def test_incident_and_run_may_be_given_in_either_order(runs: list[RunDir], tmp_path: Path) -> None:

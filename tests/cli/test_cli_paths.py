@@ -8,18 +8,25 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from cli_support import transom
+from typer.testing import CliRunner
 
 from transom_cli.bootstrap.operator import operator_for
 from transom_cli.cli import run as running
+from transom_cli.cli.app import app
 from transom_cli.cli.ckpt_places import checkpoints_of_words, run_of_words
+from transom_cli.core import events as ev
+from transom_cli.core.operator.state import Phase
 from transom_cli.errors import BadNodes, TransomError
 from transom_cli.layout import RunDir
 from transom_cli.submit.submission import SubmissionRecord
+from transom_cli.supervise.journal import Journal, fold
 from transom_cli.supervise.launcher.allocation import require_run_dir
+from transom_cli.supervise.lease import Lease
 
 LONG = "x" * 300
 
@@ -88,6 +95,62 @@ def test_an_interrupt_before_the_view_says_that_the_run_may_continue(
     assert f"end it with `transom stop {run.run_id}`" in capsys.readouterr().err
 
 
+def test_an_interrupt_before_the_operator_ends_the_run_unsubmitted(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(made: RunDir, **how: bool) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "_operate_or_watch", interrupted)
+    assert running.operate_new(run, detach=False, foreground=False) == 130
+    said = capsys.readouterr().err
+    assert f"run {run.run_id} is stopped: interrupted before its job was submitted" in said, said
+    state = fold(run.journal).state
+    assert state.phase is Phase.STOPPED and "never submitted" in state.verdict
+    again = CliRunner().invoke(app, ["stop", str(run.path)])
+    assert again.exit_code == 0 and "its job was never submitted" in again.stderr
+
+
+def test_an_interrupt_while_the_operator_submits_stops_the_run(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lease = Lease.take(run)
+    journal = Journal(run.journal, lease.epoch)
+    journal.append(ev.Started(1.0, lease.epoch))
+
+    def interrupted(made: RunDir, **how: bool) -> int:
+        raise KeyboardInterrupt
+
+    def stops(_seconds: float) -> None:
+        if list(run.requests.glob("stop-*.json")):
+            journal.append(ev.StopRequested(2.0, "ada"))
+            journal.append(ev.Acted(3.0, "cancel/submission", "cancelled"))
+
+    monkeypatch.setattr(running, "_operate_or_watch", interrupted)
+    monkeypatch.setattr(time, "sleep", stops)
+    assert running.operate_new(run, detach=False, foreground=False) == 130
+    journal.close()
+    lease.give_up()
+    assert f"run {run.run_id} is stopped: interrupted" in capsys.readouterr().err
+
+
+def test_an_interrupt_after_the_submission_leaves_the_job_alone(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal(run.journal, 1)
+    journal.append(ev.Started(1.0, 1))
+    journal.append(ev.Submitted(2.0, "submit", 7))
+    journal.close()
+
+    def interrupted(made: RunDir, **how: bool) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "_operate_or_watch", interrupted)
+    assert running.operate_new(run, detach=False, foreground=False) == 130
+    assert f"end it with `transom stop {run.run_id}`" in capsys.readouterr().err
+    assert not list(run.requests.glob("*")) and not fold(run.journal).state.phase.over
+
+
 def test_the_current_directory_is_gone(run: RunDir, tmp_path: Path) -> None:
     program = "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); os.execv(sys.executable, "
     here = f"{program}[sys.executable, '-P', '-m', 'transom_cli', *sys.argv[1:]])"
@@ -127,6 +190,7 @@ def test_operator_takes_a_run_whose_script_is_not_utf8(run: RunDir) -> None:
 
 
 def test_a_request_that_cannot_be_written(run: RunDir) -> None:
+    Lease.take(run).give_up()
     run.requests.rmdir()
     run.requests.write_text("")
     done = transom("stop", run.path)

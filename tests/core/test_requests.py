@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from test_faults import NODES, Player, fault
 
 from transom_cli.core import events as ev
 from transom_cli.core.operator import actions as act
+from transom_cli.core.operator import job
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Phase, Policy
+from transom_cli.core.operator.state import Phase, Policy, State
 
 
 def training(policy: Policy | None = None) -> Player:
@@ -83,3 +86,29 @@ def test_second_request_while_the_first_is_under_way_names_it() -> None:
     state, _ = decide(player.state, ev.RequeueRequested(3.0, "bob", "requeue-1"))
     state, _ = decide(state, ev.RequeueRequested(3.1, "eve", "requeue-2"))
     assert state.requests[-1].result == "refused: the job is being requeued already: requeue requested by bob"
+
+
+def test_a_stop_before_any_operator_ends_the_run_and_orders_nothing() -> None:
+    state, actions = decide(State(), ev.StopRequested(1.0, "ann"))
+    assert (state.phase, state.exit_code, actions) == (Phase.STOPPED, 130, ())
+    assert state.verdict == "stopped by ann; its job was never submitted"
+    assert decide(state, ev.Started(2.0, 1))[1] == ()
+
+
+def test_a_stop_before_the_answer_of_sbatch_says_so_only_if_nothing_was_submitted() -> None:
+    begun, _ = decide(State(), ev.Started(1.0, 1))
+    stopping, actions = decide(begun, ev.StopRequested(2.0, "ann"))
+    assert stopping.phase is Phase.STOPPING and [type(a) for a in actions] == [act.Cancel]
+    none, _ = decide(stopping, ev.Acted(3.0, actions[0].key, job.NOTHING_SUBMITTED))
+    assert (none.phase, none.verdict) == (Phase.STOPPED, "stopped by ann; its job was never submitted")
+    some, _ = decide(stopping, ev.Acted(3.0, actions[0].key, "cancelled"))
+    assert (some.phase, some.verdict) == (Phase.STOPPED, "stopped by ann")
+
+
+def test_a_run_resumed_from_an_older_checkpoint_makes_progress_from_there() -> None:
+    player = training()
+    player.feed(ev.StepSeen(3.0, "7.0", 60), ev.CheckpointSeen(4.0, 50), ev.StopRequested(5.0, "ann"))
+    player.feed(ev.JobSeen(6.0, 7, 0, "CANCELLED"), ev.Resumed(7.0, "ann", back_to=30))
+    assert player.state.phase is Phase.SUBMITTING and player.state.progress.durable == 30
+    progress = replace(player.state.progress, durable=40)
+    assert progress.further() and not player.state.progress.further()

@@ -18,12 +18,13 @@ from transom_cli.layout import RunDir
 from transom_cli.slurm.tags import of_run, run_tag
 from transom_cli.submit.render import RUN_CONTINUES, operator_options, operator_script, operator_tag
 from transom_cli.supervise.journal import fold, write_header
-from transom_cli.supervise.lease import Lease
+from transom_cli.supervise.lease import Lease, operator_alive
 from transom_cli.supervise.operator.job import (
     await_next,
     await_operator,
     cancel_waiting,
     give_up_unsubmitted,
+    stop_unsubmitted,
     submit_operator,
 )
 
@@ -187,6 +188,21 @@ def test_a_new_run_whose_operator_is_refused_is_over(run: RunDir) -> None:
     state = fold(run.journal).state
     assert state.phase is Phase.FAILED and "Invalid partition name specified" in state.verdict
     assert "operator's job" in state.verdict
+
+
+def test_a_run_that_no_operator_has_taken_is_stopped_without_slurm(run: RunDir) -> None:
+    assert stop_unsubmitted(run, "ada")
+    state = fold(run.journal).state
+    assert state.phase is Phase.STOPPED and "never submitted" in state.verdict
+    assert operator_alive(run) is None
+
+
+def test_a_run_that_an_operator_has_taken_is_left_to_it(run: RunDir) -> None:
+    lease = Lease.take(run)
+    assert not stop_unsubmitted(run, "ada")
+    lease.give_up()
+    assert not stop_unsubmitted(run, "ada")  # it may have submitted the job
+    assert fold(run.journal).state.phase is Phase.SUBMITTING
 
 
 def test_what_still_waits_is_cancelled_and_what_runs_is_left_to_end(run: RunDir) -> None:

@@ -9,6 +9,7 @@ import pytest
 from transom_cli.config.load import load
 from transom_cli.config.model import Settings
 from transom_cli.submit.inputs import missing_program
+from transom_cli.submit.prepare import prepare
 
 
 def settings(**flags: object) -> Settings:
@@ -54,3 +55,22 @@ def test_behind_setup_or_in_a_container_nothing_is_known(here: Path) -> None:
     words = ("nope", "nope.py")
     assert missing_program(words, settings(job__setup=["module load nope"]), here) == ""
     assert missing_program(words, settings(launch__container__image="nope.sqsh"), here) == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "noted"),
+    [
+        ({"job.nodes": 2, "job.min_nodes": 1}, True),
+        ({"job.nodes": 2}, False),
+        ({"job.nodes": 2, "job.min_nodes": 2}, False),
+    ],
+)
+def test_a_range_of_nodes_says_what_the_trainer_must_be_able_to_do(
+    flags: dict[str, object], noted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(("sh", "-c", "true"), None, flags)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "number of ranks" in line] or [""]
+    assert line == noted * (
+        "note: on fewer than 2 nodes, your trainer must load a checkpoint that another number of ranks wrote; "
+        "transom cannot check that in advance (docs/elastic.md)"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 from slow_training import Fault, Training
 
-from transom_cli.ckpt.tiers.marks import is_kept, keep
+from transom_cli.ckpt.tiers.marks import is_automatic, is_kept, keep
+from transom_cli.core.bad_loss import BadLoss
 from transom_cli.core.launcher import AnomalyReported
 from transom_cli.diagnose.clue import Slow
 from transom_cli.heartbeat import account
@@ -23,28 +25,28 @@ from transom_cli.heartbeat.step_breakdown import NodeSteps, RankSteps, decode
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.agent.step_breakdown import StepBreakdown
-from transom_cli.supervise.attempt_files import read_reports
+from transom_cli.supervise.attempt_files import read_bad_loss, read_reports
 from transom_cli.supervise.launcher.anomalies import AnomalyReporter, hottest
 
 
 class Told:
     """A reporter, and what it put into the journal."""
 
-    def __init__(self, tmp_path: Path) -> None:
-        self.attempt: AttemptDir = RunDir(tmp_path).attempt(1, 0)
+    def __init__(self, tmp_path: Path, restart: int = 0, before: Sequence[AttemptDir] = ()) -> None:
+        self.attempt: AttemptDir = RunDir(tmp_path).attempt(1, restart)
         self.attempt.nodes.mkdir(parents=True)
         self.lines: list[dict[str, Any]] = []
         self.heard: list[AnomalyReported] = []
         self.checkpoints = tmp_path / "checkpoints"
-        self.reporter = AnomalyReporter(self.attempt, self.checkpoints, self.journal, self.heard.append)
+        self.reporter = AnomalyReporter(self.attempt, self.checkpoints, self.journal, self.heard.append, before=before)
 
     def journal(self, kind: str, **fields: Any) -> None:
         self.lines.append({"type": kind, **fields})
 
-    def losses(self, losses: list[float], launch: int = 0) -> None:
-        for step, loss in enumerate(losses):
+    def losses(self, losses: list[float], launch: int = 0, first: int = 0) -> None:
+        for step, loss in enumerate(losses, first):
             rank = RankSteps(3, launch, step, float(step), loss_step=step, loss=loss)
-            self.reporter.look({"n1": NodeSteps("n1", "1.0", (rank,))})
+            self.reporter.look({"n1": NodeSteps("n1", self.attempt.name, (rank,))})
 
     @property
     def edges(self) -> list[tuple[str, bool]]:
@@ -110,6 +112,70 @@ def test_checkpoint_that_a_person_keeps_stays_so(told: Told) -> None:
     told.losses([2.0] * 20 + [math.nan] * 10)
     told.losses([2.0] * 60)
     assert is_kept(there)
+
+
+def published(checkpoints: Path, *steps: int) -> None:
+    for step in steps:
+        (checkpoints / f"step-{step}").mkdir(parents=True)
+        (checkpoints / f"step-{step}/manifest.json").touch()
+
+
+def test_next_launcher_removes_the_mark_of_the_one_before_once_the_loss_is_good_beyond_it(
+    told: Told, tmp_path: Path
+) -> None:
+    published(told.checkpoints, 5, 15, 25)
+    told.losses([2.0] * 20 + [math.nan] * 10)
+    keep(told.checkpoints / "step-5")
+    later = Told(tmp_path, restart=1, before=[told.attempt])
+    later.losses([math.nan] * 3, first=26)
+    assert is_automatic(told.checkpoints / "step-15"), "the loss is still bad"
+    later.losses([2.0] * 3, launch=1, first=13)
+    assert is_kept(told.checkpoints / "step-15"), "step 15 is not beyond it"
+    later.losses([2.0], launch=1, first=16)
+    assert [is_kept(told.checkpoints / f"step-{step}") for step in (5, 15, 25)] == [True, False, False]
+
+
+def test_mark_that_a_person_set_in_place_of_transoms_own_stays(told: Told, tmp_path: Path) -> None:
+    published(told.checkpoints, 15)
+    told.losses([2.0] * 20 + [math.nan] * 10)
+    keep(told.checkpoints / "step-15")
+    assert not is_automatic(told.checkpoints / "step-15")
+    Told(tmp_path, restart=1, before=[told.attempt]).losses([2.0] * 60)
+    assert is_kept(told.checkpoints / "step-15")
+
+
+def test_checkpoint_that_is_kept_has_a_good_loss_after_it(told: Told) -> None:
+    """The update of step 19 may have made the weights NaN, which the loss of step 20 shows first."""
+    published(told.checkpoints, 10, 19)
+    told.losses([2.0] * 20 + [math.nan])
+    assert [is_kept(told.checkpoints / f"step-{step}") for step in (10, 19)] == [True, False]
+
+
+def test_bad_loss_is_written_down_at_its_first_sample_until_a_loss_is_good(told: Told, tmp_path: Path) -> None:
+    told.losses([2.0] * 20 + [math.nan])
+    assert read_bad_loss(told.attempt) == BadLoss(20, 19)
+    told.losses([math.nan] * 9, launch=1, first=25)
+    assert read_bad_loss(told.attempt) == BadLoss(20, 19)
+    later = Told(tmp_path, restart=1, before=[told.attempt])
+    later.losses([math.inf], first=31)
+    assert read_bad_loss(later.attempt) == BadLoss(20, 19), "the next attempt continued from it"
+    later.losses([2.0] * 2, launch=1, first=15)
+    assert read_bad_loss(later.attempt) is None
+    line = {"wall": 1.0, "launch": 1, "step": 16, "loss": 2.0}
+    later.attempt.progress.write_text(json.dumps(line) + "\n")
+    last = Told(tmp_path, restart=2, before=[told.attempt, later.attempt])
+    last.losses([math.nan], first=21)
+    assert read_bad_loss(last.attempt) == BadLoss(21, 16)
+
+
+def test_good_loss_of_the_attempt_before_proves_the_checkpoint_that_the_next_one_resumed_from(
+    told: Told, tmp_path: Path
+) -> None:
+    line = {"wall": 1.0, "launch": 0, "step": 18, "loss": 2.0}
+    told.attempt.progress.write_text(json.dumps(line) + "\n")
+    later = Told(tmp_path, restart=1, before=[told.attempt])
+    later.losses([math.nan] * 2, first=20)
+    assert read_bad_loss(later.attempt) == BadLoss(20, 18)
 
 
 def test_a_loss_that_was_not_fetched_anew_is_one_sample(told: Told) -> None:

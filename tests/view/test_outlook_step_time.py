@@ -289,3 +289,12 @@ def test_own_batch_script_has_a_launcher(tmp_path: Path) -> None:
     assert read_run_settings(made.run).launcher
     made.run.script.write_text("#!/bin/bash\ntransom launch -- python train.py\n")
     assert read_run_settings(made.run).launcher
+
+
+def test_age_of_the_checkpoint_does_not_outlive_a_resume_from_an_older_one() -> None:
+    times = JournalTimes()
+    times.hear(ev.CheckpointSeen(5.0, 90), "7.0")
+    times.hear(ev.Resumed(6.0, "ada", back_to=40), "")
+    assert (times.durable_step, times.durable) == (40, None)
+    times.hear(ev.CheckpointSeen(7.0, 60), "8.0")
+    assert times.durable == 7.0

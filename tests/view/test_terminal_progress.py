@@ -82,3 +82,32 @@ def test_bytes_are_counted_as_bytes_and_how_many_there_are_may_come_late() -> No
     """
     told = on_terminal(textwrap.dedent(code))
     assert "step-2 is written" in told and "1.5/3.0 GiB" in told
+
+
+def test_a_pipe_gets_the_message_once_if_the_caller_wants_that() -> None:
+    code = """
+import sys, time
+from transom_cli.view import terminal
+terminal.PATIENCE = 0.05
+with terminal.waiting("stopping r", in_pipe=True):
+    time.sleep(0.5)
+    print("waiting for Slurm", file=sys.stderr)
+with terminal.waiting("soon over", in_pipe=True):
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.stdout, done.stderr) == ("", "stopping r\nwaiting for Slurm\n")
+
+
+def test_a_terminal_keeps_a_line_that_is_said_during_the_wait() -> None:
+    code = """
+import sys, time
+from transom_cli.view import terminal
+terminal.PATIENCE = 0.05
+with terminal.waiting("stopping r", in_pipe=True):
+    time.sleep(0.5)
+    print("waiting for Slurm", file=sys.stderr)
+print("done")
+"""
+    told = on_terminal(code)
+    assert "stopping r" in told and told.count("waiting for Slurm") == 1

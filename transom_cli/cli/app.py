@@ -33,7 +33,8 @@ from transom_cli.cli.policy import policy
 from transom_cli.cli.processes import attempt_launcher, operate
 from transom_cli.cli.prune import prune
 from transom_cli.cli.report import report
-from transom_cli.cli.requests import requeue, resume, stop
+from transom_cli.cli.requests import requeue, stop
+from transom_cli.cli.resume import resume
 from transom_cli.cli.run import attach, run
 from transom_cli.cli.sandbox import sandbox_app
 from transom_cli.cli.sandbox_fault import fault_app

@@ -25,6 +25,8 @@ from transom_cli.view.text import day_time, size, span, zone
 if TYPE_CHECKING:
     from transom_cli.ckpt.inventory import Verdict
     from transom_cli.ckpt.tiers.record import MirrorState
+    from transom_cli.core.bad_loss import BadLoss
+    from transom_cli.layout import RunDir
 
 _Step = Annotated[int | None, typer.Option("--step", help="Only this step.")]
 
@@ -55,7 +57,18 @@ def ls(run: Run = None, root: Root = None, json_: Json = False) -> None:
         mirrors = read_mirrors(directory)
         memory = seen(run_of_words(run, root), directory)
         found = [survey(candidate) for candidate in candidates_in(directory)]
-    _show(directory, found, memory, json_, good="complete", mirrors=mirrors)
+        loss = _bad_loss(run_of_words(run, root), directory)
+    _show(directory, found, memory, json_, good="complete", mirrors=mirrors, loss=loss)
+
+
+def _bad_loss(run: RunDir | None, directory: Path) -> BadLoss | None:
+    """Return since when the loss of the run is bad, if these are the checkpoints that it writes."""
+    from transom_cli.supervise.attempt_files import bad_loss_of
+    from transom_cli.view.read import read_run_settings
+
+    if run is None or read_run_settings(run).checkpoints.absolute() != directory.absolute():
+        return None
+    return bad_loss_of(run)
 
 
 @ckpt_app.command("keep")
@@ -154,11 +167,11 @@ def _none_good(directory: Path, verdicts: list[Verdict], memory: Seen) -> Transo
 
 def _show(
     directory: Path, verdicts: list[Verdict], memory: Seen, json_: bool, good: str,
-    mirrors: Mapping[str, MirrorState] | None = None,
+    mirrors: Mapping[str, MirrorState] | None = None, loss: BadLoss | None = None,
 ) -> None:  # fmt: skip
     mirrors = mirrors or {}
     if json_:
-        document = {"schema": 1, "directory": str(directory), "checkpoints": [_as_json(v) for v in verdicts]}
+        document = {"schema": 1, "directory": str(directory), "checkpoints": [_as_json(v, loss) for v in verdicts]}
         copies = {"copies": {url: asdict(state) for url, state in mirrors.items()}} if mirrors else {}
         typer.echo(json.dumps({**document, **copies, **as_json(memory)}, indent=1))
         return
@@ -168,7 +181,7 @@ def _show(
     for line in notes(memory):
         typer.echo(line, err=True)
     found = sorted(
-        [*rows(memory), *(_row(verdict, good) for verdict in verdicts), *_copies(mirrors)],
+        [*rows(memory), *(_row(verdict, good, loss) for verdict in verdicts), *_copies(mirrors)],
         key=lambda row: row[0],
         reverse=True,
     )
@@ -191,13 +204,15 @@ def _local(created: str, now: float) -> str:
         return created
 
 
-def _row(verdict: Verdict, good: str) -> tuple[int, tuple[str, ...]]:
-    from transom_cli.ckpt.tiers.marks import is_kept, read_metrics
+def _row(verdict: Verdict, good: str, loss: BadLoss | None = None) -> tuple[int, tuple[str, ...]]:
+    from transom_cli.ckpt.tiers.marks import is_automatic, is_kept, read_metrics
 
     step, manifest = verdict.candidate.step, verdict.manifest
     state = good if verdict.good else f"bad: {verdict.reason}"
     if is_kept(verdict.candidate.path):
-        state += ", kept"
+        state += ", kept by transom" if is_automatic(verdict.candidate.path) else ", kept"
+    if loss is not None and (mark := loss.mark(step)):
+        state += f", {mark}"
     if metrics := read_metrics(verdict.candidate.path):
         state += "; " + ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
     if manifest is None:
@@ -215,7 +230,7 @@ def _copies(mirrors: Mapping[str, MirrorState]) -> Iterator[tuple[int, tuple[str
             yield step, (str(step), *about, f"in {url}, {span(max(0.0, time.time() - state.wall))} ago")
 
 
-def _as_json(verdict: Verdict) -> dict[str, Any]:
+def _as_json(verdict: Verdict, loss: BadLoss | None = None) -> dict[str, Any]:
     manifest = verdict.manifest
     return {
         "step": verdict.candidate.step,
@@ -226,4 +241,5 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "world_size": manifest.world_size if manifest else None,
         "attempt": manifest.attempt if manifest else None,
         "created": manifest.created if manifest else None,
+        "bad_loss": loss.mark(verdict.candidate.step) if loss is not None else "",
     }

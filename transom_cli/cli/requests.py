@@ -1,38 +1,25 @@
-"""`transom stop`, `requeue` and `resume`: requests to a run's operator, by its owner or by a user on call."""
+"""`transom stop` and `requeue`: requests to a run's operator, by its owner or by a user on call."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transom_cli.cli.common import active_of_name, bounded, require_own_run, run_to_act_on, run_to_request
+from transom_cli.cli.common import active_of_name, bounded, run_to_request
 from transom_cli.cli.options import Json, Root, Run
-from transom_cli.cli.run import cancel_pending_operator, nodes_range, operate_or_watch
-from transom_cli.errors import (
-    NoCheckpoint,
-    NoSuchRun,
-    SlurmUnreachable,
-    StateDiffers,
-    TransomError,
-    Unknown,
-    UsageError,
-    printable,
-)
+from transom_cli.cli.run import cancel_pending_operator, submits_here
+from transom_cli.errors import TransomError, Unknown, UsageError, printable
 from transom_cli.layout import RunDir
-from transom_cli.slurm.port import NoSuchJob, cluster_command
-from transom_cli.view.text import span
+from transom_cli.slurm.port import cluster_command
 
 if TYPE_CHECKING:
     from transom_cli.core.operator.state import State, UserRequest
 
 STOP_PATIENCE = 60.0  # seconds; Slurm gives a job 30 s between TERM and KILL, in which it may save
-CONSIDERED = 50  # newest runs among which `resume` without a name looks
 _YES, _NO = ("y", "yes"), ("", "n", "no")
 _BY_HAND = {"stop": "scancel", "requeue": "scontrol requeue", "resume": "scontrol release"}
 PATIENCE = 15.0  # seconds until the operator has recorded a request
@@ -51,31 +38,72 @@ def stop(
 
     from transom_cli.ownership import is_own
     from transom_cli.supervise.journal import fold
+    from transom_cli.supervise.operator.job import stop_unsubmitted
+    from transom_cli.supervise.requests import this_user
+    from transom_cli.view.outlook import continue_command
+    from transom_cli.view.read import read_view
     from transom_cli.view.terminal import waiting
 
-    found = _found(run, root, "stop")
+    found = named_run(run, root, "stop")
     state = fold(found.journal).state
     already = state.phase.over
     if already and run is None:
         _require_none_active(found.path.parent)
     if not (already or run or yes):
-        _confirm("stop", found.run_id, f"Stop run {found.run_id}?")
+        confirm("stop", found.run_id, f"Stop run {found.run_id}?")
     if not already:
-        with waiting(f"stopping {found.run_id}: ranks may save, Slurm gives them 30 s"):
-            submit_request(found, "stop")
+        with waiting(f"stopping {found.run_id}: ranks may save, Slurm gives them 30 s", in_pipe=True):
+            if not (is_own(found) and stop_unsubmitted(found, this_user())):
+                submit_request(found, "stop")
             state = _until_over(found)
-        _require_stopped(found, state)
+        require_stopped(found, state)
         if is_own(found):
             cancel_pending_operator(found)
     else:
-        _require_stopped(found, state)
+        require_stopped(found, state)
     if json_:
         print(json.dumps({"schema": 1, "run_id": found.run_id, "phase": state.phase.value, "was_over": already}))
     else:
-        why = f" ({state.verdict})" if state.policy.observe and state.verdict else ""
+        why = f" ({state.verdict})" if (state.policy.observe or not state.job.id) and state.verdict else ""
         how = "has already ended: " if already else "is "
         saved = f", with checkpoint {state.progress.durable:,} on disk" if state.progress.durable >= 0 else ""
         print(printable(f"run {found.run_id} {how}{state.phase.value}{why}{saved}"), file=sys.stderr)
+        view = read_view(found)
+        if view.bad_resume is not None:
+            command = continue_command(view)
+            further = f"; to continue: `{command}`" if command else ""
+            print(printable(f"note: {view.bad_resume.words}{further}"), file=sys.stderr)
+
+
+def end_unsubmitted(made: RunDir) -> bool:
+    """End a new run whose `transom run` was interrupted before its job was submitted.
+
+    Returns False, and changes nothing, if its job exists, or if its operator's job will submit it.
+    """
+    from transom_cli.supervise.journal import fold
+    from transom_cli.supervise.operator.job import stop_unsubmitted
+    from transom_cli.supervise.requests import this_user
+    from transom_cli.view.terminal import waiting
+
+    if made.operator_job.exists():
+        return False
+    state = fold(made.journal).state
+    if not stop_unsubmitted(made, this_user()):
+        if state.job.id or state.phase.over or not submits_here(made):
+            return False
+        with waiting(f"stopping {made.run_id} before its job is submitted"):
+            submit_request(made, "stop")
+            state = _until_over(made)
+        if not state.phase.over:
+            print(f"\ninterrupted; the operator continues to stop the run: see `transom status {made.run_id}`",
+                  file=sys.stderr)  # fmt: skip
+            return True
+    job = fold(made.journal).state.job.id
+    what = f"interrupted while its job was submitted; job {job} is cancelled" if job else (
+        "interrupted before its job was submitted"
+    )  # fmt: skip
+    print(f"\nrun {made.run_id} is stopped: {what}", file=sys.stderr)
+    return True
 
 
 def _require_none_active(root: Path) -> None:
@@ -101,179 +129,12 @@ def requeue(
     Asks first if no run is named.
     """
     if run is None and not yes:
-        newest = _found(None, root, "requeue").run_id
-        _confirm("requeue", newest, f"Requeue run {newest}?")
-    _ask("requeue", run, root, json_)
+        newest = named_run(None, root, "requeue").run_id
+        confirm("requeue", newest, f"Requeue run {newest}?")
+    ask_operator("requeue", run, root, json_)
 
 
-def resume(
-    run: Run = None,
-    root: Root = None,
-    nodes: Annotated[
-        str | None, typer.Option("--nodes", "-N", metavar="N|MIN-MAX", help="New number of nodes.")
-    ] = None,
-    time: Annotated[str | None, typer.Option("--time", "-t", help="New time limit of one attempt.")] = None,
-    partition: Annotated[str | None, typer.Option("--partition", "-p", help="New Slurm partition.")] = None,
-    exclude: Annotated[
-        str | None, typer.Option("--exclude", "-x", help="Nodes to exclude, besides those of the script.")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Even with another number of ranks, or if no checkpoint could be restored.")
-    ] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return when Slurm has accepted the job.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask if no run is named.")] = False,
-    json_: Json = False,
-) -> None:
-    """Continue a run that has ended, or is held.
-
-    Without RUN, resumes the newest run that can be resumed, and asks first.
-    A held job is released. A stopped, failed or given-up run continues as the same run, with the same command and
-    settings, from its newest verified checkpoint. Another number of nodes needs --force, unless the run may shrink to
-    it. Exit code 1: there is nothing to resume.
-    """
-    from transom_cli.supervise.journal import fold
-
-    if run is None:
-        run = _newest_resumable(root, yes=yes)
-    found = _found(run, root, "resume")
-    changes = {"nodes": nodes, "time": time, "partition": partition, "exclude": exclude}
-    given = {name: value for name, value in changes.items() if value is not None}
-    state = fold(found.journal).state
-    if state.phase.over:
-        code = _continue(found, state, given, force=force, detach=detach, json_=json_)
-        raise typer.Exit(code)
-    if given:
-        why = f"it is {state.phase.value}, and its job keeps its options"
-        omit = ", ".join(f"`--{name}`" for name in given)
-        raise UsageError(f"Run `{found.run_id}` has not ended", why, f"omit {omit}")
-    _ask("resume", run, root, json_)
-
-
-def _continue(run: RunDir, state: State, changes: dict[str, str], *, force: bool, detach: bool, json_: bool) -> int:
-    """Submit another job of a run that has ended, and watch it. Returns the exit code."""
-
-    from transom_cli.bootstrap.slurm import require_own_cluster, run_slurm
-    from transom_cli.supervise.operator.job import continue_run
-    from transom_cli.supervise.requests import this_user
-    from transom_cli.view.read import read_run_settings
-    from transom_cli.view.terminal import waiting
-
-    require_own_run(run)
-    _require_resumable(run, state, force=force)
-    try:
-        with waiting("asking Slurm whether the run's last job has ended"):
-            require_own_cluster(run)
-            ended = not state.job.id or run_slurm(run).job(state.job.id).state.ended
-    except NoSuchJob:
-        ended = True
-    except SlurmUnreachable:
-        _require_stopped(run, state)  # of a job that may still run, this is the more important message
-        raise
-    if not ended:
-        scancel = cluster_command(f"scancel {state.job.id}", read_run_settings(run).cluster)
-        raise Unknown(f"Job {state.job.id} of run `{run.run_id}` has not ended", "two jobs of a run must not train",
-                      f"{scancel}, then repeat this command")  # fmt: skip
-    continue_run(run, this_user(), *_change_options(run, state, changes, force=force))
-    newest = f"from checkpoint {state.progress.durable:,}" if state.progress.durable >= 0 else "from the beginning"
-    print(f"run {run.run_id} continues {newest}", file=sys.stderr)
-    if not json_:
-        return operate_or_watch(run, detach=detach, foreground=False, new=True)
-    with contextlib.redirect_stdout(sys.stderr):
-        code = operate_or_watch(run, detach=True, foreground=False, new=True)
-    if not code:
-        print(json.dumps({"schema": 1, "run_id": run.run_id, "request": "resume", "result": "continues in a new job"}))
-    return code
-
-
-def _require_resumable(run: RunDir, state: State, *, force: bool) -> None:
-    from transom_cli.config.run_settings import read_run_file
-    from transom_cli.core.operator.state import Phase
-
-    what = f"Run `{run.run_id}` cannot be resumed"
-    if state.policy.observe:
-        raise TransomError(what, "it was only observed", "start its job without transom")
-    if state.phase is Phase.DONE:
-        raise TransomError(what, "its training is done", "raise the number of steps, and start a new run")
-    if state.exit_code in (NoCheckpoint.exit_code, StateDiffers.exit_code) and not force:
-        hint = f"see `transom ckpt verify {run.run_id}`; once that is solved, add `--force`"
-        raise TransomError(what, state.verdict, hint)
-    for path in run.needed:
-        read_run_file(run, path)
-
-
-def _change_options(run: RunDir, state: State, changes: dict[str, str], *, force: bool) -> tuple[int, int]:
-    """Keep the new options for this job and its successors: sbatch prefers them to the script's own.
-
-    Returns:
-        The new number of nodes with spares, and the fewest; (0, 0) if they stay.
-    """
-
-    from transom_cli.config.load import freeze
-    from transom_cli.config.run_settings import read_run_file, read_settings
-    from transom_cli.files import publish_text
-    from transom_cli.submit.script import inspect_script
-    from transom_cli.submit.submission import SubmissionRecord
-
-    if not changes:
-        return 0, 0
-    record, settings = SubmissionRecord.load(run), read_settings(run)
-    count, fewest = 0, 0
-    update: dict[str, Any] = {name: value for name, value in changes.items() if name not in ("nodes", "exclude")}
-    if "nodes" in changes:
-        given = nodes_range(changes["nodes"])
-        before, count = state.request.num_nodes - state.request.spares, given["job.nodes"]
-        fewest = given.get("job.min_nodes", min(state.request.fewest, count))
-        if count != before and not (state.request.fewest or before) <= count <= before and not force:
-            why = f"with {count} nodes in place of {before}, it has another number of ranks"
-            raise UsageError(
-                "`--nodes` changes the training", why, "if its batch and its checkpoints allow that, `--force`"
-            )
-        update |= {"nodes": count, "min_nodes": fewest}
-        count += state.request.spares
-        changes = {**changes, "nodes": str(count)}
-    if "exclude" in changes:
-        script = inspect_script(read_run_file(run, run.script)).exclude
-        changes = {**changes, "exclude": ",".join(x for x in (script, changes["exclude"]) if x)}
-    kept = tuple(one for one in record.options if one.partition("=")[0][2:] not in changes)
-    replace(record, options=(*kept, *(f"--{name}={value}" for name, value in changes.items() if value))).save(run)
-    update = {name: value for name, value in update.items() if value != ""}
-    publish_text(run.settings, freeze(settings.model_copy(update={"job": settings.job.model_copy(update=update)})))
-    return count, fewest
-
-
-def _newest_resumable(root: Any, *, yes: bool) -> str:
-    """Return the ID of the user's newest run that has ended or is held, once the user agrees.
-
-    Raises:
-        NoSuchRun: there is none.
-    """
-    import time
-
-    from transom_cli.core.operator.state import Phase
-    from transom_cli.ownership import is_own
-    from transom_cli.submit.rundir import list_runs
-    from transom_cli.supervise.journal import fold
-
-    where = bounded(root)
-    newest = run_to_act_on(where, None)
-    for one in [one for one in list_runs(where) if is_own(one)][:CONSIDERED]:
-        state = fold(one.journal).state
-        ended = state.phase in (Phase.FAILED, Phase.STOPPED) and not state.policy.observe
-        if not ended and state.phase is not Phase.HELD:
-            continue
-        why = f": {state.verdict}" if state.verdict else ""
-        about = printable(f"run {one.run_id}, {state.phase.value} {span(time.time() - state.since)} ago{why}")
-        if yes:
-            print(f"resuming {about}", file=sys.stderr)
-        else:
-            _confirm("resume", one.run_id, f"Resume {about}?")
-        return one.run_id
-    phase = fold(newest.journal).state.phase.value
-    hint = f"transom status {newest.run_id}"
-    raise NoSuchRun(f"No run in {where} can be resumed", f"the newest, {newest.run_id}, is {phase}", hint)
-
-
-def _confirm(verb: str, run_id: str, question: str) -> None:
+def confirm(verb: str, run_id: str, question: str) -> None:
     """Ask whether to act on a run that the user did not name."""
     if not sys.stdin.isatty():
         hint = f"transom {verb} {run_id}\nor: transom {verb} --yes"
@@ -284,7 +145,7 @@ def _confirm(verb: str, run_id: str, question: str) -> None:
         print("error: type y or n", file=sys.stderr)
 
 
-def _found(run: str | None, root: Any, verb: str) -> RunDir:
+def named_run(run: str | None, root: Any, verb: str) -> RunDir:
     """Find a run. Raises UsageError for a name of several runs that have not ended: which was meant is not known."""
     found = run_to_request(bounded(root, run), run)
     active = active_of_name(found.path.parent, run, 2)
@@ -296,17 +157,17 @@ def _found(run: str | None, root: Any, verb: str) -> RunDir:
     return found
 
 
-def _ask(kind: str, run: str | None, root: Any, json_: bool) -> None:
+def ask_operator(kind: str, run: str | None, root: Any, json_: bool) -> None:
 
     from transom_cli.core.operator.state import Phase
     from transom_cli.supervise.journal import fold
     from transom_cli.view.read import read_run_settings
     from transom_cli.view.terminal import waiting
 
-    found = _found(run, root, kind)
+    found = named_run(run, root, kind)
     state = fold(found.journal).state
     if state.phase.over:
-        _require_stopped(found, state)
+        require_stopped(found, state)
         done = "the training is done; `transom run` starts a new one"
         hint = done if state.phase is Phase.DONE else f"`transom resume {_named(found)}` continues it"
         raise TransomError(f"Run `{found.run_id}` is over", f"its state is `{state.phase.value}`", hint)
@@ -387,7 +248,7 @@ def _named(run: RunDir) -> str:
     return run.run_id if is_own(run) else str(run.path)
 
 
-def _require_stopped(run: RunDir, state: State) -> None:
+def require_stopped(run: RunDir, state: State) -> None:
     from transom_cli.view.read import read_run_settings
 
     if not state.phase.over:
@@ -402,11 +263,17 @@ def _require_stopped(run: RunDir, state: State) -> None:
 
 
 def _until_over(run: RunDir) -> State:
+    """Wait until the run is over, or for `STOP_PATIENCE`. If that waits for Slurm, print one line about it."""
     import time
 
     from transom_cli.supervise.journal import fold
 
-    deadline = time.monotonic() + STOP_PATIENCE
+    deadline, reported = time.monotonic() + STOP_PATIENCE, False
     while not (state := fold(run.journal).state).phase.over and time.monotonic() < deadline:
+        if state.slurm_error and not reported:
+            reported = True
+            todo = f"to cancel job {state.job.id}" if state.job.id else "to say whether it has a job of this run"
+            waits = f"Slurm does not respond; waiting up to {STOP_PATIENCE:g} s for it {todo}"
+            print(printable(f"{waits}: {' '.join(state.slurm_error.split())}"), file=sys.stderr, flush=True)
         time.sleep(0.2)
     return state

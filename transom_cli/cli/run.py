@@ -112,7 +112,6 @@ def run(
     if detach and foreground:
         raise UsageError("`--detach` and `--foreground` cannot be combined", hint="omit one of them")
     from transom_cli.submit.prepare import create, leave_outer_job, leave_outer_launch, leave_outer_run, prepare
-    from transom_cli.submit.rundir import run_name
 
     leave_outer_run()
     leave_outer_job()
@@ -141,12 +140,7 @@ def run(
     array = len(prepared.array) > 1
     for one in prepared.each():
         made = create(one, cluster)
-        print(f"run {made.run_id}", file=sys.stderr)
-        name = run_name(made)
-        if others := [other for other in active_of_name(made.path.parent, name, 2) if other != made.run_id]:
-            also = "another run of that name has" if len(others) == 1 else "other runs of that name have"
-            print(f"note: {also} not ended: {some(others, 3)}; to stop one, give its ID", file=sys.stderr)
-        code = operate_or_watch(made, detach=detach or array, foreground=foreground, new=True, as_lines=as_lines)
+        code = operate_new(made, detach=detach or array, foreground=foreground, as_lines=as_lines)
         if code:
             break
     raise typer.Exit(code)
@@ -189,17 +183,38 @@ def _require_nodes(prepared: Prepared) -> None:
         refuse_too_large(options, wanted, prepared.spares, nodes)
 
 
+def operate_new(made: RunDir, *, detach: bool, foreground: bool, as_lines: bool = False) -> int:
+    """Operate and watch a run that was just created. An interrupt before its job is submitted ends it."""
+    from transom_cli.submit.rundir import run_name
+
+    try:
+        print(f"run {made.run_id}", file=sys.stderr)
+        name = run_name(made)
+        if others := [other for other in active_of_name(made.path.parent, name, 2) if other != made.run_id]:
+            also = "another run of that name has" if len(others) == 1 else "other runs of that name have"
+            print(f"note: {also} not ended: {some(others, 3)}; to stop one, give its ID", file=sys.stderr)
+        return _operate_or_watch(made, detach=detach, foreground=foreground, new=True, as_lines=as_lines)
+    except KeyboardInterrupt:
+        from transom_cli.cli.requests import end_unsubmitted
+
+        return _INTERRUPTED if end_unsubmitted(made) else _interrupted(made)
+
+
 def operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool = False, as_lines: bool = False) -> int:
     """Make sure that the run has an operator, then watch the run. Returns the exit code."""
     try:
         return _operate_or_watch(made, detach=detach, foreground=foreground, new=new, as_lines=as_lines)
     except KeyboardInterrupt:
-        print(
-            f"\ninterrupted before the view started; the run may continue. Check with `transom status {made.run_id}`, "
-            f"continue with `transom attach {made.run_id}`, or end it with `transom stop {made.run_id}`.",
-            file=sys.stderr,
-        )
-        return _INTERRUPTED
+        return _interrupted(made)
+
+
+def _interrupted(made: RunDir) -> int:
+    print(
+        f"\ninterrupted before the view started; the run may continue. Check with `transom status {made.run_id}`, "
+        f"continue with `transom attach {made.run_id}`, or end it with `transom stop {made.run_id}`.",
+        file=sys.stderr,
+    )
+    return _INTERRUPTED
 
 
 def _operate_or_watch(made: RunDir, *, detach: bool, foreground: bool, new: bool, as_lines: bool) -> int:
@@ -246,7 +261,7 @@ def _await_submission(made: RunDir) -> int:
 
     from transom_cli.supervise.journal import fold
 
-    if not _submits_here(made):
+    if not submits_here(made):
         return 0
     deadline = time.monotonic() + SUBMISSION_PATIENCE
     while time.monotonic() < deadline:
@@ -264,7 +279,7 @@ def _await_submission(made: RunDir) -> int:
     return 0
 
 
-def _submits_here(made: RunDir) -> bool:
+def submits_here(made: RunDir) -> bool:
     """Whether the operator is a process on this host; as a job it submits when Slurm starts it."""
     from transom_cli.config.run_settings import read_settings
 

@@ -99,7 +99,8 @@ def show_overview() -> int:
     from transom_cli.config.sources import runs_root
     from transom_cli.layout import RunDir
     from transom_cli.view.list_reader import Wanted, read_list
-    from transom_cli.view.read import missing_files
+    from transom_cli.view.outlook import continue_command
+    from transom_cli.view.read import missing_files, read_view
     from transom_cli.view.runs import list_lines
     from transom_cli.view.terminal import show, width
     from transom_cli.view.text import line, row
@@ -115,7 +116,8 @@ def show_overview() -> int:
         found += [row("start", "transom run -N 2 -- python train.py")]
         stopped = (one.run_id for one in ended if one.phase in ("failed", "stopped"))
         resume = next((one for one in stopped if not missing_files(RunDir(where / one))), "")
-        found += [row("continue", f"transom resume {resume}")] if resume else []
+        command = continue_command(read_view(RunDir(where / resume))) if resume else ""
+        found += [row("continue", command)] if command else []
         found += [] if ended else [row("check", "transom doctor"), row("try", "transom sandbox up")]
     show([*found, row("commands", "transom --help")])
     return 0

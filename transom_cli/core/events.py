@@ -455,6 +455,7 @@ class Resumed(Event):
     who: str
     num_nodes: int = 0  # of the job, with spares; 0: as before
     fewest: int = 0  # as in `Request`
+    back_to: int = -1  # the checkpoint from which it continues; -1: the newest
 
 
 @dataclass(frozen=True)

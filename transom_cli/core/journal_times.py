@@ -36,6 +36,8 @@ class JournalTimes:
             self.saved(event.at, event.step)
         elif isinstance(event, ev.OutcomeSeen):
             self.saved(event.at, event.durable)
+        elif isinstance(event, ev.Resumed) and event.back_to >= 0:
+            self.durable_step, self.durable = event.back_to, None
         elif isinstance(event, ev.Submitted):
             self.submitted = event.at if self.submitted is None else self.submitted
         elif isinstance(event, ev.LaunchSeen) and event.attempt == attempt:

@@ -104,6 +104,10 @@ class Progress:
         made = self.made if self.made >= 0 else known.made
         return replace(self, counted=Counted(step, made, max(self.durable, known.durable)))
 
+    def back_to(self, step: int) -> Progress:
+        """Before a start that continues from an older checkpoint: what was reached beyond it no longer counts."""
+        return Progress(max_step=min(self.max_step, step), durable=step, counted=Counted(step, -1, step))
+
 
 def made_progress(made: int, before: int) -> bool:
     """Judge a start by its length.

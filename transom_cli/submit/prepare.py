@@ -280,6 +280,10 @@ def _prepare_command(
     words, settings, note = apply(words, _on_cluster(load(run_file, flags, os.environ)))
     if note:
         print(f"note: {note}", file=sys.stderr)
+    if 0 < settings.job.min_nodes < settings.job.nodes:
+        fewer = f"on fewer than {settings.job.nodes} nodes, your trainer must load a checkpoint"
+        why = "transom cannot check that in advance (docs/elastic.md)"
+        print(f"note: {fewer} that another number of ranks wrote; {why}", file=sys.stderr)
     refuse_python_within_torchrun(words, settings)
     unsupported.refuse_nested(words, settings, _given_options())
     _check_auto_resume(settings, "", words)
@@ -354,7 +358,9 @@ def create(prepared: Prepared, cluster: str = "") -> RunDir:
     try:
         replace(prepared.record(run.path), cluster=cluster).save(run)
         write_header(run.journal, policy_of(prepared.settings), prepared.num_nodes, prepared.spares, fewest)
-    except OSError as error:  # nothing was submitted: half a run is no run
+    except (OSError, KeyboardInterrupt) as error:  # nothing was submitted: half a run is no run
         shutil.rmtree(run.path, ignore_errors=True)
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise path_error(error, run.path) from error
     return run

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from transom_cli.ckpt.names import SEALED
 from transom_cli.ckpt.save.status import SaveStatus, worst
 from transom_cli.core import events as ev
+from transom_cli.core.bad_loss import BadLoss, BadResume, bad_resume
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.events import RankExit
 from transom_cli.core.goodput.account import Loss
@@ -21,6 +22,7 @@ from transom_cli.files import json_lines, listed, read_json, read_lines, tail
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise.handoff_record import attempt_numbers
 
+_ANY = float(2**63)  # any step, but not of a sealed checkpoint
 _LAST = 4096  # bytes of progress.jsonl that hold its last line
 LIST_AGAIN = 1.0  # seconds after which a folder is listed although its modification time is the same
 
@@ -227,6 +229,41 @@ def read_reports(attempt: AttemptDir) -> dict[str, Any]:
     """Return the reports; an empty document if there are none, or none that can be read."""
     data = read_json(attempt.reports)
     return data if data.get("schema") == SCHEMA else {}
+
+
+def read_bad_loss(attempt: AttemptDir) -> BadLoss | None:
+    """Return since when the loss is NaN or infinite, if it was so to the end of the attempt, or is so now."""
+    found = read_reports(attempt).get("bad_loss")
+    with contextlib.suppress(BadRecord):
+        return build(BadLoss, found) if isinstance(found, dict) else None
+    return None
+
+
+def last_bad_loss(attempts: Iterable[AttemptDir]) -> BadLoss | None:
+    """Return since when the loss is bad, by the newest attempt that has reported a loss. attempts: newest first."""
+    for attempt in attempts:
+        if (bad := read_bad_loss(attempt)) is not None:
+            return bad
+        if isinstance(read_logged(attempt).get("loss"), int | float):  # the last one was good
+            return None
+    return None
+
+
+def bad_loss_of(run: RunDir) -> BadLoss | None:
+    return last_bad_loss(run.attempt(*number) for number in sorted(attempt_numbers(run), reverse=True))
+
+
+def read_bad_resume(loss: BadLoss | None, checkpoints: Path) -> BadResume | None:
+    """Judge whether the newest checkpoint of the Checkpointer is from before the loss became bad.
+
+    None also if the trainer's framework has made the newest one: transom does not choose among those.
+    """
+    if loss is None:
+        return None
+    newest = newest_checkpoint(checkpoints, up_to=_ANY)
+    if newest_checkpoint(checkpoints) > newest:
+        return None
+    return bad_resume(loss, newest, newest_checkpoint(checkpoints, up_to=loss.proven))
 
 
 def saves_fail(run: RunDir, state: State) -> SavesFail | None:

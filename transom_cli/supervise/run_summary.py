@@ -10,6 +10,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from transom_cli.core.bad_loss import BadLoss
 from transom_cli.core.codec import BadRecord, build, plain
 from transom_cli.core.events import Event
 from transom_cli.core.journal_times import JournalTimes
@@ -18,7 +19,7 @@ from transom_cli.core.progress import newest_step
 from transom_cli.files import replace_text
 from transom_cli.heartbeat.table import BadTable, RankBeat, decode, reached
 from transom_cli.layout import RunDir
-from transom_cli.supervise.attempt_files import saves_fail
+from transom_cli.supervise.attempt_files import bad_loss_of, saves_fail
 
 LARGEST = 64 << 10  # bytes that are read
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # it may be somebody else's: a pipe, a link
@@ -41,6 +42,7 @@ class RunSummary:
     exit_code: int | None
     saves_fail: SavesFail | None
     observed: bool = False
+    bad_loss: BadLoss | None = None  # as `RunView.bad_loss`
 
 
 def write_summary(run: RunDir, state: State, submitted: float | None, *, keep: bool = True) -> RunSummary:
@@ -61,6 +63,7 @@ def write_summary(run: RunDir, state: State, submitted: float | None, *, keep: b
         exit_code=state.exit_code,
         saves_fail=saves_fail(run, state),
         observed=state.policy.observe,
+        bad_loss=bad_loss_of(run) if job.id else None,
     )
     if keep:
         with contextlib.suppress(OSError):

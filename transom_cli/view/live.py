@@ -68,7 +68,9 @@ def watch_run(
         hint = f"The root cause: {view.root_line}\n" if view.root_line else ""
         hint += f"See `transom logs {view.run_id}` and `transom explain {view.run_id}`."
         command = continue_command(view)
-        begin = f" from step {view.durable:,}" if view.durable >= 0 else ""
+        hint += f"\n{view.bad_resume.words}" if view.bad_resume is not None else ""
+        start = view.durable if view.bad_resume is None else view.bad_resume.instead
+        begin = f" from step {start:,}" if start >= 0 else ""
         hint += f"\nTo continue{begin}: `{command}`" if command else ""
         what = f"Run `{view.run_id}` {view.phase}"
         error = TransomError(what) if drawn else TransomError(what, view.verdict, hint)  # the screen says the rest

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from transom_cli.core.bad_loss import BadLoss, BadResume
 from transom_cli.core.crash_loop import CrashLoop, crash_loop, reached
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.fault import NOTHING, Fault, failed_again, fault_of, outcome
@@ -222,6 +223,8 @@ class RunView:
     observed: bool = False  # transom reports what it would do, and does nothing
     withheld: tuple[WouldHave, ...] = ()  # what it would have done, oldest first
     missing_files: tuple[str, ...] = ()  # without which no further job of the run can be submitted
+    bad_loss: BadLoss | None = None  # of a run that is over: its loss was NaN or infinite to the end
+    bad_resume: BadResume | None = None  # then: its newest checkpoint may be of that state
     root_line: str = ""  # of a failed run: file and line of the trainer that failed, or of its log
     crash_loop: CrashLoop | None = None  # the run fails again and again at the same step
     starved: str = ""  # why the job cannot start: too few usable nodes
@@ -257,7 +260,8 @@ class RunView:
             return f"{gone}: its operator writes {was(len(self.missing_files), 'it', 'them')} again within 5 minutes"
         if "run.toml" not in self.missing_files:
             return f"{gone}, so no further job can be submitted: restore from a copy"
-        end = f", or end its job: {cluster_command(f'scancel {self.job_id}', self.cluster)}" if self.job_id else ""
+        scancel = cluster_command(f"scancel {self.job_id}", self.cluster)
+        end = f", or end its job: {scancel}" if self.job_id else ""
         return f"{gone}, so no operator can start: restore from a copy{end}"
 
     @property

@@ -266,6 +266,8 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
         command = continue_command(view)
         gone = f"   # a new run: without {some(view.missing_files)}, this one cannot be resumed"
         further = [("continue", command + gone * bool(view.missing_files))] if command else []
+        if not command and view.bad_resume is not None:
+            further = [("check", f"transom ckpt ls {run}")]
         further += [("output", f"transom logs {run}")] if job and view.path else []
         further += root
         if view.exit_code == StateDiffers.exit_code:
@@ -303,6 +305,9 @@ def continue_command(view: RunView) -> str:
     again = view.phase in ("failed", "stopped") and not view.observed and not view.owner
     if not again or view.exit_code in refused:
         return ""
+    if view.bad_resume is not None:  # the newest checkpoint may be of a state with NaN
+        instead = view.bad_resume.instead
+        return f"transom resume {view.run_id} --from {instead}" if instead >= 0 and not view.missing_files else ""
     if not view.missing_files:
         return f"transom resume {view.run_id}"
     begin = f" --set checkpoint.directory={shlex.quote(view.checkpoints)}" if view.durable >= 0 else ""

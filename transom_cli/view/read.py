@@ -21,7 +21,14 @@ from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir, RunDir, parse_attempt
 from transom_cli.ownership import other_owner
 from transom_cli.slurm.port import slurm_seconds
-from transom_cli.supervise.attempt_files import newest_checkpoint, read_logged, read_reports, saves_fail
+from transom_cli.supervise.attempt_files import (
+    bad_loss_of,
+    newest_checkpoint,
+    read_bad_resume,
+    read_logged,
+    read_reports,
+    saves_fail,
+)
 from transom_cli.supervise.handoff_record import Handoff, newest_handoff
 from transom_cli.supervise.journal import Folded, Folding
 from transom_cli.supervise.lease import STALE, highest_epoch, operator_alive, read_holder
@@ -191,6 +198,15 @@ def reports_of_loss(found: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(str(one.get("words", "")) for one in _standing(found) if str(one.get("what")) in _OF_LOSS)
 
 
+def _with_bad_loss(run: RunDir, view: RunView, checkpoints: Path) -> RunView:
+    """Add what a run that is over leaves to be known about its loss, and about a resume from its newest checkpoint."""
+    bad = bad_loss_of(run)
+    doubtful = read_bad_resume(bad, checkpoints)
+    found = read_reports(run.attempt(view.job_id, view.restarts))
+    reports = (*reports_of_loss(found), *((doubtful.words,) if doubtful is not None else ()))
+    return replace(view, reports=reports, bad_loss=bad, bad_resume=doubtful)
+
+
 def _left(node: NodeView) -> NodeView:
     """A node whose ranks ended, in a planned leave or because the run is being stopped, is no suspect."""
     gone = node.state == "suspect" and node.alive < node.ranks
@@ -317,7 +333,7 @@ class Reader:
                 attempt = run.attempt(state.job.id, state.job.restarts)
                 view = replace(view, preflight=_read_preflight(attempt, state, probe=settings.probe))
         elif state.job.id:
-            view = replace(view, reports=reports_of_loss(read_reports(run.attempt(state.job.id, state.job.restarts))))
+            view = _with_bad_loss(run, view, settings.checkpoints)
         if view.leaving is not None or state.phase is Phase.STOPPING:
             view = replace(view, node_views=tuple(_left(one) for one in view.node_views))
         if view.unheard is not None:

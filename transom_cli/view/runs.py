@@ -66,10 +66,9 @@ def _note(view: RunView) -> str:
         return "DISK FULL: logs, heartbeats and saves fail"
     if view.lacks_files:
         return view.lacks_files
-    if view.verdict:
-        return view.verdict
-    if view.over:
-        return ""
+    if view.verdict or view.over:
+        bad = view.bad_loss.words if view.bad_loss is not None else ""
+        return "; ".join(filter(None, (view.verdict, bad)))
     if view.status != view.confirmed:
         return view.condition or pending_reason(view)
     was = f"was {view.phase}; " if view.status != view.phase else ""

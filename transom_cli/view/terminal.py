@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,10 +165,17 @@ class Waiting:
 
 
 @contextmanager
-def waiting(message: str, total: int | None = None, *, of_bytes: bool = False) -> Iterator[Waiting]:
-    """Show progress on stderr of what takes longer than `PATIENCE`, if that is a terminal; erase it at the end."""
+def waiting(
+    message: str, total: int | None = None, *, of_bytes: bool = False, in_pipe: bool = False
+) -> Iterator[Waiting]:
+    """Show progress on stderr of what takes longer than `PATIENCE`, if that is a terminal; erase it at the end.
+
+    in_pipe: where it is no terminal, print the message once instead.
+    """
     shown = Waiting(message, total, of_bytes=of_bytes)
     timer = threading.Timer(PATIENCE, shown.show) if sys.stderr.isatty() else None
+    if timer is None and in_pipe:
+        timer = threading.Timer(PATIENCE, partial(print, printable(message), file=sys.stderr, flush=True))
     if timer is not None:
         timer.daemon = True
         timer.start()

@@ -1,4 +1,4 @@
-"""What a checkpoint's directory says about keeping it: the metrics of its step, and a person's mark. No torch.
+"""What a checkpoint's directory says about keeping it: the metrics of its step, and a mark. No torch.
 
 Neither file is part of the checkpoint's content, so the manifest does not list them. Without them the checkpoint is as
 good as before, and only retention treats it differently.
@@ -15,6 +15,7 @@ from transom_cli.ckpt import files
 
 METRICS = "metrics.json"
 KEPT = ".keep"
+_AUTOMATIC = b"set by transom: the newest checkpoint before the loss became NaN or infinite\n"
 _LIMIT = 1 << 16  # bytes of the metrics that are read
 
 
@@ -40,13 +41,24 @@ def read_metrics(checkpoint: Path) -> dict[str, float]:
 
 
 def is_kept(checkpoint: Path) -> bool:
-    """Whether a person has said that this checkpoint is never deleted."""
+    """Whether this checkpoint is not to be deleted, as a person or transom has said."""
     return (checkpoint / KEPT).exists()
 
 
-def keep(checkpoint: Path, *, kept: bool = True) -> None:
-    """Set or remove the mark. Raises OSError."""
+def is_automatic(checkpoint: Path) -> bool:
+    """Whether transom has set the mark, and may remove it."""
+    try:
+        with (checkpoint / KEPT).open("rb") as file:
+            return file.read(_LIMIT) == _AUTOMATIC
+    except OSError:
+        return False
+
+
+def keep(checkpoint: Path, *, kept: bool = True, automatic: bool = False) -> None:
+    """Set or remove the mark. A person's mark replaces one of transom's own. Raises OSError."""
     if not kept:
         (checkpoint / KEPT).unlink(missing_ok=True)
     elif not is_kept(checkpoint):
-        files.write_new(checkpoint / KEPT, b"")
+        files.write_new(checkpoint / KEPT, _AUTOMATIC if automatic else b"")
+    elif not automatic and is_automatic(checkpoint):
+        (checkpoint / KEPT).write_bytes(b"")

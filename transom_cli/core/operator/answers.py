@@ -88,7 +88,8 @@ def acted(state: State, e: ev.Acted) -> Step:
     if state.phase is Phase.FINISHING and e.key.startswith(job.FINISH):
         return inc.over(state, e.at, Phase.DONE, "", 0)
     if e.key == job.UNSUBMITTED and not state.job.id:
-        return inc.over(state, e.at, inc.final_phase(state), state.verdict, state.exit_code or 1)
+        verdict = state.verdict + job.NEVER * (e.detail == job.NOTHING_SUBMITTED)
+        return inc.over(state, e.at, inc.final_phase(state), verdict, state.exit_code or 1)
     return answered(state, e.key), ()
 
 

@@ -274,6 +274,8 @@ def _stop_requested(state: State, e: ev.StopRequested) -> Step:
         return state, ()
     state = state.requested(e.at, "stop", e.who)
     state = replace(state, stop_requested=True, verdict=f"stopped by {e.who}", exit_code=130)
+    if not state.epoch and not state.policy.observe:  # no operator has begun, so none has ordered a submission
+        return inc.over(state, e.at, Phase.STOPPED, state.verdict + job.NEVER, 130)
     if not state.job.id:
         return job.cancel_submission(state, e.at)
     if state.restarting:  # wait for its end: an interrupted restart could leave a job that lives on
@@ -332,7 +334,7 @@ def _resumed(state: State, e: ev.Resumed) -> Step:
         job=Job(starts=state.job.starts + bool(state.job.id)),
         launch=Launch(),
         idle=Idle(),
-        progress=state.progress.new_start().charged(),
+        progress=state.progress.new_start().charged() if e.back_to < 0 else state.progress.back_to(e.back_to),
         budget=Budget(),
         isolation=state.isolation.without(state.isolation.expired(e.at)),
         slurm_error="",

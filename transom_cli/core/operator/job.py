@@ -16,6 +16,8 @@ from transom_cli.plural import several
 
 FINISH = "finish/"
 UNSUBMITTED = "cancel/submission"
+NOTHING_SUBMITTED = "nothing was submitted"  # the answer to `cancel_submission`, if Slurm has no job of the run
+NEVER = "; its job was never submitted"
 _LOST = "lost when Slurm requeued the job"
 FINISHING = 90.0  # seconds from the end of the training to that of the job, before Slurm is assumed to have missed it
 FORGETTING = 30.0  # seconds for the nodes to report to a slurmctld that was restarted

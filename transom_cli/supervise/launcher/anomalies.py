@@ -16,9 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transom_cli.ckpt.names import step_name
+from transom_cli.ckpt.inventory import candidates
+from transom_cli.ckpt.names import step_name, step_of
 from transom_cli.ckpt.tiers import marks
 from transom_cli.core import silent
+from transom_cli.core.bad_loss import BadLoss
 from transom_cli.core.codec import build, plain
 from transom_cli.core.launcher import AnomalyReported
 from transom_cli.diagnose import numerics
@@ -29,7 +31,7 @@ from transom_cli.errors import printable
 from transom_cli.files import listed, replace_text, tail
 from transom_cli.heartbeat.step_breakdown import BadStepBreakdown, NodeSteps, decode
 from transom_cli.layout import AttemptDir
-from transom_cli.supervise.attempt_files import SCHEMA, newest_checkpoint
+from transom_cli.supervise.attempt_files import SCHEMA, last_bad_loss, newest_checkpoint, read_losses
 from transom_cli.supervise.launcher.journal import JournalWriter, say
 
 EVERY = 5.0  # interval in seconds between reads, as the agents write
@@ -61,7 +63,10 @@ class AnomalyReporter:
         self._guarded = -1  # launch of the newest reports of guards
         self._sampled = (-1, -1)  # launch and step of the newest loss that was judged
         self._standing: dict[str, dict[str, Any]] = {}
-        self._kept: Path | None = None  # the checkpoint that must not be deleted while the loss is bad
+        self._before = before
+        self._bad = last_bad_loss(reversed(before))
+        self._good = -1  # the last step with a good loss, in any launch
+        self._kept = self._marked()  # checkpoints that must not be deleted while the loss is bad
         self._shown: object = None
         self._end = threading.Event()
 
@@ -94,8 +99,8 @@ class AnomalyReporter:
                 self._ends(edge.begun.slowness.key, edge.step)
         for one in self._losses(readings):
             if isinstance(one, numerics.Found):
-                kept = self._kept if one.trouble in _NO_NUMBER else None
-                more = () if kept is None else (f"{kept.name} is kept",)
+                kept = self._kept if one.trouble in _NO_NUMBER else ()
+                more = (f"{kept[-1].name} is kept",) if kept else ()
                 self._begins(self._of_loss(one), replace(one.clue, evidence=(*one.clue.evidence, *more)))
             else:
                 self._ends(one.found.trouble.value, one.step)
@@ -139,21 +144,40 @@ class AnomalyReporter:
         back_to = newest_checkpoint(self._checkpoints, up_to=before) if before >= 0 else -1
         return AnomalyReported(0.0, self._sampled[0], kind, kind, "", found.step, (), before, back_to)
 
-    def _keep(self, loss: float) -> None:
-        """Mark the newest checkpoint before the first loss that is no number, until a loss is good again.
+    def _marked(self) -> list[Path]:
+        """Return the checkpoints that an earlier launcher has kept."""
+        with contextlib.suppress(OSError):
+            return [one.path for one in candidates(self._checkpoints) if marks.is_automatic(one.path)]
+        return []
+
+    def _keep(self, step: int, loss: float) -> None:
+        """Mark the newest checkpoint before the first loss that is no number, until a loss beyond it is good.
 
         Three such losses are reported, which takes 15 s. Fast saves would have deleted the checkpoint by then.
         """
-        good = self._loss.loss.last
+        if math.isfinite(loss):
+            self._bad = None
+            self._good = self._good if self._loss.loss.bad else step
+            for kept in [one for one in self._kept if (step_of(one.name) or 0) < step]:
+                with contextlib.suppress(OSError):
+                    marks.keep(kept, kept=False)
+                    self._kept.remove(kept)
+            return
+        self._bad = self._bad or BadLoss(step, self._good if self._good >= 0 else self._good_before())
+        if self._bad.proven < 0 or self._kept:
+            return
+        there = self._checkpoints / step_name(newest_checkpoint(self._checkpoints, up_to=self._bad.proven))
         with contextlib.suppress(OSError):
-            if math.isfinite(loss) and self._kept is not None:
-                marks.keep(self._kept, kept=False)
-                self._kept = None
-            elif not math.isfinite(loss) and self._kept is None and good >= 0:
-                there = self._checkpoints / step_name(newest_checkpoint(self._checkpoints, up_to=good))
-                if there.exists() and not marks.is_kept(there):
-                    marks.keep(there)
-                    self._kept = there
+            if there.exists() and not marks.is_kept(there):
+                marks.keep(there, automatic=True)
+                self._kept.append(there)
+
+    def _good_before(self) -> int:
+        """Return the last step with a good loss of the attempts before; -1 if none is known."""
+        for attempt in reversed(self._before):
+            if steps := [one.step for one in read_losses(attempt) if math.isfinite(one.loss)]:
+                return steps[-1]
+        return -1
 
     def _losses(self, readings: Mapping[str, NodeSteps]) -> tuple[numerics.Found | numerics.Over, ...]:
         """Judge the loss of the lowest rank that reports one: gradients spread what is wrong to all ranks."""
@@ -168,7 +192,7 @@ class AnomalyReporter:
             self._loss = numerics.relaunched(self._loss)
         self._sampled = launch, lead.loss_step
         self._loss, found = numerics.watch(self._loss, lead.loss_step, lead.loss, lead.grad_norm, lead.loss_scale)
-        self._keep(lead.loss)
+        self._keep(lead.loss_step, lead.loss)
         return found
 
     def _begins(self, report: AnomalyReported, clue: Clue) -> None:
@@ -193,10 +217,11 @@ class AnomalyReporter:
     def _show(self) -> None:
         """Write reports.json if it changed."""
         heat = self._slow.map if self._slow.map is not None and self._slow.map.reported else None
-        shown = (tuple(self._standing.values()), heat)
-        if shown == self._shown or (self._shown is None and not self._standing and heat is None):
+        shown = (tuple(self._standing.values()), heat, self._bad)
+        if shown == self._shown or (self._shown is None and not self._standing and heat is None and self._bad is None):
             return
         data = {"schema": SCHEMA, "wall": time.time(), "standing": list(self._standing.values())}
+        data["bad_loss"] = plain(self._bad) if self._bad is not None else None
         data["phases"] = words.document(heat) if heat is not None else None
         data["lines"] = words.lines(heat) if heat is not None else []
         with contextlib.suppress(OSError):  # the next call tries again

@@ -17,6 +17,7 @@ from transom_cli.core import events as ev
 from transom_cli.core.node_hazard import Hazard
 from transom_cli.core.operator import actions as act
 from transom_cli.core.operator.isolation import drain_refused
+from transom_cli.core.operator.job import NOTHING_SUBMITTED
 from transom_cli.errors import TransomError
 from transom_cli.health.finding import Finding, Verdict
 from transom_cli.health.reach import Peer
@@ -179,8 +180,8 @@ class Executor:
             self._slurm.release(action.job_id)
             return ev.Acted(self._clock.now(), action.key, "released")
         if isinstance(action, act.Cancel):
-            self._cancel(action.job_id)
-            return ev.Acted(self._clock.now(), action.key, "cancelled")
+            cancelled = self._cancel(action.job_id)
+            return ev.Acted(self._clock.now(), action.key, "cancelled" if cancelled else NOTHING_SUBMITTED)
         raise TypeError(f"no hand for {type(action).__name__}")
 
     def _submit(self, action: act.Submit) -> ev.Event:
@@ -257,8 +258,8 @@ class Executor:
 
         return [job for job in jobs.values() if ours(job) and job.job_id not in self._past]
 
-    def _cancel(self, job_id: int) -> None:
-        """Cancel the job, and a successor that its launcher may have submitted."""
+    def _cancel(self, job_id: int) -> bool:
+        """Cancel the job, and a successor that its launcher may have submitted. Return whether there was a job."""
         self._withdrawn = True
         with self._submitting:  # an sbatch under way is waited for
             pass
@@ -273,8 +274,9 @@ class Executor:
                     self._slurm.cancel(job.job_id)
                     cancelled.add(job.job_id)
             if late or job_id or not any(number == 0 for _, number in self._answers):
-                return
+                break
             self._sleep(LATE)
+        return bool(cancelled - {0} or self._returned)
 
     def _job(self, job_id: int) -> Job:
         """Return the job. Raises NoSuchJob also if the ID now belongs to a job of another run."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from transom_cli.core import events as ev
-from transom_cli.errors import TransomError
+from transom_cli.errors import OperatorAlive, TransomError
 from transom_cli.files import publish_text
 from transom_cli.layout import RunDir
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm, SlurmRefused, SlurmUnknown, Submission
@@ -145,10 +145,33 @@ def give_up_unsubmitted(run: RunDir, words: str) -> None:
         lease.give_up()
 
 
-def continue_run(run: RunDir, who: str, num_nodes: int = 0, fewest: int = 0) -> None:
+def stop_unsubmitted(run: RunDir, who: str) -> bool:
+    """End a run that no operator has ever taken: nothing was submitted, and nothing will be.
+
+    Returns False if an operator has taken it. Neither Slurm nor an operator is needed.
+    """
+    state = fold(run.journal).state
+    if state.epoch or state.policy.observe or highest_epoch(run):
+        return False
+    try:
+        lease = Lease.take(run)
+    except OperatorAlive:
+        return False
+    journal = Journal(run.journal, lease.epoch)
+    try:
+        first = lease.epoch == 1  # else an operator came in between
+        if first:
+            journal.append(ev.StopRequested(time.time(), who))
+    finally:
+        journal.close()
+        lease.give_up()
+    return first
+
+
+def continue_run(run: RunDir, who: str, num_nodes: int = 0, fewest: int = 0, back_to: int = -1) -> None:
     """Record that a person resumes a run that is over. The next operator submits its job.
 
-    num_nodes, fewest: As in `core.events.Resumed`. Raises OperatorAlive: an operator is alive.
+    num_nodes, fewest, back_to: As in `core.events.Resumed`. Raises OperatorAlive: an operator is alive.
     """
     lease = Lease.take(run)
     journal = Journal(run.journal, lease.epoch)
@@ -157,7 +180,7 @@ def continue_run(run: RunDir, who: str, num_nodes: int = 0, fewest: int = 0) -> 
             request.unlink(missing_ok=True)  # else the next operator would carry it out again
         now = time.time()
         journal.append(ev.Started(now, lease.epoch))
-        journal.append(ev.Resumed(now, who, num_nodes, fewest))
+        journal.append(ev.Resumed(now, who, num_nodes, fewest, back_to))
     finally:
         journal.close()
         lease.give_up()
