@@ -66,7 +66,7 @@ def test_a_pipe_gets_the_screen_without_colours_and_uncut(made: Made) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith(f"{made.run.run_id}  TRAINING, DEGRADED ")
     assert "noticed     a node is slow; rank 24 on gpu003 spends 0.71 s in forward, usual is 0.3 s" in lines
-    assert "nodes       ...s.?.. ...." in lines
+    assert "nodes       ...s.?.. ....  (? suspect, s slow)" in lines
     assert "10 nodes ok, not listed (--all lists them)" in lines
 
 

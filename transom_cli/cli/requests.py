@@ -170,6 +170,8 @@ def ask_operator(kind: str, run: str | None, root: Any, json_: bool) -> None:
         require_stopped(found, state)
         done = "the training is done; `transom run` starts a new one"
         hint = done if state.phase is Phase.DONE else f"`transom resume {_named(found)}` continues it"
+        if state.policy.observe:
+            hint = "its job was only observed: act on it with Slurm's commands"
         raise TransomError(f"Run `{found.run_id}` is over", f"its state is `{state.phase.value}`", hint)
     if state.policy.observe:
         command = cluster_command(f"{_BY_HAND[kind]} {state.job.id}", read_run_settings(found).cluster)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -59,7 +60,9 @@ def resume(
         ),
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return when Slurm has accepted the job.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask if no run is named.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask: no run is named, or the shell differs.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Continue a run that has ended, or is held.
@@ -79,7 +82,7 @@ def resume(
     given = {name: value for name, value in changes.items() if value is not None}
     state = fold(found.journal).state
     if state.phase.over:
-        code = _continue(found, state, given, from_, force=force, detach=detach, json_=json_)
+        code = _continue(found, state, given, from_, force=force, detach=detach, json_=json_, yes=yes)
         raise typer.Exit(code)
     if given or from_ is not None:
         why = f"it is {state.phase.value}, and its job keeps its options"
@@ -89,7 +92,15 @@ def resume(
 
 
 def _continue(
-    run: RunDir, state: State, changes: dict[str, str], back_to: int | None, *, force: bool, detach: bool, json_: bool
+    run: RunDir,
+    state: State,
+    changes: dict[str, str],
+    back_to: int | None,
+    *,
+    force: bool,
+    detach: bool,
+    json_: bool,
+    yes: bool,
 ) -> int:
     """Submit another job of a run that has ended, and watch it. Returns the exit code."""
 
@@ -117,6 +128,7 @@ def _continue(
         scancel = cluster_command(f"scancel {state.job.id}", read_run_settings(run).cluster)
         raise Unknown(f"Job {state.job.id} of run `{run.run_id}` has not ended", "two jobs of a run must not train",
                       f"{scancel}, then repeat this command")  # fmt: skip
+    _compare_shells(run, ask=not (yes or force or detach or json_))
     options = _change_options(run, state, changes, force=force)
     if rollback is not None:
         set_aside = rollback()
@@ -133,6 +145,22 @@ def _continue(
     if not code:
         print(json.dumps({"schema": 1, "run_id": run.run_id, "request": "resume", "result": "continues in a new job"}))
     return code
+
+
+def _compare_shells(run: RunDir, *, ask: bool) -> None:
+    """Warn if the next job would get other environment variables than the first one. ask: on a terminal, ask too."""
+    from transom_cli.submit.submission import changed_variables
+
+    changed = changed_variables(run, os.environ)
+    if not changed:
+        return
+    print(
+        f"warning: the job gets this shell's environment, which differs from that of the first job: {some(changed, 8)}\n"
+        "hint: set the variables as they were; for later runs, keep them in `job.env`",
+        file=sys.stderr,
+    )
+    if ask and sys.stdin.isatty():
+        confirm("resume", run.run_id, f"Resume {run.run_id} with this environment?")
 
 
 def _require_resumable(run: RunDir, state: State, *, force: bool) -> None:
