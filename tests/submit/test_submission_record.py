@@ -1,10 +1,12 @@
 """submission.json outlives an upgrade: a run is submitted again, by a newer version, from what an older one wrote."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from transom_cli.cli.resume import _compare_shells
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir
 from transom_cli.submit.submission import SubmissionRecord, changed_variables, fingerprints
@@ -41,6 +43,19 @@ def test_resume_names_variables_that_the_training_may_read_and_keeps_no_value(tm
     assert changed_variables(run, now) == ("STEPS is not set", "TOKEN is different", "AT is new")
     SubmissionRecord().save(run)
     assert changed_variables(run, now) == (), "not recorded by earlier versions"
+
+
+def test_resume_warns_of_another_shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path / "a-1")
+    run.path.mkdir()
+    SubmissionRecord(shell=tuple(fingerprints({**os.environ, "MY_STEPS": "400"}, run.run_id).items())).save(run)
+    _compare_shells(run, ask=False)
+    assert "differs from the first job's: MY_STEPS is not set\n" in capsys.readouterr().err
+    monkeypatch.setenv("MY_STEPS", "400")
+    _compare_shells(run, ask=False)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"options": []}', "torn {"])

@@ -60,9 +60,7 @@ def resume(
         ),
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return when Slurm has accepted the job.")] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask: no run is named, or the shell differs.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, also if the shell differs.")] = False,
     json_: Json = False,
 ) -> None:
     """Continue a run that has ended, or is held.
@@ -155,7 +153,7 @@ def _compare_shells(run: RunDir, *, ask: bool) -> None:
     if not changed:
         return
     print(
-        f"warning: the job gets this shell's environment, which differs from that of the first job: {some(changed, 8)}\n"
+        f"warning: the job gets this shell's environment, which differs from the first job's: {some(changed, 8)}\n"
         "hint: set the variables as they were; for later runs, keep them in `job.env`",
         file=sys.stderr,
     )
