@@ -50,6 +50,16 @@ def test_evidence_is_one_line_of_the_log_or_the_best_mark() -> None:
     assert fault_of(replace(one, diagnosis=None, marks=marks)).title == "silent"
 
 
+def test_evidence_of_a_hang_is_its_verdict_and_not_what_ranks_print_at_their_end() -> None:
+    one = incident("no rank has stepped since step 7")
+    assert one.diagnosis is not None
+    hang = replace(
+        one, diagnosis=replace(one.diagnosis, cause="hang"), log_category="network_fabric", log_line="lost 5"
+    )
+    assert fault_of(hang).evidence == "lost 5"
+    assert fault_of(replace(hang, marks=(Mark(6.0, "evidence", "rank 1 sleeps"),))).evidence == "rank 1 sleeps"
+
+
 def test_a_kill_that_no_log_explains_names_a_possible_sender() -> None:
     one = incident(KILLED, "n2")
     assert one.diagnosis is not None

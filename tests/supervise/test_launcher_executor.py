@@ -18,7 +18,10 @@ from transom_cli.core.launcher import (
     THIS_LAUNCHER,
     EndLaunch,
     Event,
+    KillRanks,
     LaunchEnded,
+    LogsRead,
+    ReadLogs,
     ReplaceRanks,
     RollBack,
     StartFailed,
@@ -41,7 +44,7 @@ class Step(TrainingStep):
     def __init__(self, ends: bool = True, error: OSError | None = None) -> None:
         self._ends, self._error, self.killed = ends, error, False
 
-    nodes = NODES
+    nodes, code = NODES, None
 
     def wait(self, seconds: float) -> bool:
         return self._ends
@@ -156,6 +159,33 @@ def test_who_the_others_wait_for_is_told_before_what_each_did(
     executor.end(EndLaunch(0, "l1", evidence=True))
     first, second = ended(inbox).evidence
     assert first.startswith("non-communication hang: rank 0 is stopped (state T") and second == "rank 0 on n1, state T"
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_what_ranks_print_once_the_launcher_has_ended_some_is_no_cause(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kills: bool
+) -> None:
+    executor, _, inbox = world
+    log = RunDir(tmp_path).attempt(7, 0).logs(0) / "rank-0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("step 5\n")
+
+    def ask(_: Agents, _node: str, name: str, *__: object) -> dict[str, object]:
+        if name in ("end", "kill"):
+            log.write_text("step 5\nRuntimeError: [gloo/tcp/pair.cc:553] Connection closed by peer [::1]:22431\n")
+        return {"ok": True}
+
+    monkeypatch.setattr(Agents, "_ask", ask)
+    monkeypatch.setattr("transom_cli.supervise.launcher.executor.RECORDED", 0.0)
+    if kills:
+        executor.kill(KillRanks(0, (1,)))
+    else:
+        executor.end(EndLaunch(0, "l1", evidence=False))
+    inbox.get(timeout=10)
+    assert "Connection closed" in log.read_text()
+    executor.read_logs(ReadLogs(0, None))
+    read = inbox.get(timeout=10)
+    assert isinstance(read, LogsRead) and (read.category, read.line, read.last) == ("unknown", "", "")
 
 
 def test_exit_records_that_cannot_be_read_do_not_make_a_launch_live_on(

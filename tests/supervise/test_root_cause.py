@@ -12,7 +12,7 @@ from transom_cli.core.log_lines import clean
 from transom_cli.layout import AttemptDir, RunDir
 from transom_cli.supervise import root_cause as examine_module
 from transom_cli.supervise.agent.logs import TAIL, read_cause, tail_of
-from transom_cli.supervise.root_cause import candidates, examine
+from transom_cli.supervise.root_cause import candidates, examine, is_error, log_sizes
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 31, in <module>\n    main()\n'
 PEER = TRACE + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77, remote process exited\n"
@@ -39,7 +39,8 @@ SAMPLES = [
         "RuntimeError: CUDA error",
     ),
     ("user_code", "usage: train.py [--lr LR]\n\ntrain.py: error: unrecognized arguments: --lrr\n", "train.py: error:"),
-    ("unknown", "step 5 loss 3.1\nstep 6 loss 3.0\n", "step 6 loss 3.0"),
+    ("unknown", "step 5 loss 3.1\ncould not open shard 3\n", "could not open shard 3"),
+    ("unknown", "step 5 loss 3.1\nstep 6 loss 3.0\n", ""),
     ("unknown", "\n\n", ""),
 ]
 
@@ -50,7 +51,72 @@ def test_samples(category: str, text: str, line: str, place: tuple[RunDir, Attem
     write(attempt, 0, text)
     told = examine("k", run, attempt, 0, 5.0)
     assert told.category == category
-    assert told.line.startswith(line)
+    assert told.line.startswith(line) and bool(told.line) == bool(line)
+
+
+def test_ordinary_last_line_is_no_failure_and_is_labelled(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    cancelled = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-01-01T10:10:10 ***\n"
+    for end in ("", cancelled):
+        write(attempt, 0, f"rank 0/2 starts at step 10 on n1 w0=0.095303\n{end}")
+        told = examine("k", run, attempt, 0, 5.0)
+        assert (told.category, told.line, told.where) == ("unknown", "", "rank-0.log (its last line)")
+        assert told.last == "rank 0/2 starts at step 10 on n1 w0=0.095303"
+    write(attempt, 0, f"FATAL: no licence for the data set\n{cancelled}")
+    told = examine("k", run, attempt, 0, 5.0)
+    assert (told.line, told.last) == ("FATAL: no licence for the data set", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("Error: no such shard", True),
+        ("mypackage.errors.BadShard: shard 3 cannot be read", True),
+        ("app.ShardError: 3", True),
+        ("[rank0]: transom_cli.ckpt.failures.SaveFailed: step-4 was not saved", True),
+        ("2026-01-01 10:10:10 [ERROR] shard 3", True),
+        ("saving failed", True),
+        ("step 10 error 0.31", False),
+        ("val_error=0.2", False),
+        ("eval: error: 0.25", False),
+        ("Saved 0 errors to report.txt", False),
+        ("done, all good", False),
+    ],
+)
+def test_lines_that_clearly_report_an_error(line: str, error: bool) -> None:
+    assert is_error(line) == error
+
+
+def test_line_of_a_save_that_the_training_survives_is_no_cause_of_a_kill(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    full = "node1: No space left on device: /ckpt/.tmp-step-150/__0_0.distcp"
+    survived = f"transom: step-150 was not saved: {full}; training continues, and the next save tries again\n"
+    write(attempt, 0, f"step 140 loss 0.2\n{survived}step 150 loss 0.1\n{survived}{PEER}")
+    write(attempt, 1, "step 150 loss 0.1\n")
+    told = examine("k", run, attempt, 1, 5.0)
+    assert (told.category, told.line) == ("unknown", "")
+    write(attempt, 1, f"{survived}{TRACE}OSError: [Errno 28] No space left on device: 'x'\n")
+    told = examine("k", run, attempt, 1, 5.0)
+    assert (told.category, told.line) == ("storage_full", "OSError: [Errno 28] No space left on device: 'x'")
+
+
+def test_what_ranks_print_once_the_launcher_has_ended_the_launch_is_no_cause(place: tuple[RunDir, AttemptDir]) -> None:
+    run, attempt = place
+    for rank in range(2):
+        write(attempt, rank, "step 5 loss 3.1\n")
+    sizes = log_sizes(attempt, 0)
+    write(attempt, 0, f"step 5 loss 3.1\n{PEER}")
+    assert examine("k", run, attempt, None, 5.0).category == "network_fabric"
+    told = examine("k", run, attempt, None, 5.0, sizes=sizes)
+    assert (told.category, told.line, told.last) == ("unknown", "", "")
+    answer = json.loads(json.dumps(read_cause(attempt.logs(0), ["rank-0.log", "rank-1.log"])[0]))
+    told = examine("k", run, attempt, None, 5.0, [answer], sizes=sizes)
+    assert (told.category, told.line) == ("unknown", "")
+    before = f"step 5\n{TRACE}RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+    write(attempt, 0, before)
+    sizes = log_sizes(attempt, 0)
+    write(attempt, 0, f"{before}{PEER}")
+    assert examine("k", run, attempt, None, 5.0, sizes=sizes).category == "gpu_hardware"
 
 
 def test_corrupt_checkpoint_is_named_by_its_folder(place: tuple[RunDir, AttemptDir], tmp_path: Path) -> None:
@@ -158,9 +224,9 @@ def test_where_no_rule_knows_why_what_is_new_tells(place: tuple[RunDir, AttemptD
     told = examine("k", run, attempt, 0, 5.0)
     assert (told.category, told.line, told.where) == ("unknown", "unrecognised: flux capacitor 12 failed", "rank-0.log")
     write(attempt, 0, steps + "closing files\n")
-    assert examine("k", run, attempt, 0, 5.0).line == "closing files", "nothing speaks of a fault"
+    assert examine("k", run, attempt, 0, 5.0).last == "closing files", "nothing speaks of a fault"
     write(attempt, 0, "step 1\nflux capacitor 12 failed\nclosing files\n")
-    assert examine("k", run, attempt, 0, 5.0).line == "closing files", "there is nothing to compare with"
+    assert examine("k", run, attempt, 0, 5.0).last == "closing files", "there is nothing to compare with"
 
 
 def test_no_log_at_all(place: tuple[RunDir, AttemptDir]) -> None:
@@ -238,7 +304,7 @@ def test_ranks_that_lost_the_one_that_died_first_are_its_victims(place: tuple[Ru
     write(attempt, 0, "step 5 loss 3.1\n")
     write(attempt, 1, f"step 5 loss 3.1\n{PEER}")
     told = examine("k", run, attempt, 0, 5.0)
-    assert (told.category, told.line) == ("unknown", "step 5 loss 3.1")
+    assert (told.category, told.line, told.last) == ("unknown", "", "step 5 loss 3.1")
     assert examine("k", run, attempt, 1, 5.0).category == "network_fabric", "it died of that itself"
     assert examine("k", run, attempt, None, 5.0).category == "network_fabric", "who died first is not known"
     write(attempt, 0, "step 5\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n")

@@ -131,6 +131,39 @@ def test_root_line_names_the_trainers_own_file(tmp_path: Path) -> None:
     assert root is not None and root.place.endswith("rank-3.log:9"), "no traceback ends there"
 
 
+def test_root_line_of_a_hang_is_where_the_rank_hung_and_not_what_its_victims_print(tmp_path: Path) -> None:
+    made = Made(tmp_path).began().stepped().saved()
+    peer = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:22431"
+    verdict = "non-communication hang: rank 3 is in a sleep, the others wait; its line is <module> (train.py:25)"
+    decided = ev.Decided("anything-else", "relaunch", "nccl_hang")
+    name = f"{JOB}.0"
+    made.seen(
+        (20.0, ev.RecoverySeen(0, name, "l1", "seen", "no step for 36.7 s after step 19", "hang")),
+        (18.0, ev.RecoverySeen(0, name, "l1", "evidence", f"{verdict} (on gpu000) (confidence 0.75)")),
+        (18.0, ev.RecoverySeen(0, name, "l1", "evidence", "rank 0 is in a collective: backward (graph.py:979)")),
+        (17.0, ev.RecoverySeen(0, name, "l1", "examined", f"rank-0.log: {peer}")),
+        (17.0, ev.RecoverySeen(0, name, "l1", "diagnosed", "no rank has stepped", "hang", decided=decided)),
+    )
+    run = made.run
+    write(run, 0, 0, f"step 19\n{peer}\n")
+    write(run, 0, 3, "step 19\n")
+    view = made.view()
+    root = find_root(run, view)
+    assert root is not None and (root.place, root.rank) == ("train.py:25", 3), "the file is not found"
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "train.py").write_text("")
+    stack = run.attempts / name / "evidence" / "l1" / "rank-3.stack.txt"
+    stack.parent.mkdir(parents=True)
+    stack.write_text(f"Process 7: python {tmp_path}/w/train.py\n")
+    root = find_root(run, view)
+    assert root is not None and root.place == f"{tmp_path}/w/train.py:25"
+    assert not any(plain(drawn(one, root, 1)).startswith(">>") for one in Follower(run, view).more())
+    assert f"  root line {tmp_path}/w/train.py:25\n" in CliRunner().invoke(app, ["explain", str(run.path)]).stdout
+    said = CliRunner().invoke(app, ["logs", str(run.path)])
+    assert f"root cause: {tmp_path}/w/train.py:25 (rank 3 hung there: `transom explain {run.run_id}`)\n" in said.stderr
+    assert ">>" not in said.stdout
+
+
 def test_without_output_the_state_of_the_run_says_why(tmp_path: Path) -> None:
     run = RunDir(tmp_path / SCENES["preflight"](tmp_path).run_id)
 

@@ -70,8 +70,10 @@ def logs(
         _explain_nothing(view, follow=follow)
     shown = launch_name(output.files[0].path) if output.files and output.files[0].rank is not None else ""
     if root_line is not None:
-        elsewhere = f" (output: `transom logs {view.run_id} --launch {root_line.launch}`)"
-        typer.echo(f"root cause: {root_line.place}{elsewhere * (root_line.launch != shown)}", err=True)
+        about = f" (output: `transom logs {view.run_id} --launch {root_line.launch}`)" * (root_line.launch != shown)
+        if root_line.hung is not None:
+            about = f" (rank {root_line.hung} hung there: `transom explain {view.run_id}`)"
+        typer.echo(f"root cause: {root_line.place}{about}", err=True)
     if others_of := [name for name in launches(found) if shown not in ("", name)]:
         typer.echo(f"this is launch {shown}; `--launch` shows another: {some(others_of)}", err=True)
     quiet = time.monotonic()

@@ -344,12 +344,16 @@ class SavesSeen(Event):
 
 @dataclass(frozen=True)
 class Examined(Event):
-    """What the logs of an attempt say: category is of `diagnose.clue.Category`."""
+    """What the logs of an attempt say: category is of `diagnose.clue.Category`.
+
+    line: what reports the failure; "" if no line does. last: then what the rank that died first printed last.
+    """
 
     key: str
     category: str
     line: str
     where: str
+    last: str = ""
 
 
 @dataclass(frozen=True)

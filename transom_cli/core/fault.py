@@ -73,10 +73,13 @@ def fault_of(incident: Incident, exclusions: Iterable[Exclusion] = ()) -> Fault:
     isolations = [x for x in exclusions if x.incident == incident.id or (silent and _of_launchers(x, incident, nodes))]
     if not evidence and silent:
         evidence = next((x.reason for x in isolations if x.reason not in title), "")
+    hung = diagnosis is not None and diagnosis.cause == "hang"
+    if hung and any(m.what == "evidence" for m in incident.marks):
+        line = ""  # the stacks say for which rank the others wait
     if not evidence and line not in title and (line.partition(": ")[2] or line) not in title and not silent:
         evidence = line
     if not evidence:
-        hung = diagnosis is not None and diagnosis.cause == "hang"  # that its node answers is no evidence of it
+        # that its node answers is no evidence of a hang
         best = ("found", "probed", "seen") if silent else ("found", "evidence", "probed") if hung else _EVIDENCE
         marks = [m for kind in best for m in incident.marks if m.what == kind and m.words not in words]
         evidence = without_advice(marks[0].words) if marks else ""

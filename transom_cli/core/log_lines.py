@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection
 from functools import lru_cache
 
+NOT_SAVED = "; training continues, and the next save tries again"  # ends a trainer's line about a save that failed
 NUMBER, PATH, NODE = "#", "<path>", "<node>"
 _LINE_LIMIT = 1000  # characters of a line that count
 _DIGITS = 10  # of the hash

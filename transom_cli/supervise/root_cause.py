@@ -1,5 +1,7 @@
 """Reads the logs of an attempt for the first cause: the end of one rank's log, or of the job's own output."""
 
+import contextlib
+import os
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -8,7 +10,7 @@ from pathlib import Path
 
 from transom_cli.core.category import OWN_ERRORS
 from transom_cli.core.events import Examined
-from transom_cli.core.log_lines import clean, log_order
+from transom_cli.core.log_lines import clean, is_ours, log_order
 from transom_cli.diagnose.clue import Category
 from transom_cli.diagnose.logs import matches
 from transom_cli.diagnose.logs.cause import Incident, incidents
@@ -31,6 +33,11 @@ ALL = 64  # logs that are read at most
 WRONG = 1.0  # seconds by which a node's clock is off before times in its logs are corrected
 # Slurm's last word in the logs of ranks that were ended
 _CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED")
+_REPORTS = re.compile(
+    r"(?i:(?:^|[\s\[(:])(?:error|fatal|critical|panic|traceback)\b(?!\W{0,3}\d))|[A-Za-z](?:Error|Exception)\b"
+    r"|(?i:\b(?:failed|failure|aborted|aborting|cannot|could not|unable to|segmentation fault|core dumped)\b)"
+)
+MEASURE = 1.0  # seconds to note how long the logs of a launch are
 HITS = 32768  # matched lines of all nodes that are compared
 
 
@@ -63,8 +70,11 @@ def examine(
     asked: Sequence[Mapping[str, object]] = (),
     since: int = 0,
     seconds: float = SECONDS,
+    sizes: Mapping[str, int] | None = None,
 ) -> Examined:
     """Return the cause that the rules find (`diagnose.logs.cause`), or the last line of the rank that died first.
+
+    That line is the failure only if it clearly reports an error.
 
     The batch script's output counts only if no rank has written anything, and only this attempt's part of it
     (`batchlog.of_attempt`).
@@ -73,6 +83,8 @@ def examine(
         asked: What the nodes' agents have read (see `agent.logs.read_cause`); only the other logs are read here.
         since: Length of the batch script's output, in bytes, when an earlier attempt ended.
         seconds: For all logs together. Logs that were not read by then are left out, and `where` says so.
+        sizes: Of the rank logs when the launcher ended the launch, although no rank had failed (`log_sizes`). What ranks
+            print after that is no cause.
     """
     until = time.monotonic() + seconds
     deadline = min(until, time.monotonic() + SETTLE)
@@ -89,16 +101,23 @@ def examine(
             left_out += log.left_out
             if log.last:
                 said[path.name] = log.last
+        own = b""
         if not said:
             data, start = tail_of(batch)
             data, start = data[max(0, since - start) :], max(since, start)
             data = of_attempt(data, attempt.name)
             if data.strip():
                 hits += hits_of_tail(batch, data, start)
-                said[batch.name] = last_line(error_in(data) or data)
+                own = error_in(data)
+                said[batch.name] = last_line(own or data)
         if said:
+            if sizes is not None:
+                hits = [hit for hit in hits if hit.offset < sizes.get(Path(hit.file).name, 0)]
+                said = {next(iter(said)): ""}
             cause = _examined(now, key, hits, said, rank, read)
-            if cause.category == UNKNOWN:
+            if own and cause.last:
+                cause = replace(cause, line=cause.last, last="")
+            if cause.category == UNKNOWN and sizes is None:
                 cause = _with_new(cause, run, candidates(run, attempt, rank)[:LOOKED_AT], until)
             elif cause.category == Category.CHECKPOINT_CORRUPT.value and (folder := unproven_checkpoint(run)):
                 cause = replace(cause, line=f"{folder} has no seal (move it to use the one before): {cause.line}")
@@ -136,7 +155,26 @@ def _examined(
             category = Category.PROCESS_CRASH.value  # that a process was killed is no sign of too little memory
         return Examined(now, key, category, clean(root.record.text), root.file + _others(found[0]))
     name = min(said, key=lambda name: log_order(name, rank))
-    return Examined(now, key, UNKNOWN, "" if _CANCELLED.search(said[name]) else said[name], f"{name} {LAST}")
+    of_another = rank is not None and name.startswith("rank-") and log_order(name, rank)[0]
+    last = "" if of_another or _CANCELLED.search(said[name]) else said[name]
+    line = last if is_error(last) else ""
+    return Examined(now, key, UNKNOWN, line, f"{name} {LAST}", "" if line else last)
+
+
+def is_error(line: str) -> bool:
+    """Whether a line that no rule knows clearly reports an error. A metric called "error" has a value."""
+    return is_ours(line) or _REPORTS.search(line) is not None
+
+
+def log_sizes(attempt: AttemptDir, launch: int, seconds: float = MEASURE) -> dict[str, int]:
+    """Return how many bytes each rank of a launch has printed so far. Logs for which there is no time are left out."""
+    until, found = time.monotonic() + seconds, {}
+    with contextlib.suppress(OSError), os.scandir(attempt.logs(launch)) as entries:
+        for entry in entries:
+            if time.monotonic() > until:
+                break
+            found[entry.name] = entry.stat().st_size
+    return found
 
 
 def _others(cause: Incident) -> str:
@@ -173,7 +211,7 @@ def _with_new(cause: Examined, run: RunDir, paths: Sequence[Path], until: float)
     if not found:
         return cause
     first = found[0].first
-    return replace(cause, line=f"unrecognised: {clean(first.text)}", where=Path(first.file).name)
+    return replace(cause, line=f"unrecognised: {clean(first.text)}", where=Path(first.file).name, last="")
 
 
 def _heard(asked: Sequence[Mapping[str, object]]) -> tuple[list[Hit], dict[str, str], set[str], int]:

@@ -17,7 +17,9 @@ TAIL = 256 << 10  # bytes of each file that are read at first
 MOST = 64  # files that are merged
 ROOT = ">>"  # marks the root line
 _RANK = re.compile(r"rank-(\d+)\.log")
+_STACK = "rank-{}.stack.txt"  # of a hung rank, as `agent.evidence` writes it
 _EXAMINED = re.compile(r"(rank-\d+\.log)(?: \((?!its last line)[^)]*\))*: (.*)", re.DOTALL)
+_HUNG = re.compile(r"(?:\branks? (\d+).*?)?; (?:its|their) line is [^;]*? \(([^()]+):(\d+)\)")  # `diagnose.hangs`
 _TIME = re.compile(rb"(?:(\d{4}-\d\d-\d\d)[T ])?(\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?")
 _OF_SLURM = re.compile(rb"\s*$|(srun|slurmstepd[-\w.]*): ")
 _SHORT = 4096  # bytes: what Slurm itself writes at a cancellation is shorter
@@ -33,11 +35,12 @@ class RootLine:
     text: str
     number: int = 0  # of the line in the file, from 1; 0: it is not there any more
     source: str = ""  # file and line of the trainer, from the Python traceback above it; "" without one
+    hung: int | None = None  # the rank that hung at `source`, which no log says
 
     @property
     def rank(self) -> int:
         match = _RANK.fullmatch(self.path.name)
-        return int(match[1]) if match else 0
+        return int(match[1]) if match else self.hung or 0
 
     @property
     def place(self) -> str:
@@ -114,11 +117,15 @@ def find_root(run: RunDir, view: RunView) -> RootLine | None:
 def root_of(run: RunDir, marks: Sequence[tuple[str, str]], category: str = "") -> RootLine | None:
     """Return the root line of an incident; None if a node was lost, which makes every line a consequence.
 
+    A hang's is where the stacks show the rank for which the others wait: what a log says then is a consequence, too.
+
     Args:
         marks: Kind and message of each thing seen or done.
     """
     if category == "slurm_node_fail":
         return None
+    if category == "nccl_hang" and (hung := _line_of_hang(run, marks)) is not None:
+        return hung
     matches = [match for what, words in marks if what == "examined" and (match := _EXAMINED.match(words))]
     if not matches:
         return None
@@ -130,6 +137,32 @@ def root_of(run: RunDir, marks: Sequence[tuple[str, str]], category: str = "") -
 
             return RootLine(path, text, number, trainer_frame(path, number))
     return RootLine(paths[0], text) if paths else None
+
+
+def _line_of_hang(run: RunDir, marks: Sequence[tuple[str, str]]) -> RootLine | None:
+    """Return the line of the training's own code in the verdict on a hang."""
+    found = next((match for what, words in marks if what == "evidence" and (match := _HUNG.search(words))), None)
+    if found is None:
+        return None
+    rank, file, number = int(found[1] or 0), found[2], int(found[3])
+    stacks = list(run.attempts.glob(f"*/evidence/*/{_STACK.format(rank)}"))
+    stack = max(stacks, key=lambda path: path.stat().st_mtime, default=Path(_STACK.format(rank)))
+    return RootLine(stack, "", 0, f"{_located(run, stack, file)}:{number}", rank)
+
+
+def _located(run: RunDir, stack: Path, file: str) -> str:
+    """Return the path of a file that py-spy names without its folder; that name if it is not found.
+
+    It is looked for in the job's directory, and beside the scripts of the process's command line.
+    """
+    base = Path(str(read_json(run.submission).get("chdir", "")))
+    try:
+        with stack.open(errors="replace") as lines:
+            words = next(lines, "").split()
+    except OSError:
+        words = []
+    folders = [base, *((base / word).parent for word in words if word.endswith(".py"))]
+    return next((str(folder / file) for folder in folders if folder.is_absolute() and (folder / file).is_file()), file)
 
 
 def _age(path: Path) -> tuple[tuple[int, int], int]:
@@ -223,7 +256,7 @@ def drawn(one: LogLine, root: RootLine | None, width: int) -> Line:
     """Return the line with its rank in front. width: of the largest rank."""
     if one.rank is None:
         return line(printable(one.text))
-    blamed = root is not None and one.rank == root.rank and root.text in one.text
+    blamed = root is not None and bool(root.text) and one.rank == root.rank and root.text in one.text
     tone = "bad" if blamed else _TONES[one.rank % len(_TONES)]
     mark = ROOT if blamed else "  "
     return line((f"{mark} rank {one.rank:>{width}} ", tone), (printable(one.text), "bad" if blamed else ""))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_hang_syndromes import flights, ranks
 
 from transom_cli.core.stacks import parse
 from transom_cli.diagnose.clue import Category
 from transom_cli.diagnose.hangs.reader import read_hang
-from transom_cli.diagnose.hangs.stacks import place
+from transom_cli.diagnose.hangs.stacks import Kind, place
+from transom_cli.diagnose.hangs.syndromes import classify
 from transom_cli.supervise.launcher.executor import verdict_of
 
 HEAD = 'Process 7: python train.py\nPython v3.11.7 (x)\n\nThread 7 (idle): "MainThread"\n'
@@ -61,6 +64,15 @@ def test_line_of_a_worker_of_the_data_loader_is_shown(tmp_path: Path) -> None:
     (found,) = read_hang(tmp_path)
     assert [one.rank for one in found.culprits] == [1]
     assert found.evidence[0].endswith("the others wait; its line is __getitem__ (data.py:10), in a worker")
+
+
+def test_line_of_the_rank_that_did_not_make_the_call_is_in_the_first_sentence() -> None:
+    """By flight recorders; the stacks only show where that rank is."""
+    made = [replace(one, stand=replace(one.stand, place=replace(one.stand.place, own_line=f"f (t.py:{n})")))
+            for n, one in enumerate(ranks(Kind.SLEEP))]  # fmt: skip
+    found = classify(made, flights(3, 4, 3))
+    assert found is not None and found.ranks == (2,)
+    assert found.reasons[0].endswith("; its line is f (t.py:2)") and "line is" not in "".join(found.reasons[1:])
 
 
 def test_ranks_that_all_wait_for_each_other_are_not_blamed_on_a_line(tmp_path: Path) -> None:

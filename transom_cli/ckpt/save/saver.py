@@ -29,6 +29,7 @@ from transom_cli.ckpt.save.streamed import Streamed, Streamer
 from transom_cli.ckpt.schedule import NEVER, NextSaves
 from transom_cli.ckpt.state import State
 from transom_cli.ckpt.tree import Flat, Paths
+from transom_cli.core.log_lines import NOT_SAVED
 from transom_cli.heartbeat.client import phase
 from transom_cli.rpc.errors import RpcError
 
@@ -395,7 +396,7 @@ class Saver:
         )
         self._status.failed(what, step, trouble)
         if not reported:
-            self._say(f"{step_name(step)} was not saved: {trouble}; training continues, and the next save tries again")
+            self._say(f"{step_name(step)} was not saved: {trouble}{NOT_SAVED}")
 
     def _publish_plan(self) -> None:
         """Tell the daemon when the next saves come, for status displays. Rank 0's plan holds for all ranks."""

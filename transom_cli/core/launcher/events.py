@@ -195,7 +195,7 @@ class RanksKilled(Event):
 
 @dataclass(frozen=True)
 class LogsRead(Event):
-    """Answer to `ReadLogs`: category and line as in `core.events.Examined`.
+    """Answer to `ReadLogs`: category, line and last as in `core.events.Examined`.
 
     hearing: ranks of a launch that is alive which could enter their training again; elastic: without the others too.
     """
@@ -207,6 +207,7 @@ class LogsRead(Event):
     port_taken: bool = False  # the line says that another program uses the launch's rendezvous port
     hearing: tuple[int, ...] = ()
     elastic: bool = False
+    last: str = ""
 
 
 @dataclass(frozen=True)

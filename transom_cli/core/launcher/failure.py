@@ -100,7 +100,7 @@ def _diagnose(
     first = failed_first(incident.outcome.exits) if incident.outcome else ()
     # srun cancels the step once a rank has died: what it prints then in the others' logs is no cause
     after_it = e.category == _CANCELLED and len(first) == 1 and _rank_of(e) not in (None, first[0].rank)
-    line = "" if after_it else e.line
+    line = "" if after_it else e.line or e.last
     actions: tuple[Action, ...] = (Journal(incident.id, "examined", f"{e.where}: {line}"),) if line else ()
     if diagnosis is not None:
         actions = (*actions, *journal_diagnosis(incident.id, diagnosis, step=reached(incident)))

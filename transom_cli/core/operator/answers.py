@@ -49,9 +49,15 @@ def examined(state: State, e: ev.Examined) -> Step:
     if _pending(state, e.key, ReadLogs) is None:
         return state, ()
     state = answered(state, e.key)
-    if state.incident is not None and e.key.startswith(f"{state.incident.id}/"):
-        state = replace(state, incident=replace(state.incident, log_category=e.category, log_line=e.line))
-        state = state.mark(e.at, "examined", f"{e.where}: {e.line}") if e.line else state
+    incident = state.incident
+    if incident is not None and e.key.startswith(f"{incident.id}/"):
+        if incident.outcome is not None and incident.outcome.cause == "hang":
+            e = replace(
+                e, category="unknown", line="", last=""
+            )  # the launcher ended the ranks: what they print is no cause
+        state = replace(state, incident=replace(incident, log_category=e.category, log_line=e.line))
+        line = e.line or e.last
+        state = state.mark(e.at, "examined", f"{e.where}: {line}") if line else state
     return inc.advance(state, e.at)
 
 

@@ -96,7 +96,7 @@ def classify(ranks: Sequence[Rank], matched: Matched | None = None, before: Sequ
     if ranks and len(gone) == len(ranks):
         return None
     moves = matched is not None and progressed(before, matched.groups)
-    found = _by_process(ranks, gone) or _stronger(_by_calls(ranks, matched), _by_stacks(ranks))
+    found = _by_process(ranks, gone) or _with_line(_stronger(_by_calls(ranks, matched), _by_stacks(ranks)), ranks)
     if found is None or not moves:
         return found
     return replace(found, syndrome=_SLOW.get(found.syndrome, found.syndrome), sure=found.sure * 0.8)
@@ -159,6 +159,20 @@ def _stronger(calls: Verdict | None, stacks: Verdict | None) -> Verdict | None:
     return calls
 
 
+def _with_line(verdict: Verdict | None, ranks: Sequence[Rank]) -> Verdict | None:
+    """Add where in the training's own code the ranks to blame are."""
+    if verdict is None or not verdict.ranks:
+        return verdict
+    first, *more = verdict.reasons
+    return replace(verdict, reasons=(first + _own_line(ranks, verdict.ranks), *more))
+
+
+def _own_line(ranks: Sequence[Rank], about: Sequence[int]) -> str:
+    """Return `; its line is step (train.py:9)` if these ranks are at one line of the training's own, else ""."""
+    at = {r.stand.place.own_line for r in ranks if r.stand.rank in about}
+    return f"; {'their' if len(about) > 1 else 'its'} line is {at.pop()}" if len(at) == 1 and "" not in at else ""
+
+
 def _by_calls(ranks: Sequence[Rank], matched: Matched | None) -> Verdict | None:
     if matched is None or not matched.findings:
         return None
@@ -207,10 +221,8 @@ def _absent(ranks: Sequence[Rank], matched: Matched) -> Verdict:
 def _by_stacks(ranks: Sequence[Rank]) -> Verdict | None:
     clusters = cluster([r.stand for r in ranks])
     found = find_odd_ranks(clusters)
-    about = found.ranks or (clusters[0].ranks if len(clusters) == 1 else ())
-    at = {r.stand.place.own_line for r in ranks if r.stand.rank in about}
-    line = f"; {'their' if len(about) > 1 else 'its'} line is {at.pop()}" if len(at) == 1 and "" not in at else ""
-    said = (found.words + line, *describe_clusters(clusters))
+    everywhere = _own_line(ranks, clusters[0].ranks) if len(clusters) == 1 and not found.ranks else ""
+    said = (found.words + everywhere, *describe_clusters(clusters))
     if found.ranks:
         return Verdict(Syndrome.NON_COMMUNICATION_HANG, category(found.kind), found.sure, found.ranks, said)
     asleep = tuple(r.stand.rank for r in ranks if r.process == ASLEEP)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, cast
 
-from transom_cli.core.log_lines import clean
+from transom_cli.core.log_lines import NOT_SAVED, clean
 from transom_cli.diagnose.clue import Category, Culprit
 from transom_cli.diagnose.logs import grammar
 from transom_cli.diagnose.logs.grammar import Record
@@ -302,7 +302,7 @@ class Collector:
             near, self._ignored = hit.lineno - self._ignored.lineno <= NEAR, None
             if near and (hit.level < Level.CAUSE or hit.rule.weight < SPECIAL):
                 return None
-        if hit.rule.name == DESTRUCTOR:
+        if hit.rule.name == DESTRUCTOR or NOT_SAVED in hit.record.text:
             return None
         if self._host is not None and 0 < hit.lineno - self._host.lineno <= 2 - hit.record.text.startswith("exitcode"):
             hit = replace(hit, where={**self._host.where, **hit.where})

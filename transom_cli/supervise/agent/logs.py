@@ -7,6 +7,7 @@ not read a thousand logs over the network from one host.
 import contextlib
 import io
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ SECONDS = 3.0  # to read the logs of a node
 _GAP = 100_000
 LOOK = 64 * 1024  # bytes of one log that are read at a look; of a log that grows faster, the newest
 _LINE = 16 * 1024  # bytes; a longer line is given up
+_OF_SLURM = re.compile(r"(?:srun|slurmstepd[-\w.]*): ")
 
 
 @lru_cache(maxsize=1)
@@ -59,8 +61,10 @@ def tail_of(path: Path) -> tuple[bytes, int]:
 
 
 def last_line(data: bytes) -> str:
+    """Return the last line that Slurm has not written; without one, Slurm's."""
     lines = (clean(line.decode("utf-8", "replace")) for line in reversed(data[-TAIL:].split(b"\n")))
-    return next((line for line in lines if line), "")
+    first = next((line for line in lines if line), "")
+    return first if not _OF_SLURM.match(first) else next((x for x in lines if x and not _OF_SLURM.match(x)), first)
 
 
 def hits_of_tail(path: Path, data: bytes, start: int) -> list[Hit]:

@@ -36,7 +36,7 @@ from transom_cli.supervise.launcher.plan import Allocation, LaunchOptions
 from transom_cli.supervise.launcher.standby import Standby
 from transom_cli.supervise.launcher.training import TrainingStep, TrainingSteps
 from transom_cli.supervise.root_cause import SECONDS as LOGS
-from transom_cli.supervise.root_cause import examine
+from transom_cli.supervise.root_cause import examine, log_sizes
 
 SRUN_END = 10.0  # seconds for srun to see that all its tasks have ended
 SRUN_AWAY = 2.0  # the same, if a node of its tasks has been replaced, and may be dead
@@ -68,6 +68,9 @@ class Executor:
         self._foreign = ForeignSealer(options.foreign, say) if options.foreign else None
         self.orphans = OrphanReaper(agents.end, journal)
         took = lambda launch: inbox.put(ev.StandbyTook(0.0, launch))  # noqa: E731
+        self._sizes: dict[
+            int, dict[str, int]
+        ] = {}  # of the newest launch whose ranks we ended although none had failed
         self._standby = Standby(allocation, options, attempt, journal, took)
         self._new = NewRanks(allocation, options, attempt, self._foreign)
         started = (self._standby, self._new)
@@ -203,6 +206,7 @@ class Executor:
 
         def work() -> ev.Event:
             lines = self._evidence(launch, action.incident, nodes) if action.evidence else ()
+            self._note_logs(launch, step)
             ended = self._agents.end(launch, nodes, grace, action.incident)
             if evidence := (*lines, *ended.evidence):  # the verdict first: the journal holds only the first lines
                 verdict = judge_hang(self._attempt.evidence(action.incident)) if action.incident else HangVerdict()
@@ -242,6 +246,7 @@ class Executor:
         nodes = tuple(dict.fromkeys(all_nodes[rank // each] for rank in action.ranks))
 
         def work() -> ev.Event:
+            self._note_logs(launch, step)
             ended = self._agents.kill(launch, nodes, action.ranks)
             self.orphans.watch(launch, ended, ended.unheard)
             expected = {rank for rank in action.ranks if all_nodes[rank // each] not in ended.unheard}
@@ -268,6 +273,15 @@ class Executor:
 
         self._thread("observe", work, lambda error: ev.LaunchEnded(0.0, launch, evidence=(repr(error),)))
 
+    def _note_logs(self, launch: int, step: TrainingStep | TrainingSteps | None) -> None:
+        """Note how long the logs are if no rank has failed: what ranks print once some are ended is no cause.
+
+        The launch must be ended even if that fails.
+        """
+        with contextlib.suppress(Exception):
+            if launch not in self._sizes and step is not None and step.code is None and not step.exits():
+                self._sizes = {launch: log_sizes(self._attempt, launch)}
+
     def _evidence(self, launch: int, incident: str, nodes: tuple[str, ...]) -> tuple[str, ...]:
         """Collect evidence. The launch must be ended even if that fails."""
         try:
@@ -282,14 +296,15 @@ class Executor:
             until = time.monotonic() + LOGS
             answers = self._agents.logs(action.launch, nodes)
             left = until - time.monotonic()
-            found = examine("", self._options.run, self._attempt, action.rank, 0.0, answers, seconds=left)
+            sizes = self._sizes.get(action.launch)
+            found = examine("", self._options.run, self._attempt, action.rank, 0.0, answers, 0, left, sizes)
             taken = launchplan.says_in_use(found.line, port)
+            said = ev.LogsRead(0.0, action.launch, found.category, found.line, found.where, last=found.last)
             if action.alive:  # rank 0 itself holds the port
                 ranks, elastic = hearing(answers)
-                said = ev.LogsRead(0.0, action.launch, found.category, found.line, found.where)
                 return replace(said, hearing=ranks, elastic=elastic)
             taken = self._agents.holds_port(nodes[0], port) if taken is None else taken
-            return ev.LogsRead(0.0, action.launch, found.category, found.line, found.where, taken)
+            return replace(said, port_taken=taken)
 
         def failed(error: Exception) -> ev.Event:
             return ev.LogsRead(0.0, action.launch, "unknown", repr(error), "the logs could not be read")
