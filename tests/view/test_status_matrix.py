@@ -43,6 +43,7 @@ STATES = {
     "continues": ("pending", 0, "waiting for Slurm to start the job"),
     "unknown": ("unknown", 22, "last update"),
     "stopping": ("stopping", 0, "cancelling the job"),
+    "failing": ("failing", 1, "KeyError: 'learning_rate'"),
     "done": ("done", 0, "120,000 of 120,000"),
     "stopped": ("stopped", 130, "stopped by ada"),
     "failed": ("failed", 1, "ModuleNotFoundError"),
@@ -96,6 +97,7 @@ NOTES = {
     "continues": "next in the queue, waiting for free nodes",
     "stopped": "stopped by ada",
     "failed": "ModuleNotFoundError",
+    "failing": "KeyError: 'learning_rate'",
 }
 
 

@@ -22,6 +22,7 @@ _LEAVING = {
     "grow": "nodes have come back",
     "reported": "a rule restarts a training with an anomaly",
 }  # by `core.launcher.state.Reason`
+_STOPPED = 130  # exit code of a run that a person stops
 _ENDED = ("FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")
 _LIVE = ("pending", "starting", "training", "recovering")
 FRESH = 15.0  # seconds: a file newer than this describes the present
@@ -304,6 +305,8 @@ class RunView:
         phase = self.confirmed
         if self.crash_loop is not None and phase in _LIVE:
             return "crash loop"
+        if self.failing and phase == "stopping":
+            return "failing"
         if self.starved and phase in ("pending", "recovering"):
             return "starved"
         if self.leaving is not None and phase in ("training", "recovering"):
@@ -315,6 +318,11 @@ class RunView:
         if phase == "pending" and self.slurm_state == "RUNNING":  # the operator asks Slurm less often
             return "starting"
         return phase
+
+    @property
+    def failing(self) -> bool:
+        """Whether transom has ended the run as failed, and Slurm still removes the job's processes."""
+        return self.phase == "stopping" and self.exit_code not in (None, _STOPPED)
 
     @property
     def _continues(self) -> bool:
@@ -399,6 +407,8 @@ class RunView:
             return "degraded"
         if self.over or self.phase == "held":
             return self.phase
+        if self.failing:
+            return "failed"
         if (not self.operator and not self.young) or self.slurm_lost:
             return "unknown"
         if self.status in ("crash loop", "starved"):

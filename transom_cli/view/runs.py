@@ -17,6 +17,7 @@ _TONES = {
     "done": "dim",
     "held": "bad",
     "failed": "bad",
+    "failing": "bad",
     "unknown": "bad",
     "recovering": "warn",
 }

@@ -34,6 +34,7 @@ INCIDENTS = 3  # on the screen
 _TONES = {
     "training": "good", "done": "good", "finishing": "good", "held": "bad", "failed": "bad", "unknown": "bad",
     "recovering": "warn", "stopping": "warn", "stopped": "warn", "crash loop": "bad", "starved": "bad",
+    "failing": "bad",
 }  # fmt: skip
 _CONDITIONS = {"crash loop", "starved", "leaving"}  # explained in a row of their own
 _BAR = (12, 40)  # smallest and largest width of the progress bar
