@@ -325,6 +325,12 @@ class RunView:
         return self.phase == "stopping" and self.exit_code not in (None, _STOPPED)
 
     @property
+    def no_operator(self) -> bool:
+        """Whether nobody handles the next fault of a run whose present state is known."""
+        alone = not (self.operator or self.young or self.over)
+        return alone and self.status not in ("unknown", "held", "submitting", "failing")
+
+    @property
     def _continues(self) -> bool:
         """Whether a planned end of an attempt is all that the run recovers from."""
         newest = self.incidents[0] if self.incidents else None
@@ -372,6 +378,8 @@ class RunView:
             return f"Slurm says {self.slurm_state}"
         if self.disk_full:
             return "disk full"
+        if self.no_operator:
+            return "no operator"
         if self.health != "degraded" or self.status not in ("training", "done"):
             return ""
         if self.unheard is not None:

@@ -49,10 +49,14 @@ def status_lines(view: RunView, width: int = 80, *, everything: bool = False) ->
 
 def screen(view: RunView, width: int | None, *, everything: bool = False, map_lines: int = 0) -> list[Line]:
     """Return the screen; with `everything`, list every node and every incident. map_lines: as in `map_rows`."""
-    commands = [one for label, command in next_commands(view) for one in command_rows(label, command, width)]
+    pairs = next_commands(view)
+    first = pairs[: 1 if view.no_operator and not view.owner else 0]  # starts an operator
+    commands = [one for label, command in pairs[len(first) :] for one in command_rows(label, command, width)]
     warnings, unknown = _warnings(view, width), view.status == "unknown"
     lines = [
         _headline(view, width),
+        *(rows("NO OPERATOR", _alone(view), width, tone="bad") if view.no_operator else []),
+        *(one for label, command in first for one in command_rows(label, command, width)),
         *((*warnings, *commands) if unknown else ()),  # why, and what to do, before what was known once
         *(rows("why", view.condition, width, tone=_TONES.get(view.status, "")) if _CONDITIONS & {view.status} else []),
         *(rows("observed", _observed(view), width) if view.observed else []),
@@ -122,6 +126,12 @@ def _headline(view: RunView, width: int | None) -> Line:
 
 def full_disk(view: RunView) -> str:
     return f"free space where {view.path} is: logs, heartbeats and saves fail until then"
+
+
+def _alone(view: RunView) -> str:
+    what = "observes the run" if view.observed else "restarts the run or isolates bad nodes"
+    job = f"; job {view.operator_job} will become the operator" if view.operator_pending else ""
+    return f"nobody {what}{job}"
 
 
 def _observed(view: RunView) -> str:
@@ -322,10 +332,8 @@ def _warnings(view: RunView, width: int | None) -> list[Line]:
         error = " ".join((view.slurm_lost or view.slurm_error).split())
         alone = "; the training does not need it" if view.confirmed == "training" and view.nodes_fresh else ""
         found.append(f"Slurm has not answered for {span(view.slurm_silent)}{alone}: {error}")
-    if not view.operator and (view.operator_pending or not view.young):
-        job = f"; job {view.operator_job} will become the operator" if view.operator_pending else ""
-        what = "observe the run" if view.observed else "restart the run or isolate bad nodes"
-        found.append(f"no live operator to {what}{job}")
+    if not view.operator and (view.operator_pending or not view.young) and not view.no_operator:
+        found.append(f"no live operator: {_alone(view)}")
     if view.blind and view.phase in ("training", "starting"):
         found.append(f"no heartbeats, so a hang is not detected, from {view.blind}")
     written = _last_written(view)
