@@ -25,6 +25,7 @@ from transom_cli.errors import (
     printable,
 )
 from transom_cli.layout import RunDir
+from transom_cli.plural import several
 from transom_cli.slurm.port import NoSuchJob, cluster_command
 from transom_cli.view.text import span
 
@@ -58,6 +59,8 @@ def stop(
     already = state.phase.over
     if already and run is None:
         _require_none_active(found.path.parent)
+    if not already and (trouble := unsaved(found, state)):
+        _warn(trouble)
     if not (already or run or yes):
         _confirm("stop", found.run_id, f"Stop run {found.run_id}?")
     if not already:
@@ -76,6 +79,28 @@ def stop(
         how = "has already ended: " if already else "is "
         saved = f", with checkpoint {state.progress.durable:,} on disk" if state.progress.durable >= 0 else ""
         print(printable(f"run {found.run_id} {how}{state.phase.value}{why}{saved}"), file=sys.stderr)
+        if trouble := unsaved(found, state):
+            _warn(trouble)
+
+
+def unsaved(run: RunDir, state: State) -> str:
+    """Return that saves fail, how many steps that costs, and what to do while the run lives; "" if they succeed."""
+    from transom_cli.supervise.attempt_files import saves_fail
+    from transom_cli.view.read import read_view
+
+    fails = saves_fail(run, state)
+    if fails is None or state.phase.value == "done":
+        return ""
+    view = read_view(run)
+    steps = several(view.step - max(0, view.durable), "step") if view.step > view.durable else "the newest steps"
+    since = f"{steps} since checkpoint {view.durable:,}" if view.durable >= 0 else steps
+    if state.phase.over:
+        return f"the final save failed: {fails.why}; {since} are lost"
+    return f"saves fail: {fails.why}; a stop now loses {since}. First {fails.advice}"
+
+
+def _warn(words: str) -> None:
+    print(printable(f"warning: {words}"), file=sys.stderr)
 
 
 def _require_none_active(root: Path) -> None:

@@ -5,6 +5,7 @@ Width None is for a pipe: laid out for 100 columns, and nothing is cut or wrappe
 
 from collections.abc import Iterable
 
+from transom_cli.core.operator.state import SavesFail
 from transom_cli.plural import several, some
 from transom_cli.view.model import STALE, IncidentView, RunView
 from transom_cli.view.node_table import map_rows, node_table
@@ -66,7 +67,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False, map_li
         *_progress(view, width),
         *_trainer(view),
         *(rows("DISK FULL", full_disk(view), width, tone="bad") if view.disk_full else []),
-        *(rows("SAVES FAIL", view.saves_fail.words, width, tone="bad") if view.saves_fail is not None else []),
+        *(_failing_saves(view.saves_fail, width, over=view.over) if view.saves_fail is not None else []),
         *(one for report in view.reports for one in rows("noticed", report, width, tone="warn")),
         *(one for words in view.nccl for one in rows("NCCL", words, width, tone="warn")),
         *_operations(view, width),
@@ -126,6 +127,11 @@ def _headline(view: RunView, width: int | None) -> Line:
 
 def full_disk(view: RunView) -> str:
     return f"free space where {view.path} is: logs, heartbeats and saves fail until then"
+
+
+def _failing_saves(fails: SavesFail, width: int | None, *, over: bool) -> list[Line]:
+    advice = [] if over else rows("", fails.advice, width)
+    return [*rows("SAVES FAIL", fails.words, width, tone="bad"), *advice]
 
 
 def _alone(view: RunView) -> str:
