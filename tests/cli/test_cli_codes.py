@@ -21,7 +21,7 @@ from transom_cli.core import events as ev
 from transom_cli.core.operator.state import State
 from transom_cli.errors import EXIT_CODES, NoSuchRun, TransomError, Unknown, UsageError
 from transom_cli.layout import RunDir
-from transom_cli.supervise.journal import Journal
+from transom_cli.supervise.journal import Journal, fold
 from transom_cli.supervise.lease import read_holder
 from transom_cli.view.model import build_view
 
@@ -118,6 +118,27 @@ def test_stop_as_json(run: RunDir) -> None:
     assert done.returncode == 0 and not done.stderr
     assert json.loads(done.stdout) == {"schema": 1, "run_id": run.run_id, "phase": "failed", "was_over": True}
     assert f"run {run.run_id} has already ended: failed" in transom("stop", run.path).stderr
+
+
+def test_stop_says_that_the_final_save_failed_and_how_many_steps_are_not_saved(run: RunDir) -> None:
+    full = "node1: No space left on device: /ck/.tmp-step-260-7.0.0-f/__0_0.distcp"
+    remember(
+        run,
+        ev.Started(1.0, 1),
+        ev.Submitted(2.0, "submit", 7),
+        ev.JobSeen(3.0, 7, 0, "RUNNING", nodes=("n1",)),
+        ev.CheckpointSeen(3.0, 30),
+        ev.StepSeen(4.0, "7.0", 269),
+        ev.SavesSeen(5.0, "7.0", 12, 260, full, 30),
+    )
+    words = requests.unsaved(run, fold(run.journal).state)
+    assert words.startswith(
+        f"saves fail: {full}; a stop now loses 239 steps since checkpoint 30. First free space in /ck"
+    )
+    remember(run, ev.StopRequested(6.0, "ada"), ev.JobSeen(7.0, 7, 0, "CANCELLED"))
+    told = transom("stop", run.path).stderr
+    assert "stopped, with checkpoint 30 on disk" in told
+    assert "warning: the final save failed: " in told and "239 steps since checkpoint 30 are lost" in told
 
 
 @pytest.mark.parametrize("command", ["stop", "requeue", "resume"])

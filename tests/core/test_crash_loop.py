@@ -11,7 +11,7 @@ from transom_cli.config.load import load
 from transom_cli.config.run_settings import rules_of
 from transom_cli.core import launcher
 from transom_cli.core.crash_loop import crash_loop
-from transom_cli.core.events import RankExit, RecoverySeen
+from transom_cli.core.events import Decided, RankExit, RecoverySeen
 from transom_cli.core.operator.relaunches import relaunched, reported
 from transom_cli.core.operator.state import Job, Phase, Policy, State
 from transom_cli.core.progress import Progress
@@ -28,13 +28,14 @@ def fails(
     *,
     since_start: bool = False,
     of: str = "user_code",
+    code: int = 1,
 ) -> tuple[launcher.State, list[launcher.Action]]:
-    """The launch trains up to `step`; then rank 1 ends with code 1 and this last line."""
-    launch = state.launch.number
+    """The launch trains up to `step`; then rank 1 on n2 ends with this code (below zero: by that signal) and last line."""
+    launch, how = state.launch.number, (code, None) if code >= 0 else (None, -code)
     state, _ = feed(
         state,
         launcher.Stepped(at, launch, step, since_start=since_start),
-        launcher.RanksExited(at + 1, launch, (RankExit(1, "n2", 1, None, at, step=step, since_start=since_start),)),
+        launcher.RanksExited(at + 1, launch, (RankExit(1, "n2", *how, at, step=step, since_start=since_start),)),
         launcher.Tick(at + 3),
         launcher.LaunchEnded(at + 4, launch),
     )
@@ -46,7 +47,7 @@ def ruled() -> launcher.State:
     return replace(state, policy=replace(state.policy, rules=RULES))
 
 
-@pytest.mark.parametrize("category", ["user_code", "dependency_import", "data_loader"])
+@pytest.mark.parametrize("category", ["user_code", "dependency_import", "data_loader", "numeric_divergence"])
 def test_third_time_at_the_same_step_stops_the_run(category: str) -> None:
     """`data_loader` is an exception of the program's own that was raised in a worker of its DataLoader."""
     state = ruled()
@@ -71,6 +72,47 @@ def test_other_failures_are_restarted(steps: tuple[int, ...], lines: list[str]) 
     for n, (step, line) in enumerate(zip(steps, lines, strict=True)):
         state, actions = fails(state, 10.0 + 20 * n, step, line)
         assert started(actions) == [NODES]
+
+
+ALONE = launcher.Nodes(("n2",), 1)
+MEMORY_ERROR = "MemoryError: Unable to allocate 512 GiB"
+
+
+@pytest.mark.parametrize(
+    ("category", "code", "ends"),
+    [
+        ("host_oom", 1, True),
+        ("cuda_oom", 1, True),
+        ("resource_limits", 1, True),
+        ("host_oom", -9, False),  # the kernel ended it: other processes of the node may have taken the memory
+        ("storage_full", 1, False),
+        ("network_fabric", 1, False),
+        ("gpu_hardware", 1, False),
+    ],
+)
+def test_exception_of_the_program_is_a_loop_unless_the_node_or_the_system_may_be_at_fault(
+    category: str, code: int, ends: bool
+) -> None:
+    state = launcher.State(7, 0, ALONE, 1, launcher.Policy(relaunches=20, rules=RULES))
+    state, _ = feed(state, launcher.AttemptStarted(0.0))
+    for n in range(3):
+        state, actions = fails(state, 10.0 + 20 * n, 14, MEMORY_ERROR, of=category, code=code)
+        assert bool(started(actions)) == (n < 2 or not ends)
+    if ends:
+        assert "3 times in a row, never past the same step" in outcome(actions).outcome.why
+
+
+def test_crash_loop_of_memory_is_shown_although_it_is_always_on_the_same_node() -> None:
+    world = State(phase=Phase.TRAINING, job=Job(7, state="RUNNING", nodes=NODES), policy=Policy(rules=RULES))
+    decided = Decided("anything-else", "relaunch", "host_oom", "host_oom/1")
+    for n in range(2):
+        world = replace(world, progress=Progress(step=14, max_step=14))
+        world = reported(world, RecoverySeen(10.0 + n, "7.0", f"l{n + 1}", "seen", "rank 1 on n2 ended"))
+        found = RecoverySeen(10.5 + n, "7.0", f"l{n + 1}", "diagnosed", MEMORY_ERROR, "rank_failed", ("n2",))
+        world = reported(world, replace(found, decided=decided, step=14))
+        world = relaunched(world, 11.0 + n, n + 1, "launched")
+    loop = crash_loop((*world.counting, world.incident), 3, RULES)
+    assert loop is not None and (loop.count, loop.step, loop.ends_at) == (2, 14, 3)
 
 
 def test_end_that_nothing_explains_does_not_hide_a_loop() -> None:

@@ -45,6 +45,8 @@ STATES = {
     "continues": ("pending", 0, "waiting for Slurm to start the job"),
     "unknown": ("unknown", 22, "last update"),
     "stopping": ("stopping", 0, "cancelling the job"),
+    "failing": ("failing", 1, "KeyError: 'learning_rate'"),
+    "without_an_operator": ("training", 22, "nobody restarts the run or isolates bad nodes"),
     "done": ("done", 0, "120,000 of 120,000"),
     "stopped": ("stopped", 130, "stopped by ada"),
     "failed": ("failed", 1, "ModuleNotFoundError"),
@@ -72,7 +74,7 @@ def test_state_answers_in_the_first_line(name: str, tmp_path: Path) -> None:
 
 
 CONCERNS = {"healthy": "", "one_node_of_many": "degraded", "examining": "fault suspected", "slow": "slow"}
-CONCERNS |= {"hang": "fault suspected", "starting_again": "", "done": ""}
+CONCERNS |= {"hang": "fault suspected", "starting_again": "", "done": "", "without_an_operator": "no operator"}
 
 
 @pytest.mark.parametrize("name", CONCERNS)
@@ -98,12 +100,21 @@ NOTES = {
     "continues": "next in the queue, waiting for free nodes",
     "stopped": "stopped by ada",
     "failed": "ModuleNotFoundError",
+    "without_an_operator": "no operator: nobody restarts the run",
+    "failing": "KeyError: 'learning_rate'",
 }
 
 
 @pytest.mark.parametrize("name", NOTES)
 def test_list_says_what_is_wrong(name: str, tmp_path: Path) -> None:
     assert NOTES[name] in plain(list_lines([SCENES[name](tmp_path)], None)[1])
+
+
+def test_run_without_an_operator_shows_the_command_that_starts_one_below_the_first_line(tmp_path: Path) -> None:
+    view = SCENES["without_an_operator"](tmp_path)
+    first, why, command = (plain(one) for one in screen(view, None)[:3])
+    assert "TRAINING, NO OPERATOR" in first and why.startswith("NO OPERATOR")
+    assert command.split() == ["attach", "transom", "attach", view.run_id]
 
 
 def test_job_that_slurm_will_never_start_is_not_healthy(tmp_path: Path) -> None:

@@ -231,6 +231,16 @@ def stopped_crash_loop(folder: Path) -> RunView:
     return made.operator(None).view()
 
 
+def failing(folder: Path) -> RunView:
+    """A rule has ended the run, and Slurm still removes the job's processes."""
+    once = Rule("once", "stop", category=("user_code",))
+    made = Made(folder, rules=(once,)).began().stepped().saved(18300, 400.0)
+    exits = (ev.RankExit(3, "gpu000", 1, None),)
+    made.seen((8.0, ev.OutcomeSeen(0, f"{JOB}.0", "failed", "rank 3 ended", exits, nodes=made.nodes)))
+    made.seen((7.0, ev.Examined(0, "i1/examine", "user_code", KEY_ERROR, "rank-3.log")))
+    return made.seen((4.0, ev.JobSeen(0, JOB, 0, "RUNNING", completing=True))).operator().view()
+
+
 def starved(folder: Path) -> RunView:
     """gpu002 is drained, another run drained gpu003: two nodes are left for three."""
     made = _node_lost(Made(folder, nodes=3))
@@ -461,7 +471,7 @@ SCENES: dict[str, Callable[[Path], RunView]] = {
     for scene in (
         healthy, total_not_known, one_node_of_many, gpus, spares, shrunk, submitting,
         pending, pending_without_an_answer,
-        starting, preflight, crash_looping, stopped_crash_loop, starved, leaving, continues, saving,
+        starting, preflight, crash_looping, stopped_crash_loop, failing, starved, leaving, continues, saving,
         restoring, ranks_restore, examining, backing_off, starting_again, recovered, held,
         held_by_its_launcher, unknown, unknown_and_slurm_too, without_an_operator, operator_waits, slurm_is_silent,
         own_script, not_a_number, a_rank_is_gone, finishing, done, failed, given_up, no_checkpoint_restores, stopping,

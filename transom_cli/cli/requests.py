@@ -14,6 +14,7 @@ from transom_cli.cli.options import Json, Root, Run
 from transom_cli.cli.run import cancel_pending_operator, submits_here
 from transom_cli.errors import TransomError, Unknown, UsageError, printable
 from transom_cli.layout import RunDir
+from transom_cli.plural import several
 from transom_cli.slurm.port import cluster_command
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def stop(
     already = state.phase.over
     if already and run is None:
         _require_none_active(found.path.parent)
+    if not already and (trouble := unsaved(found, state)):
+        _warn(trouble)
     if not (already or run or yes):
         confirm("stop", found.run_id, f"Stop run {found.run_id}?")
     if not already:
@@ -68,6 +71,8 @@ def stop(
         how = "has already ended: " if already else "is "
         saved = f", with checkpoint {state.progress.durable:,} on disk" if state.progress.durable >= 0 else ""
         print(printable(f"run {found.run_id} {how}{state.phase.value}{why}{saved}"), file=sys.stderr)
+        if trouble := unsaved(found, state):
+            _warn(trouble)
         view = read_view(found)
         if view.bad_resume is not None:
             command = continue_command(view)
@@ -104,6 +109,26 @@ def end_unsubmitted(made: RunDir) -> bool:
     )  # fmt: skip
     print(f"\nrun {made.run_id} is stopped: {what}", file=sys.stderr)
     return True
+
+
+def unsaved(run: RunDir, state: State) -> str:
+    """Return that saves fail, how many steps that costs, and what to do while the run lives; "" if they succeed."""
+    from transom_cli.supervise.attempt_files import saves_fail
+    from transom_cli.view.read import read_view
+
+    fails = saves_fail(run, state)
+    if fails is None or state.phase.value == "done":
+        return ""
+    view = read_view(run)
+    steps = several(view.step - max(0, view.durable), "step") if view.step > view.durable else "the newest steps"
+    since = f"{steps} since checkpoint {view.durable:,}" if view.durable >= 0 else steps
+    if state.phase.over:
+        return f"the final save failed: {fails.why}; {since} are lost"
+    return f"saves fail: {fails.why}; a stop now loses {since}. First {fails.advice}"
+
+
+def _warn(words: str) -> None:
+    print(printable(f"warning: {words}"), file=sys.stderr)
 
 
 def _require_none_active(root: Path) -> None:

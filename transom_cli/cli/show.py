@@ -91,7 +91,8 @@ def code_of(view: RunView) -> int:
     """Return the exit code: a finished run has its own, unless its last state was not saved."""
     if view.over and not view.exit_code and view.health == "degraded":
         return _EXIT_CODES["degraded"]
-    return view.exit_code if view.over and view.exit_code is not None else _EXIT_CODES[view.health]
+    ends = view.over or view.failing
+    return view.exit_code if ends and view.exit_code is not None else _EXIT_CODES[view.health]
 
 
 def show_overview() -> int:

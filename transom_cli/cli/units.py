@@ -9,7 +9,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _LIVE = ("submitting", "pending", "starting", "training", "recovering", "finishing", "stopping", "held")
-STATES = (*_LIVE, "preflight", "leaving", "starved", "crash-loop", "done", "failed", "stopped", "unknown")
+STATES = (*_LIVE, "preflight", "leaving", "starved", "crash-loop", "failing", "done", "failed", "stopped", "unknown")
 
 
 def duration(text: str, option: str) -> float:

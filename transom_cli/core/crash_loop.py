@@ -13,7 +13,7 @@ from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.policy import STOP, Rule
 from transom_cli.core.progress import NEAR, newest_step
 
-OWN = "user_code"  # a second failure of this category is a loop; of any other, a third one
+OWN = "user_code"  # a second failure of this category is a loop, or of any that a rule ends; of any other, a third one
 QUICK = 60.0  # seconds within which a program that exits before its first step has not begun to train
 _CODES = range(1, 126)  # that a program chooses; shells use the others
 _LINE = 160  # characters of the root cause line
@@ -109,16 +109,23 @@ def crash_loop(incidents: Iterable[Incident | None], step: int, rules: Iterable[
     if not known:
         return None
     (newest, diagnosis), decided = known[-1], known[-1][1].decided
-    if not decided.fingerprint or diagnosis.nodes:
+    ends = next((r.repeats for r in rules if _ends(r, diagnosis)), 0)
+    if not decided.fingerprint or (diagnosis.nodes and not ends):
         return None
     before, counted = reached(newest)
     at, past = (max(before, step), counted), [one for one, _ in known]
     found = _tail(decided.fingerprint, at, newest.durable, past, NEAR)
-    if len(found) < (2 if decided.category == OWN else 3):
+    if len(found) < (2 if ends or decided.category == OWN else 3):
         return None
-    stops = (r.repeats for r in rules if r.repeats and r.action == STOP and decided.category in r.category)
     top = max(reached(one)[0] for one in found)
-    return CrashLoop(len(found), top, cause(diagnosis), found[0].id, next(stops, 0))
+    return CrashLoop(len(found), top, cause(diagnosis), found[0].id, ends)
+
+
+def _ends(rule: Rule, diagnosis: Diagnosis) -> bool:
+    """Whether the rule ends a loop of this failure. A loop has stepped."""
+    stops = rule.repeats and rule.action == STOP and not rule.before_first_step
+    caused = not rule.cause or diagnosis.cause in rule.cause
+    return bool(stops) and caused and diagnosis.decided.category in rule.category
 
 
 def cause(diagnosis: Diagnosis) -> str:

@@ -325,7 +325,9 @@ def _rank_ended(
         line = f": {incident.log_line}" if explains and incident.log_line not in words else ""
         return Diagnosis("job_failed", words + line, (), sure=False, isolate="none", restart=True)
     exits = incident.outcome.exits if incident.outcome else ()
-    cause = "rank_killed" if first.signal is not None else "rank_failed"
+    # A traceback before a crash is the cause of it: many programs abort while they end because of an exception.
+    raised = incident.log_category in OWN_ERRORS and first.signal not in (KILL, TERM)
+    cause = "rank_failed" if first.signal is None or raised else "rank_killed"
     said = _UNWRITTEN if first.code == UNWRITTEN else incident.log_line
     line = f": {said}" if said and first.signal is None else ""
     everywhere = (

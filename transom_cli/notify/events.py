@@ -223,7 +223,7 @@ def _grown(before: State, after: State, at: float) -> list[Notification]:
 def _saves(before: State, after: State, at: float) -> list[Notification]:
     was, now = before.saves_fail, after.saves_fail
     if now is not None and was is None:
-        details = (now.words, *_lines(_progress(after), _job(after)))
+        details = (now.words, now.advice, *_lines(_progress(after), _job(after)))
         facts = _facts(after, failed=now.count, good=now.good if now.good >= 0 else None)
         key = f"saves/{now.attempt}/{now.since:.0f}"
         head = f"SAVES FAIL: a fault would lose all steps since the last good save: {now.why}"

@@ -24,6 +24,7 @@ _LEAVING = {
     "grow": "nodes have come back",
     "reported": "a rule restarts a training with an anomaly",
 }  # by `core.launcher.state.Reason`
+_STOPPED = 130  # exit code of a run that a person stops
 _ENDED = ("FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")
 _LIVE = ("pending", "starting", "training", "recovering")
 FRESH = 15.0  # seconds: a file newer than this describes the present
@@ -325,6 +326,8 @@ class RunView:
         phase = self.confirmed
         if self.crash_loop is not None and phase in _LIVE:
             return "crash loop"
+        if self.failing and phase == "stopping":
+            return "failing"
         if self.starved and phase in ("pending", "recovering"):
             return "starved"
         if self.leaving is not None and phase in ("training", "recovering"):
@@ -336,6 +339,17 @@ class RunView:
         if phase == "pending" and self.slurm_state == "RUNNING":  # the operator asks Slurm less often
             return "starting"
         return phase
+
+    @property
+    def failing(self) -> bool:
+        """Whether transom has ended the run as failed, and Slurm still removes the job's processes."""
+        return self.phase == "stopping" and self.exit_code not in (None, _STOPPED)
+
+    @property
+    def no_operator(self) -> bool:
+        """Whether nobody handles the next fault of a run whose present state is known."""
+        alone = not (self.operator or self.young or self.over)
+        return alone and self.status not in ("unknown", "held", "submitting", "failing")
 
     @property
     def _continues(self) -> bool:
@@ -385,6 +399,8 @@ class RunView:
             return f"Slurm says {self.slurm_state}"
         if self.disk_full:
             return "disk full"
+        if self.no_operator:
+            return "no operator"
         if self.late and self.status == "starting":
             return "no step"
         if self.health != "degraded" or self.status not in ("training", "done"):
@@ -422,6 +438,8 @@ class RunView:
             return "degraded"
         if self.over or self.phase == "held":
             return self.phase
+        if self.failing:
+            return "failed"
         if (not self.operator and not self.young) or self.slurm_lost:
             return "unknown"
         if self.status in ("crash loop", "starved"):

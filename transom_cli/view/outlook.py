@@ -240,6 +240,8 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
     if view.operator_pending:  # a second operator would only wait for the first
         attach = [("check", cluster_command(f"squeue --start -j {view.operator_job}", view.cluster))]
     root = [("root cause", view.root_line)] if view.root_line else []
+    if view.status == "failing":
+        return [*attach, explain, ("output", f"transom logs {run}"), *root]
     if view.status == "crash loop":
         return [*attach, explain, ("output", f"transom logs {run}"), *root, stop]
     if view.status == "starved":

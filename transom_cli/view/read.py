@@ -340,7 +340,7 @@ class Reader:
             view = replace(view, node_views=tuple(_silent(one, view.unheard) for one in view.node_views))
         categories = [one.category for one in view.incidents[:1]]
         own = state.phase is Phase.RECOVERING and not OWN_ERRORS.isdisjoint(categories)
-        if own or state.phase is Phase.FAILED or view.crash_loop is not None:
+        if own or state.phase is Phase.FAILED or view.failing or view.crash_loop is not None:
             view = replace(view, root_line=self._root(view))
         if state.phase is not Phase.DONE:
             view = replace(view, missing_files=missing_files(run))

@@ -17,6 +17,7 @@ _TONES = {
     "done": "dim",
     "held": "bad",
     "failed": "bad",
+    "failing": "bad",
     "unknown": "bad",
     "recovering": "warn",
 }
@@ -74,6 +75,10 @@ def _note(view: RunView) -> str:
     was = f"was {view.phase}; " if view.status != view.phase else ""
     if not view.operator and view.young and not view.operator_job:
         return "its operator starts"
+    if view.no_operator:
+        return "no operator: nobody restarts the run" + (
+            f" (its job: {view.operator_job})" if view.operator_job else ""
+        )
     if not view.operator:
         return f"{was}no live operator" + (f" (its job: {view.operator_job})" if view.operator_job else "")
     if view.slurm_lost:

@@ -5,6 +5,7 @@ Width None is for a pipe: laid out for 100 columns, and nothing is cut or wrappe
 
 from collections.abc import Iterable
 
+from transom_cli.core.operator.state import SavesFail
 from transom_cli.plural import several, some
 from transom_cli.view.model import STALE, IncidentView, RunView
 from transom_cli.view.node_table import map_rows, node_table
@@ -34,6 +35,7 @@ INCIDENTS = 3  # on the screen
 _TONES = {
     "training": "good", "done": "good", "finishing": "good", "held": "bad", "failed": "bad", "unknown": "bad",
     "recovering": "warn", "stopping": "warn", "stopped": "warn", "crash loop": "bad", "starved": "bad",
+    "failing": "bad",
 }  # fmt: skip
 _CONDITIONS = {"crash loop", "starved", "leaving"}  # explained in a row of their own
 _BAR = (12, 40)  # smallest and largest width of the progress bar
@@ -48,10 +50,14 @@ def status_lines(view: RunView, width: int = 80, *, everything: bool = False) ->
 
 def screen(view: RunView, width: int | None, *, everything: bool = False, map_lines: int = 0) -> list[Line]:
     """Return the screen; with `everything`, list every node and every incident. map_lines: as in `map_rows`."""
-    commands = [one for label, command in next_commands(view) for one in command_rows(label, command, width)]
+    pairs = next_commands(view)
+    first = pairs[: 1 if view.no_operator and not view.owner else 0]  # starts an operator
+    commands = [one for label, command in pairs[len(first) :] for one in command_rows(label, command, width)]
     warnings, unknown = _warnings(view, width), view.status == "unknown"
     lines = [
         _headline(view, width),
+        *(rows("NO OPERATOR", _alone(view), width, tone="bad") if view.no_operator else []),
+        *(one for label, command in first for one in command_rows(label, command, width)),
         *((*warnings, *commands) if unknown else ()),  # why, and what to do, before what was known once
         *(rows("why", view.condition, width, tone=_TONES.get(view.status, "")) if _CONDITIONS & {view.status} else []),
         *(rows("observed", _observed(view), width) if view.observed else []),
@@ -61,7 +67,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False, map_li
         *_progress(view, width),
         *_trainer(view),
         *(rows("DISK FULL", full_disk(view), width, tone="bad") if view.disk_full else []),
-        *(rows("SAVES FAIL", view.saves_fail.words, width, tone="bad") if view.saves_fail is not None else []),
+        *(_failing_saves(view.saves_fail, width, over=view.over) if view.saves_fail is not None else []),
         *(one for report in view.reports for one in rows("noticed", report, width, tone="warn")),
         *(one for words in view.nccl for one in rows("NCCL", words, width, tone="warn")),
         *_operations(view, width),
@@ -122,6 +128,17 @@ def _headline(view: RunView, width: int | None) -> Line:
 
 def full_disk(view: RunView) -> str:
     return f"free space where {view.path} is: logs, heartbeats and saves fail until then"
+
+
+def _failing_saves(fails: SavesFail, width: int | None, *, over: bool) -> list[Line]:
+    advice = [] if over else rows("", fails.advice, width)
+    return [*rows("SAVES FAIL", fails.words, width, tone="bad"), *advice]
+
+
+def _alone(view: RunView) -> str:
+    what = "observes the run" if view.observed else "restarts the run or isolates bad nodes"
+    job = f"; job {view.operator_job} will become the operator" if view.operator_pending else ""
+    return f"nobody {what}{job}"
 
 
 def _observed(view: RunView) -> str:
@@ -324,10 +341,8 @@ def _warnings(view: RunView, width: int | None) -> list[Line]:
         found.append(f"Slurm has not answered for {span(view.slurm_silent)}{alone}: {error}")
     if view.lacks_files:
         found.append(view.lacks_files)
-    if not view.operator and (view.operator_pending or not view.young):
-        job = f"; job {view.operator_job} will become the operator" if view.operator_pending else ""
-        what = "observe the run" if view.observed else "restart the run or isolate bad nodes"
-        found.append(f"no live operator to {what}{job}")
+    if not view.operator and (view.operator_pending or not view.young) and not view.no_operator:
+        found.append(f"no live operator: {_alone(view)}")
     if view.blind and view.phase in ("training", "starting"):
         found.append(f"no heartbeats, so a hang is not detected, from {view.blind}")
     written = _last_written(view)

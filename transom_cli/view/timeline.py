@@ -234,7 +234,7 @@ def held_lines(book: RunRecord, width: int = NEVER_CUT, cluster: str = "") -> li
 def save_failure_lines(fails: SavesFail, width: int = NEVER_CUT) -> list[str]:
     """Return since when and why saves fail. Nothing is done about it, and a fault would cost all steps since."""
     found = wrapped(f"SAVES FAIL  {clock_time(fails.since)}  ", f"{fails.words} (last at step {fails.step:,})", width)
-    found.append("            a fault would lose all steps since the last good save; see the trainer's stderr")
+    found += wrapped(" " * 12, f"a fault would lose all steps since the last good save; {fails.advice}", width)
     return [fit(line, width) for line in found]
 
 

@@ -21,7 +21,7 @@ from transom_cli.cli.show import code_of
 from transom_cli.config.load import load
 from transom_cli.core import events as ev
 from transom_cli.core.operator.decide import decide
-from transom_cli.core.operator.state import Job, Policy, State
+from transom_cli.core.operator.state import Job, Policy, SavesFail, State
 from transom_cli.core.stall import StallLimits
 from transom_cli.layout import RunDir
 from transom_cli.notify.events import DEFAULT_KINDS, notifications_for
@@ -95,9 +95,24 @@ def test_status_shows_that_saves_fail_why_how_often_and_the_last_good_step(run: 
     view = read_view(run)
     (line,) = [line for line in status_lines(view, 200) if line.startswith("SAVES FAIL")]
     assert "KeyError: 'state'" in line
-    assert "2 in a row, last good step 2" in line
+    assert "2 in a row, last good step 2" in line and "the next save tries again" in line
     assert code_of(replace(view, operator=True)) == 20
     assert view.saves_fail is not None and view.saves_fail.step == 6
+
+
+@pytest.mark.parametrize(
+    ("why", "advice"),
+    [
+        (
+            "node1: No space left on device: /big/my ck/.tmp-step-40-12.0.0-f08/__0_0.distcp",
+            "free space in /big/my ck: the next save tries again",
+        ),
+        ("Disk quota exceeded", "free space on that file system: the next save tries again"),
+        ("KeyError: 'state'", "find the cause with `transom logs`: the next save tries again"),
+    ],
+)
+def test_failing_saves_say_what_to_do(why: str, advice: str) -> None:
+    assert SavesFail(0.0, "7.0", 1, 40, why, 30).advice == advice
 
 
 def test_good_save_ends_the_alarm(run: RunDir, failing):
@@ -150,6 +165,7 @@ def test_operator_notifies_once_of_a_failed_save(run: RunDir, failing):
     (news,) = notifications_for(state, 0.0, failing_now, 100.0)
     assert news.kind in DEFAULT_KINDS
     assert "SAVES FAIL" in news.headline and "KeyError: 'state'" in news.headline
+    assert any("the next save tries again" in one for one in news.details)
     again, _ = decide(failing_now, replace(seen[0], at=160.0, failed=5))
     assert notifications_for(failing_now, 100.0, again, 160.0) == ()
     good, _ = decide(again, ev.SavesSeen(200.0, "7.0", 0))
@@ -165,6 +181,7 @@ def test_explain_reports_failing_saves(run: RunDir, failing):
     failing().close()
     told = CliRunner().invoke(app, ["explain", str(run.path)])
     assert "SAVES FAIL" in told.output and "last good step 2" in told.output, told.output
+    assert "the next save tries again" in told.output
     told = CliRunner().invoke(app, ["explain", str(run.path), "--json"])
     assert json.loads(told.output)["saves_fail"]["count"] == 2
 

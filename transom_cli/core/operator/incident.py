@@ -186,9 +186,9 @@ def _budget(state: State, incident: Incident, at: float) -> Step:
         state = replace(state, budget=replace(budget, spared=budget.spared + 1))
         return advance(replace(state, incident=replace(incident, stage=Stage.WAITING, not_before=at)), at)
     stuck = 0 if further else budget.no_progress + 1
-    state = replace(state, budget=replace(budget, no_progress=stuck))
     if stuck > state.policy.max_without_progress:
         return stop(state, at, _exhausted(state, incident, stuck), HELD)
+    state = replace(state, budget=replace(budget, no_progress=stuck))
     delay = min(state.policy.backoff * 2.0 ** (stuck - 1), state.policy.backoff_cap) if stuck else 0.0
     incident = replace(incident, stage=Stage.WAITING, not_before=at + delay)
     if delay:

@@ -6,6 +6,7 @@ A step is a new state with the actions to carry out. An action that was ordered 
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
@@ -71,6 +72,9 @@ class Exclusion:
     faults: tuple[NodeFault, ...] = ()  # of this node, the proven ones first
 
 
+_FULL = re.compile(r"(?:No space left on device|Disk quota exceeded)(?:: (/.*?)/\.tmp-step)?")
+
+
 @dataclass(frozen=True)
 class SavesFail:
     """The training's saves fail, and none succeeded since."""
@@ -86,6 +90,13 @@ class SavesFail:
     def words(self) -> str:
         last = f"last good step {self.good:,}" if self.good >= 0 else "no good save so far"
         return f"{self.why}, {self.count:,} in a row, {last}"
+
+    @property
+    def advice(self) -> str:
+        """What to do, for a person."""
+        if (full := _FULL.search(self.why)) is None:
+            return "find the cause with `transom logs`: the next save tries again"
+        return f"free space {f'in {full[1]}' if full[1] else 'on that file system'}: the next save tries again"
 
 
 @dataclass(frozen=True)

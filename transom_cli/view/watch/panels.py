@@ -133,7 +133,7 @@ def checkpoint_items(view: RunView) -> list[Item]:
     if planned := planned_saves_line(view.next_save, view.next_durable, view.now):
         rows.append(("next", row("next", planned)))
     if view.saves_fail is not None:
-        rows.append(("fail", row("SAVES FAIL", (view.saves_fail.words, "bad"))))
+        rows.append(("fail", row("SAVES FAIL", (f"{view.saves_fail.words}; {view.saves_fail.advice}", "bad"))))
     if view.save_schedule:
         rows.append(("saves", row("saves", view.save_schedule)))
     if view.checkpoints:
