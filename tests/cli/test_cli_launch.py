@@ -91,7 +91,7 @@ def test_a_range_of_nodes_is_one_to_shrink_in(tmp_path: Path, given: str) -> Non
     ("given", "words"),
     [
         ("two", "`--nodes two` is not a number of nodes"),
-        ("4-2", "`--nodes 4-2` has the larger number first\n\nhint: --nodes 2-4"),
+        ("4-2", "`--nodes 4-2` has the larger number first\n\nhint: put the smaller number first: --nodes 2-4"),
         ("0", "`--nodes 0` is not a number of nodes"),
     ],
 )

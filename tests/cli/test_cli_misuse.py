@@ -123,7 +123,7 @@ def test_question_is_asked_again_after_an_answer_that_is_neither(
     answers = iter(("jep", " Y ", ""))
     monkeypatch.setattr("typer.prompt", lambda *_, **__: next(answers))
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    requests._confirm("stop", "r", "Stop run r?")
+    requests.confirm("stop", "r", "Stop run r?")
     assert capsys.readouterr().err == "error: type y or n\n"
     with pytest.raises(typer.Abort):
-        requests._confirm("stop", "r", "Stop run r?")
+        requests.confirm("stop", "r", "Stop run r?")
