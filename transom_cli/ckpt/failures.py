@@ -1,7 +1,5 @@
 """The errors of checkpoints, with exit codes."""
 
-from __future__ import annotations
-
 from transom_cli.core.log_lines import without_advice
 from transom_cli.errors import NoCheckpoint, OtherWorldSize, StateDiffers, TransomError, UsageError
 

@@ -22,8 +22,6 @@ their names, are kept per rank. Buffers that DDP broadcasts before each forward,
 The states of random number generators are added per rank. Per-rank values are stored under `ranks.<rank>.<name>`.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import re

@@ -6,8 +6,6 @@ It ends when its stdin closes. `protocol` describes the messages. Standard libra
 which need more, are its children.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

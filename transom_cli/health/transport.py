@@ -3,8 +3,6 @@
 Threads write to the processes and read from them, so the health run never blocks on a node. Nothing listens on a port.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -13,8 +13,6 @@ With `TransomCallback("out", snapshot_every=10)`, what Lightning would save is k
 rank, and training resumes from that if it is newer.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

@@ -9,8 +9,6 @@ asynchronous modes. Training resumes from the newest one that is sealed and whol
 highest step whose metadata exists. The loss is read from torchtitan's log.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

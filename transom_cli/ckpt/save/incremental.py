@@ -10,8 +10,6 @@ A checkpoint names at most `_SPREAD` times the bytes of the state, so that a res
 Otherwise, and every `full_every`-th time, everything is written.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """The known releases, their packages, and the Slurm versions in them that transom supports. Pure."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
