@@ -76,10 +76,7 @@ class State:
         self._wrappers: list[weakref.ref[torch.nn.parallel.DistributedDataParallel]] = []
         self._looked = False
         self._as_it_is: set[str] = set()  # optimizers whose state has a layout of its own
-        self._groups: tuple[optimizers.Names, optimizers.Names] = (
-            {},
-            {},
-        )  # of this rank; of all ranks
+        self._groups: tuple[optimizers.Names, optimizers.Names] = ({}, {})  # of this rank; of all ranks
         self._spread = Spread()
         self._canonical: dict[tuple[str, str], CanonicalNames] = {}  # by entry, and what it names
         self.renamed: dict[str, str] = {}  # in the checkpoint that was written here last: its names, and those here

@@ -28,13 +28,7 @@ from transom_cli.slurm.port import (
     Start,
     Submission,
 )
-from transom_cli.slurm.successor import (
-    exclusions,
-    existing_nodes,
-    find_successors,
-    submit_recorded,
-    submit_successor,
-)
+from transom_cli.slurm.successor import exclusions, existing_nodes, find_successors, submit_recorded, submit_successor
 from transom_cli.slurm.tags import has_hold_reason, is_other_runs, keep_comment, tag_of
 
 log = logging.getLogger("transom.accounting")

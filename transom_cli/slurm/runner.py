@@ -53,13 +53,7 @@ class Runner:
     cluster: str = ""  # the name for --clusters, for which Slurm's commands need slurmdbd; "": their default cluster
     umask: int = -1  # replaces the caller's, which sbatch passes on to the job; -1: the caller's
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout: float | None = None,
-        extra: Mapping[str, str] | None = None,
-    ) -> str:
+    def run(self, argv: Sequence[str], *, timeout: float | None = None, extra: Mapping[str, str] | None = None) -> str:
         """Return what the command printed.
 
         Args:

@@ -19,12 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 import xxhash
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import WriteItem
 
 from transom_cli.ckpt.failures import describe

@@ -29,10 +29,7 @@ class Release:
 
 RELEASES = {
     release.name: release
-    for release in (
-        Release("trixie", _COMMON),
-        Release("forky", (*_COMMON, *_TO_BUILD_PYSLURM), pyslurm="25.11.2"),
-    )
+    for release in (Release("trixie", _COMMON), Release("forky", (*_COMMON, *_TO_BUILD_PYSLURM), pyslurm="25.11.2"))
 }
 
 
