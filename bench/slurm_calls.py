@@ -108,7 +108,6 @@ def calls(world: World) -> dict[str, Callable[[], object]]:
         "set_comment": lambda: slurm.set_comment(world.held, "transom:bench"),
         "update_pending, exclusion": lambda: slurm.update_pending(world.held, exclude=nodes[2:3]),
         "requeue_hold, of one held already": lambda: slurm.requeue_hold(world.held),
-        "signal, to the batch shell": lambda: slurm.signal(world.running, "CONT", batch=True),
         "drain and undrain (4 calls)": drain_and_undrain,
         "history": lambda: slurm.history(world.running),
         "submit": lambda: submit_held(world),  # last: its jobs stay, for the row of many

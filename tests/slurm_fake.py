@@ -258,13 +258,6 @@ class FakeSlurm:
             self.cluster.end(job, JobState.CANCELLED, signal=15)
 
     @_recorded
-    def signal(self, job_id: int, name: str, *, step: str = "", batch: bool = False) -> None:
-        job = self._ours(job_id)
-        if job.state not in (JobState.RUNNING, JobState.SUSPENDED):
-            raise refused("signal", "Job/step already completing or completed")
-        job.signals.append((name, "batch" if batch else step or "steps"))
-
-    @_recorded
     def drain(self, node: str, reason: str) -> None:
         known = self._node(node)
         if known.drain:

@@ -8,7 +8,7 @@ now; a start within a second of the last end fails ("Job credential revoked"); a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from transom_cli.slurm.port import Job, JobState, SlurmRefused, Start, Submission
 
@@ -60,7 +60,6 @@ class FakeJob:
     ended_at: float = float("-inf")
     exit_code: int = 0
     exit_signal: int = 0
-    signals: list[tuple[str, str]] = field(default_factory=list)  # (name, "steps" | "batch" | a step)
 
     @property
     def completing(self) -> bool:

@@ -98,13 +98,6 @@ class StateDiffers(TransomError):
     kind = "state_differs"
 
 
-class OtherWorldSize(UsageError):
-    """A checkpoint has state that only a training with its own number of ranks can use."""
-
-    exit_code = 19
-    kind = "world_size_changed"
-
-
 EXIT_CODES: dict[int | str, str] = {
     0: "done",
     1: "failed",

@@ -130,6 +130,14 @@ def tail(path: str | Path, most: int) -> bytes:
         return file.read(most)
 
 
+def last_lines(path: Path, most: int = 5) -> list[str]:
+    """Return the last lines of a text; none if it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip().splitlines()[-most:]
+    except OSError:
+        return []
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a file; {} if there is none, or none that can be read."""
     try:

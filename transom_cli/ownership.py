@@ -22,10 +22,13 @@ _MOST_JOURNAL = 2 << 30  # bytes
 _MOST_FILE = 64 << 20
 
 
-def user_name(uid: int) -> str:
+def user_name(uid: int | None) -> str:
+    """Return the user's name for messages, or "" if no user is known."""
+    if uid is None:
+        return ""
     try:
         return pwd.getpwuid(uid).pw_name
-    except KeyError:
+    except (KeyError, OverflowError):
         return f"user {uid}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from rpc_made import make_hash
+from rpc_made import make_hash, slow_down
 
 from transom_cli.rpc.server import Server
 from transom_cli.rpc.verbs import Call, Reply
@@ -18,6 +18,7 @@ def handle(call: Call) -> Reply:
 
 
 if __name__ == "__main__":
-    server = Server(bytes.fromhex(sys.argv[1]), sys.argv[2], None, handle, rate=1.0, make_hash=make_hash)
+    server = Server(bytes.fromhex(sys.argv[1]), sys.argv[2], None, handle, make_hash=make_hash)
+    slow_down(server, 1.0)
     print(server.start("127.0.0.1"), flush=True)
     signal.pause()

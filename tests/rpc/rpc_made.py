@@ -9,9 +9,10 @@ from types import TracebackType
 
 import xxhash
 
-from transom_cli.rpc.bulk import Hash
+from transom_cli.rpc.bulk import PIECE, Hash
 from transom_cli.rpc.client import Client
 from transom_cli.rpc.server import Server
+from transom_cli.rpc.throttle import Throttle
 from transom_cli.rpc.verbs import Call, Reply
 
 SECRET, WRONG = os.urandom(32), os.urandom(32)
@@ -25,6 +26,17 @@ def make_hash(seed: int) -> Hash:
     return xxhash.xxh3_128(seed=seed)
 
 
+def slow_down(server: Server, rate: float) -> None:
+    """Have a server send so many bytes of bulk a second, after a first burst."""
+    throttle, go_on = Throttle(rate), server._go_on
+
+    def wait() -> None:
+        server._stopping.wait(throttle.take(PIECE))
+        go_on()
+
+    server._go_on = wait  # type: ignore[method-assign]
+
+
 class BulkServer:
     """Give it views in ``shares``; "share" sends them, "fresh" those that ``fresh`` makes. "hold" waits for ``go``."""
 
@@ -32,7 +44,9 @@ class BulkServer:
         self.shares: dict[str, Sequence[memoryview]] = {}
         self.fresh: Callable[[], Sequence[memoryview]] = list
         self.go = threading.Event()
-        self.tcp = Server(SECRET, WHO, allowed, self.handle, rate=rate, stall=stall, make_hash=make_hash)
+        self.tcp = Server(SECRET, WHO, allowed, self.handle, stall=stall, make_hash=make_hash)
+        if rate is not None:
+            slow_down(self.tcp, rate)
         self.port = self.tcp.start(HERE)
 
     def handle(self, call: Call) -> Reply:

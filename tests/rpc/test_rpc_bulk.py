@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from rpc_made import make_hash
 
 from transom_cli.rpc import bulk, wire
-from transom_cli.rpc.bulk import PIECE, SEAL_BYTES, WHOLE, Seals
+from transom_cli.rpc.bulk import PIECE, SEAL_BYTES, Seals
 from transom_cli.rpc.stream import Stream
-from transom_cli.rpc.throttle import BURST, Throttle
 
 KEY = b"k" * 32
 SOON = 20.0
@@ -36,15 +35,11 @@ def pair() -> Iterator[Pair]:
     theirs.close()
 
 
-def freely(count: int) -> None:
-    """A pace that is none."""
-
-
 def sent(data: bytes, seals: Seals) -> bytes:
     """What goes over the line for these bytes."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        sender = threading.Thread(target=bulk.send, args=(Stream(ours), [memoryview(data)], seals, WHOLE, freely))
+        sender = threading.Thread(target=bulk.send, args=(Stream(ours), [memoryview(data)], seals, list))
         sender.start()
         pieces = -(-len(data) // PIECE)
         out = bytearray(len(data) + pieces * SEAL_BYTES)
@@ -94,7 +89,7 @@ def test_a_seal_does_not_depend_on_where_the_views_begin(parts: list[bytes]) -> 
 def test_pieces_in_another_order_are_refused(pair: Pair) -> None:
     raw = sent(os.urandom(2 * PIECE), Seals(KEY, make_hash))
     with pytest.raises(wire.BadMac, match="bytes from 0 to 1048576 are not the bytes that were sent"):
-        received(pair, raw[WHOLE:] + raw[:WHOLE], 2 * PIECE, Seals(KEY, make_hash))
+        received(pair, raw[PIECE + SEAL_BYTES :] + raw[: PIECE + SEAL_BYTES], 2 * PIECE, Seals(KEY, make_hash))
 
 
 def test_a_piece_is_not_taken_twice(pair: Pair) -> None:
@@ -116,23 +111,15 @@ def test_another_connections_piece_is_refused(pair: Pair) -> None:
         received(pair, sent(b"first", Seals(b"o" * 32, make_hash)), 5, Seals(KEY, make_hash))
 
 
-def test_slices_are_paced_and_small_and_arrive_whole(pair: Pair) -> None:
-    """Counted by a clock that only waiting moves: what went is what the rate allows, to the byte."""
-    rate, now, went = 1e6, [0.0], [0]
-    throttle = Throttle(rate, clock=lambda: now[0])
+def test_a_sender_can_end_before_each_piece(pair: Pair) -> None:
+    turns = iter([None, None])
 
-    def pace(count: int) -> None:
-        assert 0 < count <= throttle.slice
-        now[0] += throttle.take(count)
-        went[0] += count
-        assert went[0] <= rate * now[0] + BURST + 1e-3
+    def before() -> None:
+        if next(turns, "over") == "over":
+            raise ConnectionAbortedError("the server stops")
 
-    data = os.urandom(7 * PIECE + 5)
-    args = (Stream(pair[0]), [memoryview(data)], Seals(KEY, make_hash), throttle.slice, pace)
-    sender = threading.Thread(target=bulk.send, args=args)
-    sender.start()
-    into = bytearray(len(data))
-    bulk.receive(Stream(pair[1]), memoryview(into), Seals(KEY, make_hash), time.monotonic() + SOON)
-    sender.join()
-    assert into == data and went[0] == len(data) + 8 * SEAL_BYTES
-    assert now[0] == pytest.approx((went[0] - BURST) / rate)
+    data = [memoryview(os.urandom(7 * PIECE + 5))]
+    reader = threading.Thread(target=pair[1].recv, args=(3 * PIECE, socket.MSG_WAITALL), daemon=True)
+    reader.start()
+    with pytest.raises(ConnectionAbortedError, match="the server stops"):
+        bulk.send(Stream(pair[0]), data, Seals(KEY, make_hash), before)

@@ -336,18 +336,6 @@ def test_silent_clients_do_not_lock_others_out(server: BulkServer) -> None:
         sock.close()
 
 
-@pytest.mark.long
-def test_connections_share_the_rate() -> None:
-    """At a byte a second the first burst goes, and nothing more in this test's time: both have it between them."""
-    with BulkServer(rate=1.0) as server:
-        server.shares["s"] = [memoryview(b"\1" * (2 * BURST))]
-        intos = [bytearray(2 * BURST) for _ in range(2)]
-        asked = [Calling(server.connect(stall=4 * SHORT), "share", memoryview(into), of="s") for into in intos]
-        assert [type(each.done()) for each in asked] == [Unreachable, Unreachable]
-        came = sum(into.count(1) for into in intos)
-        assert BURST // 2 < came <= BURST
-
-
 def test_stop_aborts_replies_being_sent() -> None:
     before = set(threading.enumerate())
     with BulkServer(rate=1.0) as server:

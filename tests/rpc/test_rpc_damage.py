@@ -11,8 +11,10 @@ from rpc_made import SHORT, SOON, BulkServer, Calling
 from rpc_relay import Relay
 
 from transom_cli.rpc import wire
-from transom_cli.rpc.bulk import PIECE, SEAL_BYTES, WHOLE
+from transom_cli.rpc.bulk import PIECE, SEAL_BYTES
 from transom_cli.rpc.errors import Damaged, Refused, RpcError, Unreachable
+
+WHOLE = PIECE + SEAL_BYTES
 
 HANDSHAKE = wire.HELLO_BYTES + wire.PROOF_BYTES  # bytes of either side before the first message
 LENGTH = range(HANDSHAKE, HANDSHAKE + 4)  # places of the first message's length: with another, a side waits for more

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transom_cli.rpc.throttle import BURST, Throttle
+from transom_cli.rpc.throttle import Throttle
 
 RATE, MOST = 100.0, 50
 CLOSE = 1e-6
@@ -61,11 +61,6 @@ def test_a_rest_is_worth_one_burst_and_no_more() -> None:
     clock.now += 3600
     assert throttle.take(MOST) == 0
     assert throttle.take(MOST) == pytest.approx(MOST / RATE)
-
-
-@pytest.mark.parametrize(("rate", "slice"), [(1.0, 16 << 10), (10e6, 500_000), (1e12, BURST)])
-def test_a_slice_is_a_small_part_of_a_second(rate: float, slice: int) -> None:
-    assert Throttle(rate).slice == slice
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from transom_cli.cli.app import app
 from transom_cli.errors import UsageError
 from transom_cli.health.history.records import Attempt, to_json
-from transom_cli.simulate.campaign import Interval, quantile
+from transom_cli.simulate.campaign import Interval
 from transom_cli.simulate.model import DAY, Hazard, Trace
 from transom_cli.simulate.traces import read_failures
 
@@ -147,4 +147,4 @@ def test_impossible_request_is_refused_with_the_reason(args: tuple[str, ...], wo
 
 def test_interval_holds_nine_of_ten_values() -> None:
     assert Interval.of([float(x) for x in range(101)]) == Interval(50.0, 5.0, 95.0)
-    assert quantile([1.0], 0.9) == 1.0
+    assert Interval.of([1.0]) == Interval(1.0, 1.0, 1.0)

@@ -15,7 +15,7 @@ from transom_cli.sandbox import faults
 from transom_cli.sandbox.cluster import Sandbox
 from transom_cli.slurm.cli import CliSlurm
 from transom_cli.slurm.port import Job, JobState, Slurm, Submission
-from transom_cli.slurm.pyslurm.client import NODE_COUNT, NOTHING, ONE_STEP, PySlurm
+from transom_cli.slurm.pyslurm.client import NODE_COUNT, NOTHING, PySlurm
 from transom_cli.slurm.pyslurm.worker import EXIT_CODES
 from transom_cli.slurm.requeue import RestartRequest
 from transom_cli.slurm.runner import Runner
@@ -74,7 +74,7 @@ class RealWorld:
         for slurm in (self.slurm, self.admin):
             if isinstance(slurm, PySlurm):
                 slurm.close()
-                known = (ONE_STEP, NODE_COUNT, NOTHING, EXIT_CODES)
+                known = (NODE_COUNT, NOTHING, EXIT_CODES)
                 strange = {call: why for call, why in slurm.detours.items() if why not in known}
                 assert (slurm.given_up, strange) == ("", {})
 

@@ -254,22 +254,6 @@ def test_cancel_twice_and_of_a_forgotten_job(world: World) -> None:
     assert wait_for(world, job.job_id, lambda j: not j.completing).state is JobState.CANCELLED
 
 
-def test_the_batch_shell_is_signalled_alone(world: World) -> None:
-    begun = world.folder / "begun"
-    begun.unlink(missing_ok=True)
-    text = "#!/bin/bash\ntouch begun\nexec sleep 600\n"
-    job_id = world.slurm.submit(submission(world, nodes=1, text=text))
-    if isinstance(world, FakeWorld):
-        wait_for(world, job_id, running)
-        world.slurm.signal(job_id, "TERM", batch=True)
-        assert world.slurm.cluster.jobs[job_id].signals == [("TERM", "batch")]
-    else:
-        wait_for(world, job_id, lambda _: begun.exists())  # Slurm loses what is sent before the shell is there
-        world.slurm.signal(job_id, "TERM", batch=True)
-        ended = wait_for(world, job_id, lambda j: j.state.ended and not j.completing)
-        assert ended.exit_signal == signal.SIGTERM
-
-
 @pytest.mark.root
 def test_an_ordinary_user_may_not_drain(world: World) -> None:
     if os.geteuid() != 0 and not isinstance(world, FakeWorld):

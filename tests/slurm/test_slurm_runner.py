@@ -65,7 +65,7 @@ def test_the_callers_slurm_settings_do_not_reshape_answers(
     monkeypatch.setenv("SLURM_CONF", "/etc/other.conf")
     monkeypatch.setenv("SBATCH_ACCOUNT", "physics")
     monkeypatch.setenv("SBATCH_WAIT", "1")
-    result = Runner().submit([program("env")], {"EXTRA": "b ar"}, None)
+    result = Runner().submit([program("env")], {"EXTRA": "b ar"})
     assert not any(
         name in result for name in ("SQUEUE_PARTITION", "SINFO_PARTITION", "SLURM_JOB_ID", "LC_ALL=C", "SBATCH_WAIT")
     )
@@ -79,7 +79,7 @@ def test_a_job_inherits_no_rank_of_another_launch(
     another = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RUN_ID", "SLURM_PROCID")
     for name in (*another, "RANKING", "MASTER_ADDR", "TORCHELASTIC_ERROR_FILE"):
         monkeypatch.setenv(name, "0")
-    result = Runner().submit([program("env")], {}, None).splitlines()
+    result = Runner().submit([program("env")], {}).splitlines()
     assert not [name for name in another if f"{name}=0" in result]
     assert {"RANKING=0", "MASTER_ADDR=0", "TORCHELASTIC_ERROR_FILE=0"} <= set(result)
 
@@ -130,11 +130,6 @@ def test_a_prefix_comes_first(program: Callable[[str], str]) -> None:
 def test_a_nul_byte_is_refused() -> None:
     with pytest.raises(SlurmRefused, match="Cannot run squeue"):
         Runner().run(["squeue", "a\0b"])
-
-
-def test_a_directory_that_is_not_there(program: Callable[[str], str], tmp_path: Path) -> None:
-    with pytest.raises(SlurmRefused, match="no-such-dir"):
-        Runner().run([program("true")], cwd=tmp_path / "no-such-dir")
 
 
 def test_output_that_is_not_utf8(program: Callable[[str], str]) -> None:

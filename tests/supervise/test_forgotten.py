@@ -12,8 +12,8 @@ from slurm_fake import FakeSlurm
 from transom_cli.core import events as ev
 from transom_cli.core.operator.cadence import Pause
 from transom_cli.layout import RunDir
+from transom_cli.ownership import user_name
 from transom_cli.slurm.port import SlurmUnknown, Submission
-from transom_cli.slurm.requeue import user_name
 from transom_cli.supervise.operator.clock import Clock
 from transom_cli.supervise.operator.slurm_poller import FORGOTTEN_AFTER, ForgottenJobs, SlurmPoller
 
@@ -96,4 +96,4 @@ def test_the_operators_eyes_tell_it_in_place_of_a_mere_absence(scene: Scene) -> 
 
 
 def test_names_of_users() -> None:
-    assert (user_name(None), user_name(0), user_name(2**31 - 7)) == ("", "root", f"user ID {2**31 - 7}")
+    assert (user_name(None), user_name(0), user_name(2**31 - 7)) == ("", "root", f"user {2**31 - 7}")

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, cast
 from transom_cli.errors import TransomError, UsageError
 from transom_cli.layout import RunDir
 from transom_cli.slurm.cli import CliSlurm
-from transom_cli.slurm.guards import (
-    CircuitBreaker,
-    WrongCluster,
-    pinned_to_cluster,
-    require_name,
-    with_circuit_breaker,
-)
+from transom_cli.slurm.guards import CircuitBreaker, WrongCluster, pinned_to_cluster, require_name, with_circuit_breaker
 from transom_cli.slurm.parse import parse_show_partitions
 from transom_cli.slurm.port import BackendTrial, Node, Slurm, SlurmRefused
 from transom_cli.slurm.runner import Runner, read_cluster_name

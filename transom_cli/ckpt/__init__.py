@@ -4,8 +4,6 @@ Torch is imported when `Checkpointer` is first used, and not before: listing and
 (`ckpt.inventory`, `ckpt.manifest`) must work, and start fast, without torch.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from transom_cli.ckpt.failures import NoCheckpointRestores, RanksDiffer, RanksMissing, SaveFailed, WorldSizeChanged

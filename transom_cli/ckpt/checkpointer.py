@@ -1,7 +1,5 @@
 """The calls that a trainer makes. See `Checkpointer`."""
 
-from __future__ import annotations
-
 import gc
 import os
 import socket

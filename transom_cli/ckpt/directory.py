@@ -5,8 +5,6 @@ looks there. So it names its main directory in `.copies-of`. A directory that ha
 no name, is refused. A main directory that was lost and is made again under its name finds its copies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from shlex import quote

@@ -1,9 +1,7 @@
 """The errors of checkpoints, with exit codes."""
 
-from __future__ import annotations
-
 from transom_cli.core.log_lines import without_advice
-from transom_cli.errors import NoCheckpoint, OtherWorldSize, StateDiffers, TransomError, UsageError
+from transom_cli.errors import NoCheckpoint, StateDiffers, TransomError, UsageError
 
 DO_NOT_RESTART = 93  # exit code of a trainer that must not be restarted
 CUT_OFF = "the connection to another rank broke"
@@ -44,8 +42,11 @@ class NeedsCode(StateMismatch):
     name = ""  # the function or class
 
 
-class WorldSizeChanged(OtherWorldSize):
+class WorldSizeChanged(UsageError):
     """The checkpoint has per-rank state (random numbers, data position) for another number of ranks."""
+
+    exit_code = 19
+    kind = "world_size_changed"
 
 
 class RanksDiffer(UsageError, SystemExit):

@@ -8,8 +8,6 @@ The launcher writes the file before its launch, and so does the first rank of ea
 directory of its own. A writer that finds a newer launch there leaves the file as it is.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from transom_cli.ckpt.failures import TakenOver

@@ -5,8 +5,6 @@ cache is evicted. If the file system does not support that, the same bytes go th
 OSError and nothing else.
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

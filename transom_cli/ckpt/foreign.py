@@ -10,8 +10,6 @@ Before the next launch, the newest checkpoint is verified, in the process that b
 continues meanwhile. If it is damaged, or was left half-written, it is renamed; the trainer then finds the one before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -25,8 +23,9 @@ from pathlib import Path
 
 from transom_cli.ckpt import files
 from transom_cli.ckpt.failures import NoCheckpointRestores, describe
+from transom_cli.ckpt.inventory import check_bytes
 from transom_cli.ckpt.names import SEAL, step_of
-from transom_cli.ckpt.seal import damage, read_seal, seal
+from transom_cli.ckpt.seal import read_seal, seal
 
 STILL = 10.0  # seconds for which nothing of a complete checkpoint has changed
 EVERY = 5.0  # seconds between two looks
@@ -163,7 +162,7 @@ def prepare(pattern: str, since: float, say: Callable[[str], None]) -> None:
                 return
             kind, why = "unsealed", "the training ended before it was known to be complete"
         else:
-            reasons = damage(known)
+            reasons = check_bytes(known.base, known.files)
             if not reasons:
                 return
             kind, why = "bad", reasons[0]

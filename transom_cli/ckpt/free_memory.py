@@ -5,8 +5,6 @@ Then snapshots give way, before the kernel kills a trainer. Signs: little is lef
 much is free.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ restore replaced it, the trainer would use the value from before, and nobody wou
 (numbers, texts, tuples) is replaced in the container that holds it.
 """
 
-from __future__ import annotations
-
 import collections
 import random
 import sys

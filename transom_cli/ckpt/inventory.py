@@ -1,7 +1,5 @@
 """Which checkpoints exist, and whether their bytes are good. No torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace

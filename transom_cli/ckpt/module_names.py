@@ -9,8 +9,6 @@ The first three are torch's own words. `module` is a word that a model may use i
 where it belongs to a DDP module, and in a checkpoint only if no parameter here has the name that it is part of.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 import torch

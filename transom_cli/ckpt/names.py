@@ -16,8 +16,6 @@
 `<attempt>` is `<job id>.<restart>.<launch>` under transom, and otherwise `local-<host>-<pid>`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

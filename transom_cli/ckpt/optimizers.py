@@ -8,8 +8,6 @@ With pipeline parallelism each rank's optimizer has the parameters of its own st
 with the names of all its parameters, so that any split of the stages can restore it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Each part of the work counts its own bytes: a rank what it restores, a daemon wh
 the whole is (`combined`), as of the last report of each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 

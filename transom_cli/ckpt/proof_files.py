@@ -4,8 +4,6 @@ Any directory that torch.distributed.checkpoint (DCP) has written can be read, a
 it is run. One tensor of each checkpoint is in memory at a time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator

@@ -10,8 +10,6 @@ All ranks call the methods of a `Ledger` in the same order. What they exchange i
 single collective whose size depends on the number of names, not of ranks.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Callable

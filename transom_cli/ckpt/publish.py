@@ -12,8 +12,6 @@ it may be the only one of its step, and a person may want to look at it. A
 not read at all, except the newest: there may be a thousand of them.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ plain data, torch's classes of checkpoint metadata, and transom's own dataclasse
 class that it names, which is undone.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

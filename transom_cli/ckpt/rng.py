@@ -1,7 +1,5 @@
 """The random number generators of a process: Python's, torch's, numpy's and CUDA's."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import sys

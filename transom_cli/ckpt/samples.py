@@ -1,7 +1,5 @@
 """Records which samples the steps of a launch use, for `transom explain --samples`: one line, and one per change."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

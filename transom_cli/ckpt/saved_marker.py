@@ -8,8 +8,6 @@ Rank 0 of the newest launch writes it after its first commit, then at most once 
 shared. So a marker names a step, and later ones may have been saved. Standard library only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

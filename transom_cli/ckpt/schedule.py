@@ -1,7 +1,5 @@
 """Which saves become durable, which of these get copies, and the plan of the next saves."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ its size and checksum. It is written last and published by rename, and nothing i
 other ranks read its answer. A newer checkpoint that is damaged, or that nobody sealed, is renamed, never deleted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -30,7 +28,7 @@ import xxhash
 from transom_cli.ckpt import files
 from transom_cli.ckpt.failures import NoCheckpointRestores
 from transom_cli.ckpt.fence import newer_than
-from transom_cli.ckpt.inventory import check_bytes, check_shape
+from transom_cli.ckpt.inventory import check_bytes
 from transom_cli.ckpt.manifest import FileEntry
 from transom_cli.ckpt.names import SEAL, SEALED, SEALS, step_of
 from transom_cli.files import make_private, publish_text, refresh_directory
@@ -127,11 +125,6 @@ def read_seal(checkpoint: Path) -> Seal | None:
         return None
 
 
-def damage(seal: Seal, *, read: bool = True) -> list[str]:
-    """Return what is wrong with a sealed checkpoint. read: compare checksums too, not only names and sizes."""
-    return check_bytes(seal.base, seal.files) if read else check_shape(seal.base, seal.files)
-
-
 def sealed(folder: Path) -> list[Seal]:
     """Return the sealed checkpoints in a folder, newest first. Their files are not looked at."""
     found = [read_seal(path) for path in _children(folder) if (path / SEAL).is_file()]
@@ -226,7 +219,7 @@ def choose(folder: Path, *, aside: SetAside | None = None, since: float = float(
     """
     good, passed = None, list[tuple[Path, str, str]]()
     for one in sealed(folder):
-        reasons = damage(one)
+        reasons = check_bytes(one.base, one.files)
         if not reasons:
             good = one
             break

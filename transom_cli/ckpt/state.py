@@ -22,8 +22,6 @@ their names, are kept per rank. Buffers that DDP broadcasts before each forward,
 The states of random number generators are added per rank. Per-rank values are stored under `ranks.<rank>.<name>`.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import re
@@ -78,10 +76,7 @@ class State:
         self._wrappers: list[weakref.ref[torch.nn.parallel.DistributedDataParallel]] = []
         self._looked = False
         self._as_it_is: set[str] = set()  # optimizers whose state has a layout of its own
-        self._groups: tuple[optimizers.Names, optimizers.Names] = (
-            {},
-            {},
-        )  # of this rank; of all ranks
+        self._groups: tuple[optimizers.Names, optimizers.Names] = ({}, {})  # of this rank; of all ranks
         self._spread = Spread()
         self._canonical: dict[tuple[str, str], CanonicalNames] = {}  # by entry, and what it names
         self.renamed: dict[str, str] = {}  # in the checkpoint that was written here last: its names, and those here

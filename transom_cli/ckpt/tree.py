@@ -12,8 +12,6 @@ strings), the container itself becomes the stored value.
   ranks are refused.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import pairwise

@@ -26,7 +26,7 @@ def attempts(run: Run = None, root: Root = None, json_: Json = False) -> None:
     transom attempts demo --json   with every launch, and in UTC
     """
 
-    from transom_cli.slurm.requeue import user_name
+    from transom_cli.ownership import user_name
     from transom_cli.supervise.record_reader import read_run_record
     from transom_cli.supervise.run_record import attempt_summaries, job_ids
     from transom_cli.view.attempts import attempt_lines, attempt_rows, attempts_document

@@ -96,7 +96,7 @@ def notes(found: Seen) -> list[str]:
     """What is to be said beside the table."""
     lines = []
     if found.steps and found.age:
-        lines.append(f"memory as the nodes reported it at most {_span(found.age)} ago")
+        lines.append(f"memory as the nodes reported it at most {span(found.age)} ago")
     lines += [f"{node}: {why}; what it holds is not counted" for node, why in sorted(found.silent.items())]
     if found.steps and found.unread:
         lines.append(found.unread)
@@ -140,7 +140,7 @@ def _shown(attempt: AttemptDir, directory: Path) -> Seen:
     from transom_cli.ckpt.snapshot.status_file import read
 
     sight = read(attempt, directory, time.time())
-    silent = {node: f"no sign of life for {_span(age)}" for node, age in sight.silent.items()}
+    silent = {node: f"no sign of life for {span(age)}" for node, age in sight.silent.items()}
     return Seen(together(sight.accounts), sight.age, silent)
 
 
@@ -165,7 +165,7 @@ def _state(found: Seen, one: InMemory) -> str:
     doing = "".join(f"; {use}" for use in one.uses if use not in one.protection)
     if result is None:
         age = _age(one)
-        old = f", {_span(age)} old" if age is not None else ""
+        old = f", {span(age)} old" if age is not None else ""
         return f"in {one.where}{old}; {one.protection}{doing}" + ("; not read" if found.unread else "")
     return f"in memory: {result if isinstance(result, str) else _result(result)}"
 
@@ -186,7 +186,3 @@ def _age(one: InMemory) -> float | None:
     """Seconds since the commit, by clocks of two machines."""
     at = one.committed
     return None if at is None else max(0.0, time.time() - at)
-
-
-def _span(seconds: float) -> str:
-    return span(seconds)

@@ -3,8 +3,6 @@
 Sources: logs, stacks, collectives (flight recorder), heartbeats (stalls, slowness), loss (numerics), checks (health).
 """
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 

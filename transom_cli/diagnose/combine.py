@@ -5,8 +5,6 @@ hang, the dumps name its culprits. If the logs show another cause, the hang is a
 dumps decide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

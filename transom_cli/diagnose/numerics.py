@@ -16,8 +16,6 @@ good samples (`WINDOW`), and a problem must last for some samples in a row:
 Each problem is reported once when it begins and once when it is over.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The doctor's judges of Slurm's configuration (slurm.conf(5)), from `scontrol show config` and partitions. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 

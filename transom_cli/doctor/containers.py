@@ -3,8 +3,6 @@
 Heartbeats and snapshots go through the node's /dev/shm; stacks need ptrace. docs/containers.md explains both.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The doctor's readers: Slurm's commands, the system's files, Python packages. Each has its own deadline."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import pwd

@@ -1,7 +1,5 @@
 """What `transom doctor --site` looks at on this host: each reader, and beside it the pure judge of what it read."""
 
-from __future__ import annotations
-
 import contextlib
 import grp
 import os

@@ -1,7 +1,5 @@
 """What the doctor finds, and its judges of Slurm's commands, rights and the system's files. Pure."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 it took. `of_trial` judges that. The job is cancelled at the end, whatever happened.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import shlex

@@ -6,8 +6,6 @@ but after slurmd's start newer versions repeat it until it exits with 0 and keep
 exits with 0, and runs `scontrol` itself. Slurm kills it after 60 s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a check says about a node, which remedy it names, and which changes of it are worth reporting. Pure."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

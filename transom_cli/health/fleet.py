@@ -1,7 +1,5 @@
 """Compares a probe with the site's own history, and adds it to the history."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Mapping

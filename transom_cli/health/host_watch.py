@@ -4,8 +4,6 @@ Standard library only: the node's agent runs it. Readings cover the whole host, 
 so most findings are MONITOR.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -3,8 +3,6 @@
 Readings are plain values, so recorded ones (`report.replay`) are judged by the same code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -6,8 +6,6 @@ It ends when its stdin closes. `protocol` describes the messages. Standard libra
 which need more, are its children.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -57,10 +55,7 @@ def read_checks(about: About, wanted: Sequence[CheckRequest], starting: float = 
     request = json.dumps({"about": plain(about), "checks": checks})
     pending = {w.name: w.seconds for w in wanted}
     child = subprocess.Popen(
-        own("transom_cli.health.reader_process"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
+        own("transom_cli.health.reader_process"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
     began = time.monotonic()
     try:
@@ -161,11 +156,7 @@ class ProbeProcesses:
             argv = own("transom_cli.health.probe.rank", *options, python=python)
             try:
                 child = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,
+                    argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
                 )
             except OSError as error:
                 self._gone(index, f"cannot start {python[0]}: {error.strerror}")

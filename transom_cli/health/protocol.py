@@ -16,8 +16,6 @@ tasks' lines (slurmstepd's MAX_MSG_LEN). So answers are cut into short lines. Ot
 ignored.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol

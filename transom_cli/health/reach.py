@@ -8,8 +8,6 @@ calls good, by the same method? If not, the trouble is on this side. Does Slurm,
 reach it too? Without that second opinion it is a suspicion.
 """
 
-from __future__ import annotations
-
 import enum
 import errno
 import ipaddress

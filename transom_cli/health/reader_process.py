@@ -7,8 +7,6 @@ deadline; it may be stuck in the kernel then, and nobody waits for it. It ends w
 programs that its readers have started.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

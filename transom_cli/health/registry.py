@@ -1,7 +1,5 @@
 """The list of all checks of a node. To add one, write its module in `checks/` and add its `CHECK` here."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from transom_cli.health.check import Check, Tier

@@ -6,8 +6,6 @@ A recording is one JSON object; it is judged by the same code as live readings:
      "probe": {...}}
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

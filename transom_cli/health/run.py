@@ -4,8 +4,6 @@ Everything has a deadline: a node that does not answer in time gets a finding an
 decides what happens to a bad node.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 Programs run without a shell, with a deadline and bounded output, and leave no process behind.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

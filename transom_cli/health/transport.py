@@ -3,8 +3,6 @@
 Threads write to the processes and read from them, so the health run never blocks on a node. Nothing listens on a port.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -50,12 +48,7 @@ class Pipes:
     def add(self, argv: Sequence[str], env: dict[str, str] | None = None) -> queue.SimpleQueue[bytes]:
         """Start a process and return the queue of what is written to it."""
         child = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=env,
-            start_new_session=True,
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, start_new_session=True
         )
         outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._children.append(child)

@@ -75,11 +75,7 @@ class Beat:
     phase = phase
 
     def __call__(
-        self,
-        step: int,
-        loss: float | None = None,
-        grad_norm: float | None = None,
-        loss_scale: float | None = None,
+        self, step: int, loss: float | None = None, grad_norm: float | None = None, loss_scale: float | None = None
     ) -> None:
         """Report that a training step is done. Takes about a microsecond; does nothing outside transom; never raises.
 

@@ -16,8 +16,6 @@ accelerate saves is kept in node memory as well. Training resumes from that if i
 nothing.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook

@@ -7,8 +7,6 @@ reaches each rank as SIGUSR2, perhaps in different steps: the ranks agree by one
 stop. Nothing is ever saved inside a signal handler.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

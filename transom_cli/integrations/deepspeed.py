@@ -16,8 +16,6 @@ With `attach(engine, snapshot_every=10)`, a snapshot of the training is kept in 
 2). Training resumes from that if it is newer: `load_checkpoint` then does nothing.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -11,8 +11,6 @@ these points instead, and they are logged again.
 Only rank 0 logs to an experiment. A variable that you set yourself is left alone.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

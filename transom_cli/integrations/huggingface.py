@@ -10,8 +10,6 @@
 the training is kept in node memory as well, and training resumes from that if it is newer.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@ compared with what was saved before training continues. Its checkpoints on disk 
 memory. Final checkpoints are the framework's own.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

@@ -15,8 +15,6 @@ next launch, and the function is called again with the variables of the new rend
 With `@recoverable(replicas="elastic")` the survivors train on without the lost rank (`replicas`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -3,8 +3,6 @@
 gloo's own abort() does not end a collective while its peers live (torch 2.13). NCCL's groups are aborted by torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

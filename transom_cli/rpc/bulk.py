@@ -23,7 +23,6 @@ from transom_cli.rpc.stream import Stream
 
 PIECE = 1 << 20
 SEAL_BYTES = 16
-WHOLE = PIECE + SEAL_BYTES
 _NUMBER = struct.Struct(">Q")
 
 
@@ -56,16 +55,15 @@ class Seals:
         return hmac.digest(self._key, signed, "sha256")[:SEAL_BYTES]
 
 
-def send(stream: Stream, views: Sequence[memoryview], seals: Seals, slice: int, pace: Callable[[int], None]) -> None:
-    """Send all bytes of ``views`` (flat byte views) without a copy. Calls ``pace`` before each slice.
+def send(stream: Stream, views: Sequence[memoryview], seals: Seals, before: Callable[[], None]) -> None:
+    """Send all bytes of ``views`` (flat byte views) without a copy. Calls ``before`` before each piece.
 
     The receiver refuses bytes that change while they are sent: the seal covers the earlier content.
-    Raises what the stream and ``pace`` raise.
+    Raises what the stream and ``before`` raise.
     """
-    for piece in cut(views, PIECE):
-        for parts in cut([*piece, memoryview(seals.next(piece))], slice):
-            pace(sum(map(len, parts)))
-            stream.send(parts)
+    for piece in cut(views):
+        before()
+        stream.send([*piece, memoryview(seals.next(piece))])
 
 
 def receive(stream: Stream, into: memoryview, seals: Seals, deadline: float) -> None:
@@ -78,7 +76,7 @@ def receive(stream: Stream, into: memoryview, seals: Seals, deadline: float) -> 
             raise wire.BadMac(f"the bytes from {start} to {start + len(piece)} are not the bytes that were sent")
 
 
-def cut(views: Sequence[memoryview], size: int) -> Iterator[list[memoryview]]:
+def cut(views: Sequence[memoryview], size: int = PIECE) -> Iterator[list[memoryview]]:
     """Yield the bytes of ``views`` in groups of ``size`` bytes. The last group may be shorter, and none is empty."""
     group: list[memoryview] = []
     room = size

@@ -133,8 +133,13 @@ def receive(sock: socket.socket) -> tuple[Fields, list[int]]:
 
 
 def same_user(sock: socket.socket) -> bool:
+    return peer_uid(sock) == os.geteuid()
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """Return the user of the process at the other end of a Unix socket, as the kernel knows it."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(raw)[1]) == os.geteuid()
+    return int(_CREDENTIALS.unpack(raw)[1])
 
 
 def parcel(data: bytes) -> int:

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from transom_cli.rpc import bulk, wire
 from transom_cli.rpc.sockets import normal, peer_user
 from transom_cli.rpc.stream import STALL, Stream
-from transom_cli.rpc.throttle import Throttle
 from transom_cli.rpc.verbs import Call, Handler, Reply, Result
 
 ALL = "0.0.0.0"
@@ -60,7 +59,6 @@ class Server:
         handle: called in many threads, ``handlers`` at once. What it raises becomes the error of the reply. The views
             in its reply must not change until they are sent. They are released then, or when the connection ends.
         stall: seconds without progress after which a client that does not read is dropped.
-        rate: bytes of bulk per second, for all connections together; None for no limit.
         make_hash: for the seals of bulk bytes; None if no reply has any.
 
     ``counts`` says what happened, by `KINDS`.
@@ -76,14 +74,12 @@ class Server:
         connections: int = CONNECTIONS,
         handlers: int = CONNECTIONS,
         stall: float = STALL,
-        rate: float | None = None,
         make_hash: bulk.MakeHash | None = None,
     ) -> None:
         self._endpoint = wire.Endpoint(wire.SERVER, secret, identity)
         self._users = (None, 0, os.geteuid())  # None: of another host
         self._allowed = None if allowed is None else frozenset(normal(address) for address in allowed)
         self._handle, self._stall, self._make_hash, self._most = handle, stall, make_hash, connections
-        self._throttle = None if rate is None else Throttle(rate)
         self._turns = threading.BoundedSemaphore(handlers)
         self.counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         self._lock = threading.Lock()  # guards the counts and the connections
@@ -242,7 +238,7 @@ class Server:
         stream = Stream(connection.sock, self._stall)
         stream.send([memoryview(frame)])
         if seals is not None:
-            bulk.send(stream, views, seals, self._throttle.slice if self._throttle else bulk.WHOLE, self._pace)
+            bulk.send(stream, views, seals, self._go_on)
 
     def _in_turn(self, connection: _Connection, call: Call) -> Reply:
         while not self._turns.acquire(timeout=_TURN):
@@ -253,8 +249,8 @@ class Server:
         finally:
             self._turns.release()
 
-    def _pace(self, count: int) -> None:
-        if self._stopping.wait(self._throttle.take(count) if self._throttle else 0.0):
+    def _go_on(self) -> None:
+        if self._stopping.is_set():
             raise ConnectionAbortedError("the server stops")
 
     def _count(self, kind: str) -> None:

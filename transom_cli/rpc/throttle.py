@@ -1,12 +1,10 @@
-"""Limits how fast a server sends bulk data: the training needs the same network. Uses no socket and never waits."""
+"""Limits how fast bulk data is read or sent: the training needs the same network. Uses no socket and never waits."""
 
 import threading
 import time
 from collections.abc import Callable
 
 BURST = 4 << 20  # bytes that may be sent at once after a pause
-_LEAST = 16 << 10  # bytes; the system calls of smaller slices cost more than they gain in smoothness
-_SHARE = 0.05  # seconds of the rate per slice: each of 30 connections has a turn within 2 s
 
 
 class Throttle:
@@ -22,7 +20,6 @@ class Throttle:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._lock = threading.Lock()
         self._left, self._seen = float(burst), clock()  # below 0: promised to waiting threads
-        self.slice = max(1, min(burst, max(_LEAST, int(rate * _SHARE))))  # bytes to take at a time
 
     def take(self, count: int) -> float:
         """Return the seconds to wait before sending ``count`` bytes. Raises ValueError above the burst."""

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transom_cli.errors import SlurmUnreachable, TransomError, UsageError
+from transom_cli.files import last_lines
 from transom_cli.sandbox import daemons as accounting
 from transom_cli.sandbox import processes, sites, state, users
 from transom_cli.sandbox.conf import keep_private, prepare
-from transom_cli.sandbox.daemons import daemon_env, late_view, log_tail, start_daemon
+from transom_cli.sandbox.daemons import daemon_env, late_view, start_daemon
 from transom_cli.sandbox.network import Wall
 from transom_cli.sandbox.processes import Ident
 from transom_cli.sandbox.release.known import ReleaseHome
@@ -253,7 +254,7 @@ class Sandbox:
             logs = [
                 line
                 for name in ("slurmctld", *(f"slurmd-{node}" for node in names[:1]))
-                for line in log_tail(self._log(name), 3)
+                for line in last_lines(self._log(name), 3)
             ]
             raise SlurmUnreachable(
                 f"The sandbox's nodes did not become ready within {_READY_TIMEOUT_S:.0f} s",

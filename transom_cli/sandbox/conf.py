@@ -5,8 +5,6 @@ delay, scheduler intervals). So do options that newer releases name differently 
 none by default).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd

@@ -3,8 +3,6 @@
 Accounting is slurmdbd on a private MariaDB in the sandbox's folder, both from the distribution.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket
@@ -14,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from transom_cli.errors import TransomError
+from transom_cli.files import last_lines
 from transom_cli.sandbox import processes
 from transom_cli.sandbox.processes import MARK, MARK_NODE, Ident
 from transom_cli.sandbox.state import Ports
@@ -94,15 +93,8 @@ def start_daemon(
             return ident
     words = (done.stderr.strip() or done.stdout.strip()).splitlines()[-5:]
     raise TransomError(
-        f"Cannot start {name} (exit {done.returncode})", "\n".join([*words, *log_tail(log)]), f"less {log}"
+        f"Cannot start {name} (exit {done.returncode})", "\n".join([*words, *last_lines(log)]), f"less {log}"
     )
-
-
-def log_tail(log: Path, lines: int = 5) -> list[str]:
-    try:
-        return log.read_text(errors="replace").splitlines()[-lines:]
-    except OSError:
-        return []
 
 
 def _await_pid(pid_file: Path, env: dict[str, str]) -> Ident | None:
@@ -146,7 +138,7 @@ def start(name: str, where: Path, user: str, ports: Ports, tools: Mapping[str, P
     while not _answers(port):
         if time.monotonic() > deadline or not processes.alive(ident):
             log = where / "log" / f"{name}.log"
-            raise TransomError(f"{name} does not accept connections", "\n".join(log_tail(log)), f"less {log}")
+            raise TransomError(f"{name} does not accept connections", "\n".join(last_lines(log)), f"less {log}")
         time.sleep(0.1)
     return ident
 
@@ -188,7 +180,7 @@ def _start_mariadbd(where: Path, user: str, ports: Ports, tools: Mapping[str, Pa
     if ident is not None:
         return ident
     log = where / "log" / "mariadbd.log"
-    raise TransomError("Cannot start mariadbd", "\n".join(log_tail(log)), f"less {log}")
+    raise TransomError("Cannot start mariadbd", "\n".join(last_lines(log)), f"less {log}")
 
 
 def _running(env: Mapping[str, str]) -> Ident | None:

@@ -5,8 +5,6 @@ FLAG exists, every change fails with "Read-only file system", even through files
 SIGSTOP, it lets every call block, like a file server that hangs.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -5,8 +5,6 @@ clock is shared. So a small library is preloaded into the Python processes of a 
 same, but in 0.9.10 every `time.sleep` of Python fails if the monotonic clock is left alone.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import struct

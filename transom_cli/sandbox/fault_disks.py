@@ -6,8 +6,6 @@
   (`stale_view`).
 """
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import os

@@ -3,8 +3,6 @@
 Slurm is never informed of a fault; it has to notice.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

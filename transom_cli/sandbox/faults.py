@@ -1,7 +1,5 @@
 """Real faults in a sandbox, the list of active ones, and how to undo them all."""
 
-from __future__ import annotations
-
 import json
 import signal
 from dataclasses import dataclass

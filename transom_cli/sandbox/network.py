@@ -1,7 +1,5 @@
 """A firewall around a sandbox, made of a network namespace. Needs root, `ip` and `tc`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -9,8 +9,6 @@ unique to one sandbox, so two sandboxes on one machine never affect each other. 
 empty environment are found through their parents and sessions (`with_families`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -7,8 +7,6 @@ revalidates. With LOG `-`, the view ends with COMMAND. Otherwise it lasts until 
 themselves into the background, and its output goes to the file LOG. Needs root and FUSE.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

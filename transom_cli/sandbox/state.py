@@ -3,8 +3,6 @@
 The state file has mode 0600, is replaced atomically, and is changed only under the lock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

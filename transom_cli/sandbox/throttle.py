@@ -3,8 +3,6 @@
 Ends when all of them are gone. On SIGTERM it continues them first.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

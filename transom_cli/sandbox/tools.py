@@ -1,7 +1,5 @@
 """The distribution's programs that a sandbox consists of: where they are, how to run them, and how to unmount."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

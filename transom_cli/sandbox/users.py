@@ -4,8 +4,6 @@ Needs root. The entries are written directly, under the lock of the database: `u
 Active Directory, and `groupadd` a name with a space.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import grp

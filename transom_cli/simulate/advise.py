@@ -1,7 +1,5 @@
 """Which settings pay, one at a time, by simulation on the same failures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -6,13 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, quantiles
 
 from transom_cli.core.goodput import Kind
 from transom_cli.simulate.cluster import Cluster, Outcome
 from transom_cli.simulate.model import Scenario
-
-LOW, HIGH = 0.05, 0.95  # quantiles of the 90% interval
 
 
 @dataclass(frozen=True)
@@ -25,15 +23,8 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval:
-        ordered = sorted(values)
-        return cls(fmean(ordered), quantile(ordered, LOW), quantile(ordered, HIGH))
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+        low, *_, high = quantiles(values, n=20, method="inclusive") if len(values) > 1 else 2 * list(values)
+        return cls(fmean(values), low, high)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ Each node draws from a random stream of its own, so that two policies meet the s
 node alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import accumulate
 from math import exp, inf

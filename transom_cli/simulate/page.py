@@ -1,7 +1,5 @@
 """The result of simulations as a document for the report's page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 

@@ -4,8 +4,6 @@ A heap of calls is all that state machines need: they are handed events and retu
 wait inside generators, would have to be interrupted at every fault, and it would be one more dependency on login nodes.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from random import Random

@@ -1,7 +1,5 @@
 """Reads what is known about failures: the StepFun trace, transom's node history, and `sacct`'s records."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import replace

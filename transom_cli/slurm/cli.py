@@ -30,7 +30,7 @@ class CliSlurm:
             options.append(f"--chdir={submission.chdir}")
         script = submission.script.absolute()  # an absolute path cannot be mistaken for an option
         argv = ["sbatch", "--parsable", *options, str(script), *submission.args]
-        return parse.parse_submitted(self._runner.submit(argv, submission.env, None))
+        return parse.parse_submitted(self._runner.submit(argv, submission.env))
 
     def jobs(self) -> list[Job]:
         argv = ["squeue", "--me", "--all", "--noheader", "--states=all", f"--Format={parse.SQUEUE_FORMAT}"]
@@ -82,7 +82,7 @@ class CliSlurm:
         quiet = ["--no-requeue", "--output=/dev/null", "--mail-type=NONE", "--job-name=transom-keep"]
         same = [f"--{name}={value}" for name, value in terms.items()]
         argv = ["sbatch", "--parsable", *same, *where, *quiet, f"--comment={comment}", "--wrap=sleep 60"]
-        return parse.parse_submitted(self._runner.submit(argv, {}, None))
+        return parse.parse_submitted(self._runner.submit(argv, {}))
 
     def _others_wait(self, partition: str) -> bool:
         """Return whether the partition has no idle node, or a pending job that only waits for nodes."""
@@ -106,10 +106,6 @@ class CliSlurm:
     def cancel(self, job_id: int) -> None:
         with contextlib.suppress(NoSuchJob), unless_done(ALREADY_ENDED):
             self._runner.run(["scancel", str(job_id)])
-
-    def signal(self, job_id: int, name: str, *, step: str = "", batch: bool = False) -> None:
-        target = f"{job_id}.{step}" if step else str(job_id)
-        self._runner.run(["scancel", f"--signal={name}", *(["--batch"] if batch else []), target])
 
     def drain(self, node: str, reason: str) -> None:
         if not self._node(node).drain:

@@ -227,9 +227,6 @@ class Slurm(Protocol):
     def cancel(self, job_id: int) -> None:
         """`scancel`. Succeeds if the job has ended or is forgotten."""
 
-    def signal(self, job_id: int, name: str, *, step: str = "", batch: bool = False) -> None:
-        """Send signal `name` ("USR2") to the job's steps, to one step, or only to the batch shell (batch=True)."""
-
     def drain(self, node: str, reason: str) -> None:
         """Drain a node. Raises SlurmDenied for ordinary users. A drained node keeps its reason."""
 

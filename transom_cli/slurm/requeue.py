@@ -10,11 +10,11 @@ Only this order of calls works (docs/architecture.md, "Requeue with exclusions")
 import contextlib
 import logging
 import math
-import pwd
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from transom_cli.errors import TransomError
+from transom_cli.ownership import user_name
 from transom_cli.slurm.accounting import last_end, own_starts
 from transom_cli.slurm.port import (
     Job,
@@ -28,13 +28,7 @@ from transom_cli.slurm.port import (
     Start,
     Submission,
 )
-from transom_cli.slurm.successor import (
-    exclusions,
-    existing_nodes,
-    find_successors,
-    submit_recorded,
-    submit_successor,
-)
+from transom_cli.slurm.successor import exclusions, existing_nodes, find_successors, submit_recorded, submit_successor
 from transom_cli.slurm.tags import has_hold_reason, is_other_runs, keep_comment, tag_of
 
 log = logging.getLogger("transom.accounting")
@@ -59,16 +53,6 @@ def end_from_accounting(slurm: Slurm, job_id: int, since: float, tag: str) -> St
         log.info("no answer from accounting about job %s: %s", job_id, error.why or error.what)
         return None
     return last_end(own_starts(starts, since, tag))
-
-
-def user_name(uid: int | None) -> str:
-    """Return the user's name for messages, or "" if no user is known."""
-    if uid is None:
-        return ""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
-        return f"user ID {uid}"
 
 
 @dataclass(frozen=True)

@@ -53,14 +53,7 @@ class Runner:
     cluster: str = ""  # the name for --clusters, for which Slurm's commands need slurmdbd; "": their default cluster
     umask: int = -1  # replaces the caller's, which sbatch passes on to the job; -1: the caller's
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout: float | None = None,
-        cwd: Path | None = None,
-        extra: Mapping[str, str] | None = None,
-    ) -> str:
+    def run(self, argv: Sequence[str], *, timeout: float | None = None, extra: Mapping[str, str] | None = None) -> str:
         """Return what the command printed.
 
         Args:
@@ -69,14 +62,14 @@ class Runner:
         Raises:
             SlurmUnknown, SlurmDenied, NoSuchJob, SlurmRefused: the command failed.
         """
-        return self._run(argv, self.environment({"LC_ALL": "C", **(extra or {})}), timeout, cwd)
+        return self._run(argv, self.environment({"LC_ALL": "C", **(extra or {})}), timeout)
 
-    def submit(self, argv: Sequence[str], extra: Mapping[str, str], cwd: Path | None) -> str:
+    def submit(self, argv: Sequence[str], extra: Mapping[str, str]) -> str:
         """Like `run`, for sbatch. Its environment becomes the job's, so only `extra` is added and no locale is set."""
         env = self.environment(extra)
         for name in rank_variables(env):  # of an outer launch: the job is no rank of it
             del env[name]
-        return self._run(argv, env, None, cwd)
+        return self._run(argv, env, None)
 
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         """Return the environment for a Slurm client, without variables that would reformat its output."""
@@ -84,7 +77,7 @@ class Runner:
         kept = {key: value for key, value in base.items() if key in _KEPT or not key.startswith(_STRIPPED)}
         return kept | dict(extra)
 
-    def _run(self, argv: Sequence[str], env: Mapping[str, str], timeout: float | None, cwd: Path | None) -> str:
+    def _run(self, argv: Sequence[str], env: Mapping[str, str], timeout: float | None) -> str:
         limit = self.timeout if timeout is None else timeout
         if any("\0" in part for part in argv):
             raise SlurmRefused(f"Cannot run {argv[0]}", "an argument contains a NUL byte")
@@ -96,14 +89,10 @@ class Runner:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=env,
-                cwd=cwd,
                 umask=self.umask,
                 start_new_session=True,
             )
         except FileNotFoundError as error:
-            if cwd is not None and not cwd.is_dir():
-                hint = "create it, or run this in another folder"
-                raise SlurmRefused(f"Cannot run {argv[0]} in {cwd}", "no such directory", hint) from error
             raise SlurmUnreachable(
                 f"Slurm's command `{argv[0]}` was not found",
                 f"no directory in PATH contains `{argv[0]}`",

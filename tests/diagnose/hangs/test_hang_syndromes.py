@@ -10,7 +10,7 @@ from transom_cli.diagnose.hangs import dumps as unpickle
 from transom_cli.diagnose.hangs import flight_recorder
 from transom_cli.diagnose.hangs.matching import Matched, match
 from transom_cli.diagnose.hangs.stacks import NOWHERE, Kind, Place, Stand
-from transom_cli.diagnose.hangs.syndromes import Rank, Syndrome, Verdict, as_clue, classify, progressed
+from transom_cli.diagnose.hangs.syndromes import Rank, Syndrome, Verdict, as_clue, classify
 
 WORLD = (0, 1, 2, 3)
 
@@ -102,14 +102,6 @@ def test_who_waits_by_its_stack_is_a_victim_of_who_does_not() -> None:
 def test_agreement_makes_sure() -> None:
     both, calls = classify(ranks(Kind.LOADER), flights(3, 4, 3)), classify((), flights(3, 4, 3))
     assert both is not None and calls is not None and both.sure > calls.sure
-
-
-def test_progress_since_then_is_slow_and_no_hang() -> None:
-    then, now = flights(2, 3, 2), flights(3, 4, 3)
-    assert progressed(then.groups, now.groups) and not progressed(now.groups, now.groups)
-    assert verdict(classify((), now, then.groups))[0] is Syndrome.NON_COMMUNICATION_SLOW
-    assert verdict(classify((), flights(4, 4, 3), then.groups))[0] is Syndrome.COMMUNICATION_SLOW
-    assert verdict(classify((), now, now.groups))[0] is OWN
 
 
 def test_no_data_names_no_rank() -> None:

@@ -4,8 +4,6 @@ manifest, then rename.
 Content that would fail at a restore is refused before it is written.
 """
 
-from __future__ import annotations
-
 import codecs
 import datetime
 import os

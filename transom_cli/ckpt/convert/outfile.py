@@ -1,7 +1,5 @@
 """Write a file atomically: written beside its place, fsynced, then renamed. No torch."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

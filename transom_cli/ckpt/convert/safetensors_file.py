@@ -5,8 +5,6 @@ with a type, a shape and offsets for each tensor (https://huggingface.co/docs/sa
 before the file gets its name. The header's metadata holds what an import needs, under `transom`.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable

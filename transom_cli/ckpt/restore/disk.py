@@ -5,8 +5,6 @@ A rank reads each file that it needs most of in full, once: the bytes go to its 
 mapped. Nothing is unpickled, or parsed in another way, before its file is verified.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata

@@ -7,8 +7,6 @@ Then anyone who can write to the checkpoints directory, or knows the key of the 
 the trainer.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple

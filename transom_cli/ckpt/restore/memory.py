@@ -1,7 +1,5 @@
 """Snapshots in the job's memory, as candidates for a restore beside the checkpoints on disk."""
 
-from __future__ import annotations
-
 import mmap
 import os
 from collections.abc import Iterable, Sequence

@@ -7,8 +7,6 @@ An import (`Stock`) copies the data files as they are, and writes torch's own me
 entries get.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import re

@@ -1,7 +1,5 @@
 """After a restore: is what the trainer will train with the state that was saved?"""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ whole, so for a kilobyte of it each rank would bring and read all of it. Its own
 parts are fetched from that rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

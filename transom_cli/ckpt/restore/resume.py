@@ -1,7 +1,5 @@
 """Choose the checkpoint that training resumes from: the newest that restores, from memory, disk or a copy."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shlex

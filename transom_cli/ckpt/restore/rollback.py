@@ -10,8 +10,6 @@ section 5.1: the same batches did no harm to another state). `Batches` is the tr
 The launcher writes the file before its launch, under the fence. Standard library only.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace

@@ -5,8 +5,6 @@ A pickle can name any function and have it called. Here every name that it uses 
 trainer gave to `torch.serialization.add_safe_globals`), and data of the standard library and numpy.
 """
 
-from __future__ import annotations
-
 import collections
 import datetime
 import decimal

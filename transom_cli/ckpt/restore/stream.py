@@ -7,8 +7,6 @@ verified: nothing of it may be parsed, and the load fails as a whole if the chec
 A file that is in the page cache already is read from there. So is a file that several ranks want: they share the cache.
 """
 
-from __future__ import annotations
-
 import bisect
 import ctypes
 import errno

@@ -1,7 +1,5 @@
 """Bounds on what a trainer waits for: a silent daemon, a file system that does not respond, other ranks."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

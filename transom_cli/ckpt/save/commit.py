@@ -5,8 +5,6 @@ manifest, with the checksum of every share. Rank 0 makes it once all shares are 
 node's snapshot daemon keeps it. The daemons also make checkpoints durable, from that memory (`ckpt.snapshot`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import struct

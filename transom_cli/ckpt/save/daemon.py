@@ -5,8 +5,6 @@ one that it starts) and tells it where the others are. After that a rank talks t
 that is gone is replaced, and the session is replayed to the new one: such a fault costs no snapshot and no step.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -5,8 +5,6 @@ as a guard does, and waits. The launcher ends the launch, goes back to a step at
 repeats with each rank on another node. If it finds that the software differs, or does not decide, the save raises.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

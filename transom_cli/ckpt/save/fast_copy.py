@@ -6,8 +6,6 @@ the last-level cache. A process cannot change that threshold for itself, so tran
 trainers that it starts (`inherited.with_streaming_copies`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Sequence

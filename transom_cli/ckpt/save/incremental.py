@@ -10,8 +10,6 @@ A checkpoint names at most `_SPREAD` times the bytes of the state, so that a res
 Otherwise, and every `full_every`-th time, everything is written.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -21,12 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 import xxhash
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import WriteItem
 
 from transom_cli.ckpt.failures import describe

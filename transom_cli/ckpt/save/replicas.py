@@ -12,8 +12,6 @@ as `EACH_SAVE` allows.
 A value that only one rank holds (a shard of a mesh over all ranks) needs no checksum.
 """
 
-from __future__ import annotations
-
 import ctypes
 import io
 import itertools

@@ -1,7 +1,5 @@
 """The saves of a Checkpointer: the copy that the trainer waits for, then the commit and the write in the background."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

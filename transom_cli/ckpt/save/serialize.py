@@ -1,7 +1,5 @@
 """Plain values as torch.save writes them. Most do not change between saves, and each archive takes a millisecond."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import marshal

@@ -6,8 +6,6 @@ checksum of its share, and checksums of the places and the metadata that it know
 they are sent again, or the save fails and the next one sends everything.
 """
 
-from __future__ import annotations
-
 import struct
 import tempfile
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ snapshot goes into a third. With protection there are two, and another one if a 
 the rank, so a restart can restore from them.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Copy the state into a snapshot's memory: GPUs by torch, this process's memory by several threads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Written at the first good save of a launch and whenever it changes, in a thread 
 file remains when the job ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -7,8 +7,6 @@ says from which step on the next one may be written. The digests are computed fr
 write, which takes longer.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import secrets

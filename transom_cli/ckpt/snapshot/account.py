@@ -3,8 +3,6 @@
 As JSON (`core.codec`) an account is the answer to "state", and the content of a status file (`status_file`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Where a node's snapshot daemon listens, and how a process connects to it or starts it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import threading

@@ -14,8 +14,6 @@ elsewhere; a connection between two daemons delivers 1.1 GB/s. Intel's ISA-L mul
 in place: pyeclib and zfec copy, and reach 0.9 to 1.4 GB/s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, reduce

@@ -8,8 +8,6 @@ remains on a node. The daemon ends on request, when the attempt is over, and whe
 `--linger` seconds and nothing is being written. An agent stays connected as long as it lives.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import fcntl

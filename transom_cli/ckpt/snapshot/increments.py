@@ -6,8 +6,6 @@ whole from its snapshot, and so is one whose plan cannot be carried out: a daemo
 hard links. Nothing here outlives the daemon.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

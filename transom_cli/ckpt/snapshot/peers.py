@@ -1,7 +1,5 @@
 """The snapshot daemons of a job, as one of them calls them: one by one or all at once, itself by a plain call."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

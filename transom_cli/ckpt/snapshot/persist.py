@@ -5,8 +5,6 @@ also finishes when the trainer is gone. After the checkpoint is durable, every n
 into each further directory. A failure there is reported, and only the end of the training waits for it.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -6,8 +6,6 @@ groups without them, and it is said. The step that was protected before is given
 nodes, or when it is durable: a missing node may have died, and then only the older step is complete.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import threading

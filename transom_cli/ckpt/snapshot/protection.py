@@ -22,8 +22,6 @@ possible with 2 nodes: until both hold the new step, each must hold the old one 
 about 30 MB for the snapshot daemon come on top.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

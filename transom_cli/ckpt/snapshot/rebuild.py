@@ -8,8 +8,6 @@ checksums that were taken when the parity was made. What is missing or damaged c
 is used for it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

@@ -1,7 +1,5 @@
 """How the ranks of a launch find their node's snapshot daemon, and how the nodes' daemons find one another."""
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import os

@@ -1,7 +1,5 @@
 """For what steps are kept until that is done: to be made durable, to be protected. Not thread-safe by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 Use = tuple[int, str]  # step, and what for

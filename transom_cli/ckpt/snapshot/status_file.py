@@ -5,8 +5,6 @@ killed daemon leaves its file behind. So a living daemon touches the file from t
 does not count.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -11,8 +11,6 @@ until a newer step is committed on all nodes, and protected if requested, or unt
 durable.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

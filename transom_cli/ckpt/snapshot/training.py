@@ -4,8 +4,6 @@
 `session`.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ made from parity, as a restore would. No memory is reserved for this, so that no
 place of meanwhile is no damage, and is said to be given up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

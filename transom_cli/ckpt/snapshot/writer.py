@@ -5,8 +5,6 @@ publishes. The directory must be the same on all nodes. If it is not, a node fin
 daemon does not see what that node wrote.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import secrets

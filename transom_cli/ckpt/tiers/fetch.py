@@ -3,8 +3,6 @@
 A fetched checkpoint becomes an ordinary one in the main directory, with every byte verified, and is restored there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import threading

@@ -4,8 +4,6 @@ Neither file is part of the checkpoint's content, so the manifest does not list 
 good as before, and only retention treats it differently.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ own (`tiers.upload`), from the published checkpoint on disk: no snapshot's memor
 due faster than they are uploaded, the newest one waits and older ones are left out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -9,8 +9,6 @@ data, which has the manifest's hash in its name. So the files of two checkpoints
 upload that was interrupted finds what it has already stored. A marker is sealed: half of one counts as none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

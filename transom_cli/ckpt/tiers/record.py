@@ -4,8 +4,6 @@ Commands show it without a call to the storage, which could take long or need cr
 daemon that publishes checkpoints is the only writer. Standard library only.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

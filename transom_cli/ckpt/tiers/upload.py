@@ -7,8 +7,6 @@ priority of processor and disk, and not in the daemon that keeps the snapshots. 
 with the daemon. It prints one line of JSON each second while bytes move, and at last the result.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

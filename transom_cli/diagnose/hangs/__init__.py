@@ -5,5 +5,5 @@
 - stacks.py: a main thread -> its place in the code; all of them -> which ranks differ
 - flight_recorder.py: plain values -> the collectives of one rank; who waits for whom
 - findings.py, matching.py: all ranks' collectives -> who is missing, stuck, late, or calls something else
-- syndromes.py: C4's four classes, and one clue from all of this
+- syndromes.py: C4's classes, and one clue from all of this
 """

@@ -16,8 +16,6 @@ with the innermost frame first, like py-spy. It does not name threads (3.14 does
 thread that received the signal. The result is a `core.stacks.Dump`, as for py-spy.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

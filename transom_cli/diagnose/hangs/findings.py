@@ -1,7 +1,5 @@
 """The results of comparing flight recorders, and each group as all its ranks saw it. Pure."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -18,8 +18,6 @@ Nothing here trusts a dump: missing or mistyped fields are skipped and noted. gl
 so an entry is complete once it is retired, even by an error; and only the first group names its ranks.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Hashable, Iterable, Mapping

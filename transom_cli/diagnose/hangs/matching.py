@@ -9,8 +9,6 @@ too small for that, its sister groups decide (groups of the same size with the s
 groups run one program). A changed order is recognised.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

@@ -12,8 +12,6 @@ Counts say who waits for whom, in the terms of `flight_recorder`. Equal counts s
 not. Numbers in an answer are ranks of a communicator. Process IDs show which rank of the job that is.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

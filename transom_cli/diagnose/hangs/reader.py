@@ -9,8 +9,6 @@ The rank is the number after "rank", else the last number in the name. Nodes com
 or from the folders if there is one per node. Other files are skipped; files that cannot be read are reported.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import json

@@ -10,8 +10,6 @@ and a few are where the trouble is. The kind of place counts before the number o
 those that are not.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections import Counter

@@ -1,11 +1,9 @@
-"""Classify a hang by C4's four classes (HPCA'25): hang or slow, caused by communication or by one rank itself. Pure.
+"""Classify a hang by C4's classes (HPCA'25): caused by communication or by one rank itself, or one rank is slow. Pure.
 
 A rank that has not made the call in which the others wait is kept by something other than communication: its own code,
 data, storage or GPU. If all ranks have made the call and it does not complete, the communication itself hangs. The logs
 and dumps cannot show whether a link, a switch or a card causes that.
 """
-
-from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -13,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from transom_cli.diagnose.clue import Category, Clue, Culprit
 from transom_cli.diagnose.hangs.findings import MISMATCHES, What
-from transom_cli.diagnose.hangs.flight_recorder import Group
 from transom_cli.diagnose.hangs.matching import Matched
 from transom_cli.diagnose.hangs.stacks import (
     NOWHERE,
@@ -36,14 +33,9 @@ SHOWN = 6  # most findings reported
 class Syndrome(str, enum.Enum):
     COMMUNICATION_HANG = "communication hang"
     NON_COMMUNICATION_HANG = "non-communication hang"
-    COMMUNICATION_SLOW = "communication slow"
     NON_COMMUNICATION_SLOW = "non-communication slow"
 
 
-_SLOW = {
-    Syndrome.COMMUNICATION_HANG: Syndrome.COMMUNICATION_SLOW,
-    Syndrome.NON_COMMUNICATION_HANG: Syndrome.NON_COMMUNICATION_SLOW,
-}
 _CALLS = {
     **dict.fromkeys(MISMATCHES, (Syndrome.NON_COMMUNICATION_HANG, Category.USER_CODE, 0.85)),
     What.RING: (Syndrome.NON_COMMUNICATION_HANG, Category.USER_CODE, 0.65),
@@ -81,11 +73,8 @@ class Verdict:
     held: tuple[int, ...] = ()
 
 
-def classify(ranks: Sequence[Rank], matched: Matched | None = None, before: Sequence[Group] = ()) -> Verdict | None:
+def classify(ranks: Sequence[Rank], matched: Matched | None = None) -> Verdict | None:
     """Return the class and the culprits, from the most certain source available: processes, collectives, stacks.
-
-    Args:
-        before: how far the groups were some time ago; if they have progressed since, the job is slow, not hung.
 
     Returns:
         None if nothing is known, or if all processes are gone, which is not a hang.
@@ -95,21 +84,7 @@ def classify(ranks: Sequence[Rank], matched: Matched | None = None, before: Sequ
     gone = [r.stand.rank for r in ranks if r.process and r.process in GONE]
     if ranks and len(gone) == len(ranks):
         return None
-    moves = matched is not None and progressed(before, matched.groups)
-    found = _by_process(ranks, gone) or _with_line(_stronger(_by_calls(ranks, matched), _by_stacks(ranks)), ranks)
-    if found is None or not moves:
-        return found
-    return replace(found, syndrome=_SLOW.get(found.syndrome, found.syndrome), sure=found.sure * 0.8)
-
-
-def progressed(before: Sequence[Group], now: Sequence[Group]) -> bool:
-    """Whether a collective has completed since, by any rank of a group with the same name and members."""
-    then = {(g.name, g.members): g.counts for g in before}
-    return any(
-        (old := then.get((g.name, g.members), {}).get(rank)) is not None and count.completed > old.completed
-        for g in now
-        for rank, count in g.counts.items()
-    )
+    return _by_process(ranks, gone) or _with_line(_stronger(_by_calls(ranks, matched), _by_stacks(ranks)), ranks)
 
 
 def as_clue(verdict: Verdict, nodes: Mapping[int, str], source: str) -> Clue:

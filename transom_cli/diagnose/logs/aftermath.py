@@ -3,8 +3,6 @@
 A file is read in blocks. What a block shows is remembered, since many lines of a storm ask for the same blocks.
 """
 
-from __future__ import annotations
-
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator

@@ -9,8 +9,6 @@ The loudest line usually comes from a victim. The order of trust is therefore:
 Later lines are consequences. A warning counts only beside something worse. `culprits` finds out who is to blame.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

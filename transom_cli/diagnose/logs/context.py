@@ -11,8 +11,6 @@ ValueError: bad shard
 [ERROR] ... (PID:17, Device:3, RankID:3) ERR01100   torch_npu's second line
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Iterable, Sequence

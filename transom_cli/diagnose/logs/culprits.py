@@ -4,8 +4,6 @@ The culprit is the rank that printed the root line, or the one that the line nam
 complains has launched its collective and waits; the culprit is a rank that lags behind, or that prints nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

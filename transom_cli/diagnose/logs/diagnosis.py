@@ -1,7 +1,5 @@
 """Diagnose log files: choose the files, match their lines, and turn the incidents into values and sentences."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace

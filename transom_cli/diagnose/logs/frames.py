@@ -1,7 +1,5 @@
 """Where a Python traceback in a log left the trainer's own code."""
 
-from __future__ import annotations
-
 import zlib
 from collections import deque
 from itertools import islice

@@ -24,8 +24,6 @@ Each kind of label is removed once, in any order of the labels; anything else st
 repeat: torchrun's `--tee` and torch both print `[rank0]:`. So may the frames of boxes, as rich and typer draw them.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from datetime import datetime, timezone

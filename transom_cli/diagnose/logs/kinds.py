@@ -5,8 +5,6 @@ same ranks, hosts and processes in their labels, and the same numbers wherever a
 code). In a log with many new lines, words that say nothing to a rule (a file's name) may differ: they are masked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

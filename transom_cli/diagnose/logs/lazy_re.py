@@ -1,7 +1,5 @@
 """Regular expressions that are compiled at their first use: a short command uses few, and compiling takes its time."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, AnyStr, cast
 

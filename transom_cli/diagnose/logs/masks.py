@@ -5,8 +5,6 @@ tell: those that may be part of a text or an expression of a rule, or of a label
 lines of a mask have their numbers in the same places.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 

@@ -12,8 +12,6 @@ Rules know what happened; this module knows the subject of the sentence. It serv
 rank, and only those about the end of a process or about the rank that speaks: a line about a lost peer names a victim.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from transom_cli.diagnose.clue import Culprit

@@ -10,8 +10,6 @@ global_ranks=[2, 3] | world_size=4 | GLOBAL_RANK: 3, MEMBER: 4/4             tor
 By these, a line that names a process, a device or a local rank has a rank: the kernel's OOM killer, an Xid, a signal.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Iterable, Iterator

@@ -9,8 +9,6 @@ A rank whose entry point is decorated with `@record` writes {"message": {"messag
 root.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -13,8 +13,6 @@
 Each example must match its own rule best, and no look-alike may: `check` tests that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import marshal
 import sys

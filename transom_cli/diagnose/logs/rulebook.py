@@ -8,8 +8,6 @@ A text is looked up by four of its bytes. In large logs and long lines all texts
 installed (the agent runs in other people's containers): hundreds of megabytes a second.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 import re

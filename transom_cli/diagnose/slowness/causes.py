@@ -12,8 +12,6 @@ step, so the slow rank is the one with the most time of its own, which waits lea
 Without waits (beats.collectives is not installed), "backward" and "other" may include waits for others and are ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

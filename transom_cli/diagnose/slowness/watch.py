@@ -7,8 +7,6 @@ explain a rise. A rank that always differs from the others is reported from the 
 Each slowness is reported once when it begins and once when it is over. A launch that has ended is forgotten.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """Draft a rule from a line that no rule matches. Pure; a person completes it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

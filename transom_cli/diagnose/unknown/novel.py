@@ -5,8 +5,6 @@ healthy part before it. The sample keeps the first lines, in which libraries ide
 rest that halves whenever the sample is full, spread evenly over the run.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections import deque

@@ -4,8 +4,6 @@ A run's templates are one plain JSON file of bounded size, readable by its owner
 end are read, line by line, with rank and time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

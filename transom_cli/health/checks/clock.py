@@ -4,8 +4,6 @@ Heartbeats, logs and checkpoints of different nodes are compared by time, so one
 that is minutes off makes the node useless: MUNGE rejects credentials older than 300 s, so no step starts there.
 """
 
-from __future__ import annotations
-
 import ctypes
 import statistics
 from collections.abc import Mapping

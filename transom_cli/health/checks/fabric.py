@@ -6,8 +6,6 @@ that is down, or goes down, is a SUSPECT. Counters include other jobs since the 
 are judged.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable

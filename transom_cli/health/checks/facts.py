@@ -4,8 +4,6 @@ A node that differs is seldom broken, but it may fail in ways that no other node
 of the slowest. The odd one is named (MONITOR); a person decides what to do with it.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

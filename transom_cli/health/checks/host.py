@@ -1,7 +1,5 @@
 """The host, by what its kernel reports at once: memory, memory errors, load, uptime, clock. No read here waits."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

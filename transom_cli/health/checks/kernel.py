@@ -21,8 +21,6 @@ Patterns match only at the start of a message, where the driver's own words are.
 names of programs, files, cgroups, USB devices.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

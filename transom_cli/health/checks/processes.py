@@ -4,8 +4,6 @@ Every process is in state D for moments while it reads from a disk, so one look 
 processes that were not scheduled in between are reported: their context switch count did not change.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import dataclass

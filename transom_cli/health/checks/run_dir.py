@@ -7,8 +7,6 @@ because NFS may serve cached attributes (acregmin: 3 s, acdirmax: 60 s; names th
 these are, mostly bypass the cache).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

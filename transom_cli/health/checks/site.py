@@ -8,8 +8,6 @@ A program runs only if nobody else could have put it there: file and folder belo
 and are not world-writable.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from dataclasses import dataclass

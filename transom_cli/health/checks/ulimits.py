@@ -1,7 +1,5 @@
 """Resource limits of a process of the job (getrlimit(2)): the reader runs in a Slurm step, so it has the same ones."""
 
-from __future__ import annotations
-
 import resource
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The check of a node's GPUs: one NVML reading, judged by subject. Pure; `nvml` reads."""
 
-from __future__ import annotations
-
 from transom_cli.health.check import About, Check, Tier
 from transom_cli.health.finding import Finding, not_applicable
 from transom_cli.health.gpu import links, memory, presence, state

@@ -5,8 +5,6 @@ Diagnostic" with results by entity and a severity per warning. Not exercised on 
 and sources (dcgm_diag_schema.json, JsonResult tests).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

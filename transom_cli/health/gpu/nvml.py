@@ -5,8 +5,6 @@ NVML gives up (lost, reset required) ends its own reading. Not exercised on hard
 nvidia-ml-py's, tested against a stub of the library (`tests/nvml_stub.py`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import time

@@ -4,8 +4,6 @@ None means that the device or the driver does not report the value. Units: bytes
 named volatile start at zero when the driver is loaded or the GPU is reset; aggregate ones cover the GPU's life.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ One line for the node, then one per GPU: a screen of a thousand nodes decodes on
 does not report is left out; it is never 0.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterable

@@ -6,8 +6,6 @@ with 0. It ends when its standard input is closed or its parent is gone, even wh
 notices that lines stop. Not exercised on hardware.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ The catalogue is data: `xid_table`. A site overrides or adds rows with lines of 
 by `checks.kernel`). An unknown code is MONITOR. Standard library only: the node's agent runs this.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

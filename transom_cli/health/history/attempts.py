@@ -3,8 +3,6 @@
 The same journal gives the same records, so an operator that takes over knows which of them are missing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from transom_cli.core.diagnose import PREFLIGHT

@@ -7,8 +7,6 @@ It is learned for each model of machine by itself, from `NODES` nodes on, and fr
 measurements, so that one busy moment changes nothing.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ Every file has one writer: `<run id>.jsonl` that run's operator, `lift-<time>-<p
 written for 90 days no longer counts, and the next writer removes it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -7,8 +7,6 @@ failure rate of all nodes, a good node's failures follow a Poisson distribution;
 a repeat offender. It is reported, never isolated for that: the rate includes failures that were not the node's fault.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A run's operator writes `Isolation`, `Over`, `Attempt` and `RunOver`; `transom n
 writes `Measured`. Times are seconds of the writer's wall clock. Unreadable records of other versions are ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

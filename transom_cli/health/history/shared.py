@@ -7,8 +7,6 @@ strangers. It may only lengthen an exclusion that the user's own run has decided
 whatever is not a small regular file with plausible times is ignored.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

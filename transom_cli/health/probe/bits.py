@@ -7,8 +7,6 @@ all devices of a kind compute the same bits? A setting may cause a difference, s
 others is called faulty. Two chips do not break in the same way: wrong bits that several nodes share are the software's.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping

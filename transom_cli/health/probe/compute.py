@@ -12,8 +12,6 @@ name (a device that is always wrong), "gemm:3" only in the third repetition (one
 the sums with known answers.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

@@ -3,8 +3,6 @@
 No phase takes longer than there is time for.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -4,8 +4,6 @@ A process that cannot start says nothing about its node's hardware. One that ans
 those of other nodes answer, is what a training would wait for.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Errors name the step in which they happened and the members that did not arrive.
 deadline; where a library offers no timeout, the process's own alarm ends it (`rank`).
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

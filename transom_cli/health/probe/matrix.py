@@ -10,8 +10,6 @@ with each other but succeed with others. With only two nodes, it is unknown whic
 named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 

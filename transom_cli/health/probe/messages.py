@@ -9,8 +9,6 @@ A process answers hello when its device is ready, which is only prepared on requ
 The process's parent sends "gone" when it has ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

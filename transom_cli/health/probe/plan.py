@@ -6,8 +6,6 @@ suspect, which would prove nothing. A round consists of disjoint pairs that meet
 nor the number of rounds grows with the number of nodes.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Container, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ once when stdin closes, or when a request exceeds its deadline, by a kernel alar
 interpreter's lock can stop that.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -8,8 +8,6 @@ A request is a line of JSON: {"set": key, "value": hex} or {"get": [keys], "wait
 password, which the probe processes get from the health run: other programs of the network set no keys.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import secrets

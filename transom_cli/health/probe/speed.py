@@ -6,8 +6,6 @@ spread is that of their logarithms: a device that is a hundred times too slow is
 values, it is unknown whether one is slow or the other fast.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 import statistics

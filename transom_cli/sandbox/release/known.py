@@ -1,7 +1,5 @@
 """The known releases, their packages, and the Slurm versions in them that transom supports. Pure."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +29,7 @@ class Release:
 
 RELEASES = {
     release.name: release
-    for release in (
-        Release("trixie", _COMMON),
-        Release("forky", (*_COMMON, *_TO_BUILD_PYSLURM), pyslurm="25.11.2"),
-    )
+    for release in (Release("trixie", _COMMON), Release("forky", (*_COMMON, *_TO_BUILD_PYSLURM), pyslurm="25.11.2"))
 }
 
 

@@ -7,8 +7,6 @@ the version numbers of Slurm and refuses to build with another release, which it
 release before the newest one builds nevertheless, with the changed names restored on the compiler's command line.
 """
 
-from __future__ import annotations
-
 import fcntl
 import importlib.metadata
 import json

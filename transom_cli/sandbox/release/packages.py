@@ -8,8 +8,6 @@ LD_LIBRARY_PATH, this affects only the program itself: what a Slurm job runs is 
 chroot, no mount, and no root.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

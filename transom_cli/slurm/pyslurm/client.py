@@ -52,7 +52,6 @@ SUBMIT = (
     "sbatch also reads #SBATCH lines, SBATCH_* variables and the site's cli_filter, and sets what srun reads in the job"
 )
 HISTORY = "pyslurm reports only the last start of a requeued job"
-ONE_STEP = "pyslurm cannot signal one step of a job by its name"
 NODE_COUNT = "pyslurm cannot change how many nodes a job waits for"
 MAX_JOBS = 300  # beyond that squeue is cheaper: the controller selects the user's own jobs for it
 TOO_MANY_JOBS = f"pyslurm loads the jobs of all users, and there were more than {MAX_JOBS}"
@@ -171,14 +170,6 @@ class PySlurm:
     def cancel(self, job_id: int) -> None:
         with contextlib.suppress(NoSuchJob), cli.unless_done(cli.ALREADY_ENDED):
             self._order("cancel", {"job_id": job_id}, lambda: self._cli.cancel(job_id))
-
-    def signal(self, job_id: int, name: str, *, step: str = "", batch: bool = False) -> None:
-        def instead() -> None:
-            self._cli.signal(job_id, name, step=step, batch=batch)
-
-        if step:
-            return self._detour("signal", ONE_STEP, instead)
-        return self._order("signal", {"job_id": job_id, "name": name, "batch": batch}, instead)
 
     def drain(self, node: str, reason: str) -> None:
         if not self._node(node).drain:

@@ -113,21 +113,15 @@ def release(pyslurm, job_id):
 
 
 def cancel(pyslurm, job_id):
-    """Cancel a job. Succeeds for a job that Slurm has forgotten, as it should."""
-    with_errno(pyslurm, lambda: pyslurm.Job(job_id).cancel())
+    """Cancel a job. Succeeds for a job that Slurm has forgotten, as it should.
 
-
-def signal(pyslurm, job_id, name, batch):
-    with_errno(pyslurm, lambda: pyslurm.Job(job_id).send_signal(f"SIG{name}", steps="batch" if batch else "children"))
-
-
-def with_errno(pyslurm, send):
-    """pyslurm judges this call only by errno, even if it succeeded and errno comes from elsewhere."""
+    pyslurm judges this call only by errno, even if it succeeded and errno comes from elsewhere.
+    """
     location = ctypes.CDLL(None).__errno_location
     location.restype = ctypes.POINTER(ctypes.c_int)
     location()[0] = 0
     try:
-        send()
+        pyslurm.Job(job_id).cancel()
     except pyslurm.RPCError as error:
         if 0 < (error.errno or 0) < 1000:  # an errno of the system; Slurm's own start at 1000
             raise Lacks(f"pyslurm does not report whether the call succeeded ({error})") from error
@@ -140,9 +134,7 @@ def update_node(pyslurm, name, **changes):
     pyslurm.Node(name).modify(pyslurm.Node(**changes))
 
 
-CALLS = {
-    f.__name__: f for f in (hello, cluster, jobs, job, nodes, requeue, update, release, cancel, signal, update_node)
-}
+CALLS = {f.__name__: f for f in (hello, cluster, jobs, job, nodes, requeue, update, release, cancel, update_node)}
 
 
 def answer(pyslurm, line):

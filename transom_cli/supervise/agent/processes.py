@@ -112,10 +112,7 @@ def _family(processes: Mapping[int, Process], roots: list[int]) -> list[Process]
 
 
 def _members(
-    family: list[Process],
-    wrappers: Mapping[int, int | None],
-    environs: Mapping[int, Mapping[str, str]],
-    launch: int,
+    family: list[Process], wrappers: Mapping[int, int | None], environs: Mapping[int, Mapping[str, str]], launch: int
 ) -> list[Member]:
     beating, started = _recorded({env.get(paths.BEAT_DIR, "") for env in environs.values()}, launch)
     made: dict[int, Member] = {}

@@ -15,9 +15,7 @@ import os
 import pickle
 import pickletools
 import re
-import socket
 import socketserver
-import struct
 import sys
 import threading
 import time
@@ -26,6 +24,7 @@ from typing import Any
 
 from transom_cli.heartbeat import paths
 from transom_cli.heartbeat.table import RankBeat
+from transom_cli.rpc.local import same_user
 
 MOST = 64 * 1024  # bytes of a message; the largest has the timeouts of all sections
 LARGEST = 1 << 40  # of an iteration
@@ -227,8 +226,7 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     monitor: RankMonitor
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        peer = request.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return bool(struct.unpack("3i", peer)[1] == os.getuid())
+        return same_user(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         self.monitor.refuse(sys.exc_info()[1])

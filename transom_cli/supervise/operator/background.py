@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.errors import TransomError
-from transom_cli.files import open_private
+from transom_cli.files import last_lines, open_private
 from transom_cli.layout import RunDir
 from transom_cli.start import own
 from transom_cli.supervise.lease import operator_alive, read_holder
@@ -94,7 +94,7 @@ def start_operator(run: RunDir, patience: float = 15.0) -> None:
         return
     raise TransomError(
         f"The operator of run `{run.run_id}` did not start",
-        (registry.refusal(name) if shared else "") or _last_lines(run.operator_log) or SILENT,
+        (registry.refusal(name) if shared else "") or "\n".join(last_lines(run.operator_log)) or SILENT,
         f"Start it in the foreground to see more: `transom attach --foreground {run.run_id}`.",
     )
 
@@ -103,13 +103,6 @@ def _over(run: RunDir) -> bool:
     from transom_cli.supervise.journal import fold
 
     return fold(run.journal).state.phase.over
-
-
-def _last_lines(path: Path) -> str:
-    try:
-        return "\n".join(path.read_text(errors="replace").strip().splitlines()[-5:])
-    except OSError:
-        return ""
 
 
 def _start(words: tuple[str, ...], log: Path) -> subprocess.Popen[bytes]:

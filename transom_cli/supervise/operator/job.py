@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from transom_cli.core import events as ev
 from transom_cli.errors import OperatorAlive, TransomError
-from transom_cli.files import publish_text
+from transom_cli.files import last_lines, publish_text
 from transom_cli.layout import RunDir
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm, SlurmRefused, SlurmUnknown, Submission
 from transom_cli.slurm.successor import runs_script
@@ -120,14 +120,10 @@ def _operated(run: RunDir, before: int) -> bool:
 
 
 def _not_begun(run: RunDir, job: Job) -> TransomError:
-    try:
-        said = run.operator_log.read_text(errors="replace").strip().splitlines()[-5:]
-    except OSError:
-        said = []
     how = job.state.value if job.state.ended else "forgotten by Slurm"
     return TransomError(
         f"The operator of run `{run.run_id}` did not start",
-        "\n".join([f"its job {job.job_id}: {how}", *said]),
+        "\n".join([f"its job {job.job_id}: {how}", *last_lines(run.operator_log)]),
         f"`transom attach {run.run_id}` submits another one; `transom stop {run.run_id}` gives up.",
     )
 

@@ -16,7 +16,6 @@ import logging
 import os
 import secrets
 import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -27,6 +26,7 @@ from transom_cli.errors import NotPermitted, TransomError, Unknown
 from transom_cli.files import publish_text
 from transom_cli.layout import RunDir
 from transom_cli.ownership import user_name
+from transom_cli.rpc.local import peer_uid
 from transom_cli.supervise.lease import read_holder
 from transom_cli.supervise.requests import KINDS, event_of, on_call
 
@@ -41,7 +41,6 @@ PATIENCE = 10.0  # seconds that a user waits for the answer
 BACKLOG = 128  # connections that wait; one is served at a time
 MOST = 20  # requests of one user in a minute
 PAUSE = 0.005  # seconds after a refused connection: strangers cannot keep the operator busy
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class RequestSocket:
@@ -102,7 +101,7 @@ class RequestSocket:
                 time.sleep(PAUSE)
 
     def _answer(self, peer: socket.socket) -> dict[str, Any]:
-        uid = _peer(peer)
+        uid = peer_uid(peer)
         user = user_name(uid)
         with self._lock:
             runs = {run_id: one for run_id, one in self._runs.items() if user in one[1]}
@@ -159,7 +158,7 @@ def send_request(run: RunDir, kind: str, **more: Any) -> str:
         peer.settimeout(PATIENCE)
         try:
             _connect(peer, f"\0{name}")
-            if _peer(peer) != owner:
+            if peer_uid(peer) != owner:
                 what = f"The request socket of the run `{run.run_id}` is not its owner's"
                 raise NotPermitted(what, "nothing was sent", f"ask {user_name(owner)}, who owns the run")
             with contextlib.suppress(BrokenPipeError):  # refused unread: the answer is there
@@ -224,11 +223,6 @@ def _listen() -> socket.socket:
 def _name_of(listening: socket.socket) -> str:
     name: bytes = listening.getsockname()
     return name[1:].decode("ascii")
-
-
-def _peer(connected: socket.socket) -> int:
-    raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(raw)[1])
 
 
 def _refused(why: str) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from transom_cli.core.operator.cadence import Pause
 from transom_cli.core.slurm_messages import was_cancelled
 from transom_cli.errors import TransomError
 from transom_cli.layout import RunDir, parse_attempt
+from transom_cli.ownership import user_name
 from transom_cli.slurm.guards import CircuitOpen, backoff
 from transom_cli.slurm.port import Job, JobState, NoSuchJob, Slurm
-from transom_cli.slurm.requeue import end_from_accounting, user_name
+from transom_cli.slurm.requeue import end_from_accounting
 from transom_cli.slurm.tags import is_other_runs, replaces_job, run_tag
 from transom_cli.supervise.agent.logs import tail_of
 from transom_cli.supervise.handoff_record import Handoff, newest_handoff
