@@ -83,8 +83,8 @@ def examine(
         asked: What the nodes' agents have read (see `agent.logs.read_cause`); only the other logs are read here.
         since: Length of the batch script's output, in bytes, when an earlier attempt ended.
         seconds: For all logs together. Logs that were not read by then are left out, and `where` says so.
-        sizes: Of the rank logs when the launcher ended the launch, although no rank had failed (`log_sizes`). What ranks
-            print after that is no cause.
+        sizes: Of the rank logs when the launcher ended the launch, although no rank had failed (`log_sizes`). What
+            ranks print after that is no cause.
     """
     until = time.monotonic() + seconds
     deadline = min(until, time.monotonic() + SETTLE)
