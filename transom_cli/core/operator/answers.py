@@ -52,9 +52,8 @@ def examined(state: State, e: ev.Examined) -> Step:
     incident = state.incident
     if incident is not None and e.key.startswith(f"{incident.id}/"):
         if incident.outcome is not None and incident.outcome.cause == "hang":
-            e = replace(
-                e, category="unknown", line="", last=""
-            )  # the launcher ended the ranks: what they print is no cause
+            # what ranks print that the launcher ends is no cause
+            e = replace(e, category="unknown", line="", last="")
         state = replace(state, incident=replace(incident, log_category=e.category, log_line=e.line))
         line = e.line or e.last
         state = state.mark(e.at, "examined", f"{e.where}: {line}") if line else state

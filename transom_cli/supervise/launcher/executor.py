@@ -68,9 +68,8 @@ class Executor:
         self._foreign = ForeignSealer(options.foreign, say) if options.foreign else None
         self.orphans = OrphanReaper(agents.end, journal)
         took = lambda launch: inbox.put(ev.StandbyTook(0.0, launch))  # noqa: E731
-        self._sizes: dict[
-            int, dict[str, int]
-        ] = {}  # of the newest launch whose ranks we ended although none had failed
+        # by launch: how long its logs were when we ended ranks although none had failed
+        self._sizes: dict[int, dict[str, int]] = {}
         self._standby = Standby(allocation, options, attempt, journal, took)
         self._new = NewRanks(allocation, options, attempt, self._foreign)
         started = (self._standby, self._new)
