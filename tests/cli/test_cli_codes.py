@@ -119,7 +119,9 @@ def test_stop_says_that_the_final_save_failed_and_how_many_steps_are_not_saved(r
         ev.SavesSeen(5.0, "7.0", 12, 260, full, 30),
     )
     words = requests.unsaved(run, fold(run.journal).state)
-    assert words.startswith(f"saves fail: {full}; a stop now loses 239 steps since checkpoint 30. First free space in /ck")
+    assert words.startswith(
+        f"saves fail: {full}; a stop now loses 239 steps since checkpoint 30. First free space in /ck"
+    )
     remember(run, ev.StopRequested(6.0, "ada"), ev.JobSeen(7.0, 7, 0, "CANCELLED"))
     told = transom("stop", run.path).stderr
     assert "stopped, with checkpoint 30 on disk" in told

@@ -40,6 +40,7 @@ STATES = {
     "crash_looping": ("crash loop", 23, "KeyError: 'learning_rate', 2 times, never past step 7; stops after 1 more"),
     "starting_again": ("recovering", 20, "waiting for Slurm to start the job"),
     "leaving": ("leaving", 0, "the time limit is near: all ranks save at step 18430"),
+    "launcher_got_sigterm": ("leaving", 0, "the launcher received SIGTERM: all ranks save at step 18430"),
     "continues": ("pending", 0, "waiting for Slurm to start the job"),
     "unknown": ("unknown", 22, "last update"),
     "stopping": ("stopping", 0, "cancelling the job"),

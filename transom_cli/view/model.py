@@ -18,7 +18,7 @@ from transom_cli.view.text import made_at, span
 _LEAVING = {
     "time_limit": "the time limit is near",
     "maintenance": "a node is being drained",
-    "stop_request": "stop requested",
+    "stop_request": "the launcher received SIGTERM",
     "grow": "nodes have come back",
     "reported": "a rule restarts a training with an anomaly",
 }  # by `core.launcher.state.Reason`

@@ -65,7 +65,9 @@ def _note(view: RunView) -> str:
     if not view.operator and view.young and not view.operator_job:
         return "its operator starts"
     if view.no_operator:
-        return "no operator: nobody restarts the run" + (f" (its job: {view.operator_job})" if view.operator_job else "")
+        return "no operator: nobody restarts the run" + (
+            f" (its job: {view.operator_job})" if view.operator_job else ""
+        )
     if not view.operator:
         return f"{was}no live operator" + (f" (its job: {view.operator_job})" if view.operator_job else "")
     if view.slurm_lost:
