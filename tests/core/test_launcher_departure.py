@@ -47,7 +47,8 @@ def test_sigterm_that_is_not_slurms_ends_ranks_that_cannot_save_on_request_with_
     _, actions = feed(state, launcher.CheckpointPlanned(9.5, 0, -1, "no Checkpointer listens"))
     assert actions[-1] == launcher.EndLaunch(0, "", evidence=False, grace=15.0)
     unstepped, _ = feed(fresh(), launcher.AttemptStarted(0.0))
-    assert feed(unstepped, ask)[1] == [launcher.EndLaunch(0, "", evidence=False, grace=15.0)]
+    leaving = launcher.Journal("", "leaving", "the ranks get SIGTERM, and 15 s to save by themselves", "stop_request")
+    assert feed(unstepped, ask)[1] == [leaving, launcher.EndLaunch(0, "", evidence=False, grace=15.0)]
 
 
 def test_stop_request_makes_the_state_durable_or_says_that_it_is_not() -> None:

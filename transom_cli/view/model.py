@@ -309,7 +309,7 @@ class RunView:
             return "failing"
         if self.starved and phase in ("pending", "recovering"):
             return "starved"
-        if self.leaving is not None and phase in ("training", "recovering"):
+        if self.leaving is not None and phase in ("starting", "training", "recovering"):
             return "leaving"
         if self.preflight is not None and phase in ("starting", "recovering"):
             return "preflight"

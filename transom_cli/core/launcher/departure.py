@@ -62,7 +62,10 @@ def stop_requested(state: State, e: ev.StopRequested) -> Decision:
     begun = begin(state, Reason.STOP) if state.departure.reason is Reason.NONE else (state, ())
     state = replace(begun[0], stop=e)
     if e.outside and state.departure.reason is Reason.NONE and state.phase is Phase.TRAINING:
-        return end(state, e.at)  # no rank has stepped
+        words = (
+            f"the ranks get SIGTERM, and {OWN_SAVE:g} s to save by themselves"  # none has stepped: none can be asked
+        )
+        return after((Journal("", "leaving", words, Reason.STOP.value),), end(state, e.at))
     return state, begun[1]
 
 
