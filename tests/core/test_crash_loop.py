@@ -30,7 +30,7 @@ def fails(
     of: str = "user_code",
     code: int = 1,
 ) -> tuple[launcher.State, list[launcher.Action]]:
-    """The launch trains up to `step`; then rank 1 on n2 ends with this code (below zero: a signal) and last line."""
+    """The launch trains up to `step`; then rank 1 on n2 ends with this code, or below zero by that signal."""
     launch, how = state.launch.number, (code, None) if code >= 0 else (None, -code)
     state, _ = feed(
         state,

@@ -39,6 +39,18 @@ def test_a_trainer_that_cannot_be_asked_trains_on_to_the_limit() -> None:
     assert outcome(actions).outcome.why.endswith("the newest durable step is 20 (no Checkpointer listens)")
 
 
+def test_sigterm_that_is_not_slurms_ends_ranks_that_cannot_save_on_request_with_time_for_their_own_save() -> None:
+    """Slurm would have signalled them too."""
+    ask = launcher.StopRequested(9.0, "SIGTERM", outside=True)
+    state, actions = feed(training(), ask)
+    assert actions == [launcher.RequestCheckpoint(0)]
+    _, actions = feed(state, launcher.CheckpointPlanned(9.5, 0, -1, "no Checkpointer listens"))
+    assert actions[-1] == launcher.EndLaunch(0, "", evidence=False, grace=15.0)
+    unstepped, _ = feed(fresh(), launcher.AttemptStarted(0.0))
+    leaving = launcher.Journal("", "leaving", "the ranks get SIGTERM, and 15 s to save by themselves", "stop_request")
+    assert feed(unstepped, ask)[1] == [leaving, launcher.EndLaunch(0, "", evidence=False, grace=15.0)]
+
+
 def test_stop_request_makes_the_state_durable_or_says_that_it_is_not() -> None:
     state, actions = feed(training(), launcher.StopRequested(9.0, "SIGTERM"))
     assert actions == [launcher.RequestCheckpoint(0)]

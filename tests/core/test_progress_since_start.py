@@ -145,6 +145,7 @@ def test_a_run_that_always_crashes_after_as_many_steps_is_given_up() -> None:
     state = run([50] * 9)
     assert (state.job.starts, state.exit_code) == (run([50] * 9, since_start=False).job.starts, 21), "the usual budget"
     assert "restarted 2 times without progress (50 steps in the last start)" in state.verdict
+    assert state.budget.no_progress == 2, "a refused restart is not used"
 
 
 def test_a_run_that_crashes_again_soon_after_its_checkpoint_is_given_up() -> None:

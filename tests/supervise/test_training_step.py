@@ -81,6 +81,11 @@ def test_while_it_waits_it_has_not_ended_and_tells_why(
     until(lambda: made.code is not None)
 
 
+def test_srun_that_slurm_ends_says_so(step: Callable[..., TrainingStep]) -> None:
+    assert step(9, "0", "srun: forcing job termination").aborted(10.0)
+    assert not step(9, "0", "srun: error: Unable to create step for job 7: Requested nodes are busy").aborted(0.3)
+
+
 @pytest.mark.parametrize("end", ["term", "wait", "kill"])
 def test_told_to_end_it_is_not_started_again(
     tmp_path: Path, step: Callable[..., TrainingStep], monkeypatch: pytest.MonkeyPatch, end: str

@@ -22,6 +22,7 @@ from transom_cli.submit.rundir import find_run
 from transom_cli.supervise.journal import fold
 from transom_cli.view import read
 from transom_cli.view.document import to_json
+from transom_cli.view.model import build_view
 from transom_cli.view.runs import list_lines, list_row
 from transom_cli.view.status import screen
 from transom_cli.view.text import made_at, plain
@@ -42,6 +43,7 @@ STATES = {
     "crash_looping": ("crash loop", 23, "KeyError: 'learning_rate', 2 times, never past step 7; stops after 1 more"),
     "starting_again": ("recovering", 20, "waiting for Slurm to start the job"),
     "leaving": ("leaving", 0, "the time limit is near: all ranks save at step 18430"),
+    "launcher_got_sigterm": ("leaving", 0, "the launcher received SIGTERM: all ranks save at step 18430"),
     "continues": ("pending", 0, "waiting for Slurm to start the job"),
     "unknown": ("unknown", 22, "last update"),
     "stopping": ("stopping", 0, "cancelling the job"),
@@ -231,6 +233,15 @@ def test_leave_that_the_launcher_reports_is_kept_in_the_journal(tmp_path: Path) 
     after, _ = decide(state, leave)
     assert after != state, "an event that changes nothing is not kept"
     assert decide(after, ev.LaunchSeen(leave.at + 1.0, f"{JOB}.0", 1, made.nodes, 4))[0].launch.leaving is None
+
+
+def test_run_without_a_step_whose_launcher_got_sigterm_is_leaving(tmp_path: Path) -> None:
+    leave = ev.RecoverySeen(0, f"{JOB}.0", "", "leaving", "the ranks get SIGTERM", "stop_request")
+    view = replace(SCENES["starting"](tmp_path), operator=True)
+    run = RunDir(tmp_path / view.run_id)
+    state, _ = decide(fold(run.journal).state, leave)
+    assert state.phase.value == "starting"
+    assert build_view("r", state, {}, 0.0, operator=True).status == "leaving"
 
 
 def test_run_whose_nodes_are_all_silent_is_not_healthy(tmp_path: Path) -> None:

@@ -257,6 +257,12 @@ def leaving(folder: Path) -> RunView:
     return made.seen((8.0, leave)).beats(18430, dead=dict.fromkeys(made.nodes, "X")).operator().view()
 
 
+def launcher_got_sigterm(folder: Path) -> RunView:
+    made = Made(folder).began().stepped().saved(18400, 9.0)
+    leave = ev.RecoverySeen(0, f"{JOB}.0", "", "leaving", "all ranks save at step 18430", "stop_request")
+    return made.seen((3.0, leave)).beats().operator().view()
+
+
 def continues(folder: Path) -> RunView:
     """The time limit has ended the attempt; the job waits for its next start."""
     made, why = Made(folder).began().stepped().saved(18430, 40.0), "the time limit is near; step 18430 is durable"
@@ -471,7 +477,8 @@ SCENES: dict[str, Callable[[Path], RunView]] = {
     for scene in (
         healthy, total_not_known, one_node_of_many, gpus, spares, shrunk, submitting,
         pending, pending_without_an_answer,
-        starting, preflight, crash_looping, stopped_crash_loop, failing, starved, leaving, continues, saving,
+        starting, preflight, crash_looping, stopped_crash_loop, failing, starved, leaving, launcher_got_sigterm,
+        continues, saving,
         restoring, ranks_restore, examining, backing_off, starting_again, recovered, held,
         held_by_its_launcher, unknown, unknown_and_slurm_too, without_an_operator, operator_waits, slurm_is_silent,
         own_script, not_a_number, a_rank_is_gone, finishing, done, failed, given_up, no_checkpoint_restores, stopping,

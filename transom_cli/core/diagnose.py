@@ -85,6 +85,7 @@ class RunFacts:
     wanted: int = 0
     idle: tuple[str, ...] = ()  # those of them that carry no rank
     launched: bool = False  # the training step was started
+    stopped: str = ""  # what the launcher wrote about a signal that ended the attempt
     step: int = -1  # the newest of this attempt
     max_step: int = -1  # of the run
     durable: int = -1  # the newest checkpoint's step
@@ -106,6 +107,7 @@ def diagnose(incident: Incident, run: RunFacts) -> Diagnosis | None:
         or _stopped_on_request(exits, incident, run)
         or _other_world_size(exits, incident, run)
         or _left(incident)
+        or _signalled(incident, run)
         or _reported(incident)
         or _node_fault(incident, run)
         or _user_error(incident, run, first)
@@ -229,6 +231,13 @@ def _left(incident: Incident) -> Diagnosis | None:
     blamed = outcome.suspects if outcome.cause in ("isolated_nodes", PREFLIGHT) else ()
     how = "exclude" if blamed else "none"
     return Diagnosis(outcome.cause or "left", outcome.why, blamed, sure=not blamed, isolate=how, restart=True)
+
+
+def _signalled(incident: Incident, run: RunFacts) -> Diagnosis | None:
+    """Slurm says that the job failed by itself, so the signal that its launcher got did not come from Slurm."""
+    if incident.ended != "FAILED" or incident.outcome is not None or not run.stopped:
+        return None
+    return Diagnosis("left", f"the launcher was {run.stopped}", (), sure=True, isolate="none", restart=True)
 
 
 def _reported(incident: Incident) -> Diagnosis | None:

@@ -20,7 +20,7 @@ from transom_cli.view.text import made_at, span
 _LEAVING = {
     "time_limit": "the time limit is near",
     "maintenance": "a node is being drained",
-    "stop_request": "stop requested",
+    "stop_request": "the launcher received SIGTERM",
     "grow": "nodes have come back",
     "reported": "a rule restarts a training with an anomaly",
 }  # by `core.launcher.state.Reason`
@@ -330,7 +330,7 @@ class RunView:
             return "failing"
         if self.starved and phase in ("pending", "recovering"):
             return "starved"
-        if self.leaving is not None and phase in ("training", "recovering"):
+        if self.leaving is not None and phase in ("starting", "training", "recovering"):
             return "leaving"
         if self.preflight is not None and phase in ("starting", "recovering"):
             return "preflight"

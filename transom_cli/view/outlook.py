@@ -166,6 +166,9 @@ def next_steps(
         return (NextStep("training finished; waiting for Slurm to end the job"),)
     if state.ends:
         return (NextStep("the job has ended; waiting for Slurm to remove its processes"),)
+    leaving = state.launch.leaving
+    if leaving is not None and leaving.why == "stop_request" and state.incident is None:
+        return (NextStep("the attempt ends; the job is requeued, and the run continues from the newest checkpoint"),)
     found = [_incident_step(state, state.incident, memory)] if state.incident is not None else []
     if state.phase is Phase.SUBMITTING:
         found.append(NextStep("submitting the job" if operator else "the operator will submit the job"))

@@ -58,11 +58,15 @@ class PersistMemory:
 
 @dataclass(frozen=True)
 class EndLaunch:
-    """Remove every process of the launch from all nodes. evidence: collect evidence of every rank first."""
+    """Remove every process of the launch from all nodes.
+
+    evidence: collect evidence of every rank first. grace: seconds from TERM to KILL, if not the usual ones.
+    """
 
     launch: int
     incident: str
     evidence: bool
+    grace: float | None = None
 
 
 @dataclass(frozen=True)

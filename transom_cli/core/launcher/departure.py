@@ -16,6 +16,7 @@ from transom_cli.core.launcher.failure import enlarge, nearest_spares, resize, s
 from transom_cli.core.launcher.outcome import finish, persist_limit, saved_words, stop
 from transom_cli.core.launcher.state import Decision, Departure, Memory, Phase, Reason, State, after
 
+OWN_SAVE = 15.0  # seconds from TERM to KILL for ranks that may save by themselves
 TOO_LATE = "what the nodes held in memory did not become durable in time"
 
 
@@ -59,7 +60,13 @@ def stop_requested(state: State, e: ev.StopRequested) -> Decision:
     if state.phase is Phase.CHECKING and state.unlaunched:
         return stop(replace(state, stop=e), e.at, " before the first launch")
     begun = begin(state, Reason.STOP) if state.departure.reason is Reason.NONE else (state, ())
-    return replace(begun[0], stop=e), begun[1]
+    state = replace(begun[0], stop=e)
+    if e.outside and state.departure.reason is Reason.NONE and state.phase is Phase.TRAINING:
+        words = (
+            f"the ranks get SIGTERM, and {OWN_SAVE:g} s to save by themselves"  # none has stepped: none can be asked
+        )
+        return after((Journal("", "leaving", words, Reason.STOP.value),), end(state, e.at))
+    return state, begun[1]
 
 
 def checkpoint_planned(state: State, e: ev.CheckpointPlanned) -> Decision:
@@ -70,8 +77,8 @@ def checkpoint_planned(state: State, e: ev.CheckpointPlanned) -> Decision:
     ask_again = e.at + state.policy.ask_again if e.step < 0 and e.again else None
     planned = replace(departure, save_step=e.step, cannot_save=cannot, ask_again=ask_again, ranks_heed_warning=e.alone)
     state = replace(state, departure=planned)
-    if e.step < 0 and e.keeps and state.stop:
-        return end(state, e.at)  # ranks would wait for a request that does not come
+    if e.step < 0 and state.stop and (e.keeps or (state.stop.outside and not e.again)):
+        return end(state, e.at)  # ranks would wait for a request that does not come, or do not know of the signal
     known = bool(cannot) and cannot == departure.cannot_save
     what = (
         f"all ranks save at step {e.step}"
@@ -97,7 +104,8 @@ def checkpoint_durable(state: State, e: ev.CheckpointDurable) -> Decision:
 
 
 def end(state: State, at: float) -> Decision:
-    return state.enter(Phase.ENDING, at), (EndLaunch(state.launch.number, "", evidence=False),)
+    grace = OWN_SAVE if state.stop is not None and state.stop.outside and not state.saved else None
+    return state.enter(Phase.ENDING, at), (EndLaunch(state.launch.number, "", evidence=False, grace=grace),)
 
 
 def ended(state: State, e: ev.LaunchEnded) -> Decision:

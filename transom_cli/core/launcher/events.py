@@ -314,9 +314,13 @@ class MemoryPersisted(Event):
 
 @dataclass(frozen=True)
 class StopRequested(Event):
-    """Slurm or a person ends the attempt: TERM or INT."""
+    """Slurm or a person ends the attempt: TERM or INT.
+
+    outside: Slurm did not send it, so the ranks did not get it.
+    """
 
     signal: str
+    outside: bool = False
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,8 @@ def _ended(state: State, e: ev.OutcomeSeen) -> Step:
     state = _stepped(state, e)  # heartbeats are up to a second old; the rank wrappers know exactly
     state = _durable(state, max(e.durable, state.progress.durable))
     known = not state.starting and state.incident is not None and state.incident.outcome is not None
+    if e.status == "stopped":
+        return replace(state, launch=replace(state.launch, stopped=e.why)), ()
     if e.status not in ("failed", "left") or known:
         return state, ()
     hang = e.cause == "hang"

@@ -113,6 +113,7 @@ def _run_facts(state: State) -> RunFacts:
         wanted=state.request.num_nodes - state.request.spares,
         idle=state.idle.nodes,
         launched=state.launch.started,
+        stopped=state.launch.stopped,
         step=progress.step,
         max_step=progress.max_step,
         durable=progress.durable,

@@ -166,6 +166,7 @@ class Launch:
     newest_fault: int = 0  # the launcher's number of the newest fault that it handles itself
     leaving: Leaving | None = None
     late: str = ""  # it has made no step in its time, and may hang; "" otherwise
+    stopped: str = ""  # what the launcher wrote about a signal that ended the attempt
     extra: tuple[str, ...] = ()  # its nodes that a top-up job brought; not in `job.nodes`
 
 

@@ -200,6 +200,7 @@ class Executor:
         """End a launch; without grace if its state is durable, since nothing of it is worth waiting for."""
         step, nodes, launch = self.step, self._nodes, action.launch
         grace = GRACE if action.incident else 0.0
+        grace = grace if action.grace is None else action.grace
         if self._foreign is not None:
             self._foreign.pause()
 

@@ -44,6 +44,7 @@ LOOK = 0.25  # interval in seconds between reads of the heartbeat tables
 TABLES = 256  # number of nodes from which that interval is 1 s
 SIGN = 1.0  # interval in seconds between signs of life
 PROBE = 5.0  # seconds for a spare's agent to answer
+SRUN_ABORTS = 1.0  # seconds in which srun, which Slurm signals too, says that it ends the step
 KILL_AFTER = 25.0  # seconds from TERM to KILL, within Slurm's own KillWait of 30 s
 SRUN_KILLED = 2.0  # seconds more, to write the outcome
 SUSPENDED = 2.0  # seconds without a turn before SIGCONT that count as a suspension
@@ -330,18 +331,27 @@ class Launcher:
             self._journal("signal", name=signal.Signals(number).name)
             if number == signal.SIGUSR2:
                 self._handle(launcher.TimeLimitNear(now))
+            outside = number == signal.SIGTERM and self._from_outside()
             if self._state.phase is not Phase.TRAINING and number not in _LEAVE:
                 self._unheard.append(number)  # for the next launch
+            elif self._step is not None and outside:
+                self._step.hold()
             elif self._step is not None:
                 self._step.signal(number)
             if number in _LEAVE:
                 self._stop_by = self._stop_by or now + KILL_AFTER
-                self._handle(launcher.StopRequested(now, signal.Signals(number).name))
+                self._handle(launcher.StopRequested(now, signal.Signals(number).name, outside))
         if self._stop_by is not None and now > self._stop_by:
             if self._step is not None:
                 self._step.kill()
             if now > self._stop_by + SRUN_KILLED:
                 self._handle(launcher.GracePeriodOver(now))
+
+    def _from_outside(self) -> bool:
+        """Whether Slurm did not send SIGTERM. Then srun must not get it either: it would kill all ranks at once."""
+        step = self._step
+        trains = step is not None and step.code is None and self._state.phase is Phase.TRAINING
+        return trains and not self._options.observe and step is not None and not step.aborted(SRUN_ABORTS)
 
     def _read_steps(self, node: str) -> str:
         """The node's step breakdowns as text: as its agent sent them, or from its file. Raises OSError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from transom_cli.heartbeat.paths import FROM_SCRATCH
 from transom_cli.slurm.guards import backoff
 from transom_cli.supervise.attempt_files import ExitRecords
 
+_ABORTS = re.compile("srun: (?:forcing job termination|Job step aborted)")
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 WRAPPER = Path(transom_cli.__file__).resolve().parent / "supervise" / "agent" / "rank_wrapper.py"
 LISTENING = 2.0  # seconds to read srun's last output after it has ended
@@ -89,6 +91,14 @@ class TrainingSteps:
         for step in self.steps:
             step.signal(number)
 
+    def aborted(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        return any(step.aborted(max(0.0, until - time.monotonic())) for step in self.steps)
+
+    def hold(self) -> None:
+        for step in self.steps:
+            step.hold()
+
     def wait(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
         ended = [step.wait(max(0.0, until - time.monotonic())) for step in self.steps]
@@ -117,6 +127,7 @@ class TrainingStep:
         self._no_more = threading.Event()  # start no further srun
         if plan.standby:
             self._no_more.set()
+        self._aborted = threading.Event()  # srun says that it ends the step
         self._listened = threading.Event()  # all output of the last srun was read
         self._ended_at: float | None = None  # when the present srun was first seen to have ended
         self._srun = self._start()
@@ -155,6 +166,8 @@ class TrainingStep:
                 sys.stderr.buffer.write(line)
                 sys.stderr.buffer.flush()
             words = line.decode(errors="replace")
+            if _ABORTS.search(words):
+                self._aborted.set()
             away = away or slurm_is_away(words)
             for end in task_exits(words, time.time()):
                 plan = self._plan
@@ -249,6 +262,14 @@ class TrainingStep:
                 self._no_more.set()
             if self._srun.poll() is None:
                 self._srun.send_signal(signal.Signals(number))
+
+    def aborted(self, seconds: float) -> bool:
+        """Wait until srun says that it ends the step, as it does if Slurm signals the job. False on timeout."""
+        return self._aborted.wait(seconds)
+
+    def hold(self) -> None:
+        """Start no further srun."""
+        self._no_more.set()
 
     def wait(self, seconds: float) -> bool:
         """Wait for srun to end, and start no further one. False on timeout."""
