@@ -12,7 +12,7 @@ OWN_ERRORS = frozenset(("user_code", "dependency_import"))
 """The program's, which a restart would only repeat."""
 OWN_WORDS = OWN_ERRORS | {
     *("storage_full", "storage_io", "checkpoint_corrupt", "data_loader", "numeric_divergence", "external_service"),
-    *("rendezvous_port", "resource_limits"),
+    *("rendezvous_port", "resource_limits", "host_oom"),
 }
 """They say nothing of the node on which they were printed."""
 CRIES = frozenset(("network_fabric", "nccl_hang"))

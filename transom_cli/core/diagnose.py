@@ -16,6 +16,7 @@ from transom_cli.core.events import Decided, NodeFault, RankExit, Taken
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.log_lines import fingerprint, is_ours
 from transom_cli.core.policy import STOP, Facts, Rule, Verdict, decide_by, root_line
+from transom_cli.diagnose.clue import Category
 from transom_cli.plural import ordinal, several
 
 PREFLIGHT = "preflight"  # the launcher's checks left too few good nodes to begin with
@@ -327,7 +328,8 @@ def _rank_ended(
     exits = incident.outcome.exits if incident.outcome else ()
     cause = "rank_killed" if first.signal is not None else "rank_failed"
     said = _UNWRITTEN if first.code == UNWRITTEN else incident.log_line
-    line = f": {said}" if said and first.signal is None else ""
+    explains = first.signal is None or incident.log_category == Category.HOST_OOM.value
+    line = f": {said}" if said and explains else ""
     everywhere = (
         not _has_stepped(incident, run)
         and bool(first.code)
