@@ -59,7 +59,7 @@ _OF_CHECK = (  # by the first letters of a check's name; the first that fits
 
 def category_name(category: str) -> str:
     """Return the category for a person. A rank hangs without NCCL too; files, rules and JSON keep the value."""
-    return "hang" if category == Category.NCCL_HANG.value else category
+    return {Category.NCCL_HANG.value: "hang", "grow": "growth"}.get(category, category)
 
 
 def category_of(

@@ -254,7 +254,10 @@ class NodeLogs:
 
     def cause(self, launch: int, rows: Sequence[RankBeat], seconds: float) -> tuple[dict[str, object], list[Hit]]:
         folder, exits = self._attempt.logs(launch), self._attempt.exits(launch)
-        kills = (lambda hits: self._kills.write(folder, exits, launch, rows, hits)) if self._kills else None
+
+        def kills(hits: Sequence[Hit]) -> Sequence[str]:
+            return self._kills.write(folder, exits, launch, rows, hits) if self._kills is not None else ()
+
         return read_cause(folder, names(self._beats_dir, launch, rows), seconds, kills)
 
     def close(self) -> None:
