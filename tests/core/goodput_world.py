@@ -63,6 +63,10 @@ class Launched:
         self._add("recovery", at, incident=name, what="seen", words="rank 1 on n2 killed by SIGKILL")
         return self._add("recovery", at, incident=name, what="diagnosed", words="killed", cause=cause, decided=decided)
 
+    def relaunched(self, at: float, what: str, cause: str) -> Launched:
+        """On purpose, without an incident. The launcher counts the next launch already."""
+        return self._add("recovery", at, incident="", what=what, words="continues on 3 of 3 nodes", cause=cause)
+
     def ended(self, at: float, status: str, cause: str = "", step: int = -1) -> Launched:
         self.outcome = {"status": status, "cause": cause, "step": step}
         return self._add("outcome", at, status=status)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from core_policy import DEFAULT
 
-from transom_cli.core.diagnose import RunFacts, diagnose
+from transom_cli.core.diagnose import RunFacts, diagnose, judged
 from transom_cli.core.events import Decided, OutcomeSeen, RankExit
 from transom_cli.core.fault import failed_again, fault_of
 from transom_cli.core.incident import Diagnosis, Incident, Mark, Stage
@@ -66,6 +67,23 @@ def test_a_kill_that_no_log_explains_names_a_possible_sender() -> None:
     crash = replace(one, log_line="srun: error: n2: task 3: Killed")
     crash = replace(crash, diagnosis=replace(one.diagnosis, decided=Decided(category="process_crash")))
     assert "out-of-memory killer sends SIGKILL too" in fault_of(crash).evidence
+
+
+@pytest.mark.parametrize("last", [RankExit(3, "n2", None, 9), RankExit(3, "n2", 1, None)])
+def test_rank_out_of_memory_shows_the_kernels_line_and_what_to_do_and_blames_no_node(last: RankExit) -> None:
+    line = "n2 kernel: Out of memory: Killed process 4711 (python) total-vm:9kB, anon-rss:8kB, file-rss:1kB"
+    outcome = OutcomeSeen(10.0, "7.0", "failed", "rank 3 ended", (last,))
+    one = Incident("i1", 7, 0, 10.0, 7, outcome=outcome, log_category="host_oom", log_line=line, log_rank=3)
+    run = RunFacts(nodes=("n1", "n2"), launched=True, max_step=7, rules=DEFAULT)
+    found = judged(diagnose(one, run), one, run, 11.0)
+    assert found is not None and (found.nodes, found.isolate, found.decided.category) == ((), "none", "host_oom")
+    as_launcher_says = replace(one, diagnosis=found, log_category="", log_line="")
+    for fault in (fault_of(replace(one, diagnosis=found)), fault_of(as_launcher_says)):
+        assert fault.line.startswith("rank 3 on n2 ")
+        said = f"{fault.line}; {fault.evidence}"
+        assert said.count("Killed process 4711 (python)") == 1 and "file-rss" not in said
+        assert fault.evidence.endswith("request more memory (`--mem`), or use fewer DataLoader workers")
+    assert fault.line == "rank 3 on n2 killed by SIGKILL: out of memory" or last.signal is None
 
 
 def test_what_was_done_is_an_isolation_or_else_the_repair() -> None:

@@ -8,6 +8,7 @@ from goodput_world import Launched, accounted, played, row, running, seconds, su
 
 from transom_cli.core import events as ev
 from transom_cli.core.goodput import NS, account, cost, counted_from_zero, history
+from transom_cli.view.goodput import goodput_lines
 
 
 def healed(at: float, incident: str, words: str = "rank 1 on n2 killed by SIGKILL") -> ev.RecoverySeen:
@@ -49,6 +50,34 @@ def test_a_relaunch_loses_steps_and_does_them_again() -> None:
     priced, sums = found.by_cause[0]
     assert (priced.key, priced.category, priced.lost) == ("i1", "rank_killed", 10)
     assert sums.wall == 29 * NS and cost(found, "i1") == sums and cost(found, "i2") is None
+
+
+def test_growing_is_a_cause_of_its_own_and_costs_the_next_incident_nothing() -> None:
+    first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61)).relaunched(83, "grown", "grow").launch(83)
+    first.steps((93, 60), (153, 120)).fault(160, "l1").launch(163).steps((173, 121), (233, 181)).ended(233, "done")
+    found = accounted((*submitted(), running(10), ev.StepSeen(20, "7.0", 1), healed(160.1, "l1"), *done(233)), first)
+    assert row(found)[2:-1] == [
+        (60, "productive", ""),
+        (13, "restart", "7.0.1"),
+        (1, "redone", "7.0.1"),
+        (59, "productive", ""),
+        (7, "detection", "i1"),
+        (13, "restart", "i1"),
+        (60, "productive", ""),
+    ]
+    causes = {cause.key: (cause.category, cause.planned, cause.recovery) for cause, _ in found.by_cause}
+    assert causes["7.0.1"] == ("grow", True, "") and causes["i1"] == ("rank_killed", False, "relaunch")
+    assert "growth (planned), 2 steps repeated" in "\n".join(goodput_lines("run", found))
+
+
+def test_leaving_a_node_that_is_drained_is_planned_and_a_fault_meanwhile_is_not() -> None:
+    first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61)).relaunched(83, "swapped", "maintenance").launch(83)
+    first.steps((93, 62), (153, 122)).relaunched(160, "growing", "grow").fault(161, "l1").launch(163)
+    first.steps((173, 123), (233, 183)).ended(233, "done")
+    found = accounted((*submitted(), running(10), ev.StepSeen(20, "7.0", 1), healed(161.1, "l1"), *done(233)), first)
+    causes = {cause.key: (cause.category, cause.planned) for cause in found.causes if cause.key != "start"}
+    assert causes == {"7.0.1": ("maintenance", True), "i1": ("rank_killed", False)}
+    assert row(found)[-4:-1] == [(8, "detection", "i1"), (12, "restart", "i1"), (60, "productive", "")]
 
 
 def test_a_stall_is_taken_from_the_steps_around_it() -> None:

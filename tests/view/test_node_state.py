@@ -17,7 +17,7 @@ from transom_cli.core.operator.state import Exclusion, Idle, Isolation, Job, Sta
 from transom_cli.heartbeat.table import NodeTable, RankBeat
 from transom_cli.view.model import NodeView
 from transom_cli.view.node_state import Found, NodeSight, NodeViews
-from transom_cli.view.node_table import node_table
+from transom_cli.view.node_table import map_rows, node_table
 from transom_cli.view.read_nodes import NodeReader
 from transom_cli.view.text import plain
 
@@ -81,7 +81,7 @@ def test_the_stronger_word_counts() -> None:
         ("suspect", "14 uncorrected ECC errors"),
         ("slow", "waits least"),
         ("ok", ""),
-        ("waiting", "no sign of it yet"),
+        ("waiting", "its agent has not reported yet"),
     ]
 
 
@@ -91,6 +91,13 @@ def test_ranks_that_fell_with_another_node_make_no_suspect() -> None:
     job = Job(nodes=("n1", "n2"), id=7)
     assert _n2(State(incident=blamed, job=job), fell).state == "waiting"
     assert _n2(State(job=job), fell).state == "suspect", "nothing speaks of another node"
+
+
+def test_node_whose_ranks_fell_with_another_one_reads_as_waiting(tmp_path: Path) -> None:
+    view = Made(tmp_path).began().beats().view()
+    fell = replace(view.node_views[0], state="waiting", note="its ranks have ended, for the fault of another node")
+    shown = plain(map_rows(replace(view, node_views=(fell, *view.node_views[1:])), 120)[0])
+    assert shown.endswith("(- waiting)"), "it trained before, so there was a sign of it"
 
 
 def test_numbers_are_of_the_slowest_rank_that_beats() -> None:
@@ -153,7 +160,7 @@ def test_the_table_counts_what_it_does_not_list(tmp_path: Path) -> None:
     made = Made(tmp_path, nodes=6).began().beats(only=names(4), dead={"gpu001": "Z"})
     view = made.view()
     last = plain(node_table(view, everything=False)[-1])
-    assert last == "3 nodes ok, 2 nodes with no sign yet, not listed (--all lists them)"
+    assert last == "3 nodes ok, 2 nodes waiting, not listed (--all lists them)"
     assert len(node_table(view, everything=True)) == 1 + 6
     assert node_table(Made(tmp_path / "x").began().beats().view(), everything=False) == []
 

@@ -30,7 +30,7 @@ def status(
     """Show the state of a run on one screen.
 
     The first line is a summary. Each node has a letter: . ok, s slow, ! silent, ? suspect, p probing, x isolated,
-    - no sign yet.
+    - waiting: for its agent, or for the next start.
     """
     _leave(show_status(run, root, json_, everything, phases, exit_code, watch, as_lines))
 

@@ -12,7 +12,7 @@ OWN_ERRORS = frozenset(("user_code", "dependency_import"))
 """The program's, which a restart would only repeat."""
 OWN_WORDS = OWN_ERRORS | {
     *("storage_full", "storage_io", "checkpoint_corrupt", "data_loader", "numeric_divergence", "external_service"),
-    *("rendezvous_port", "resource_limits"),
+    *("rendezvous_port", "resource_limits", "host_oom"),
 }
 """They say nothing of the node on which they were printed."""
 CRIES = frozenset(("network_fabric", "nccl_hang"))
@@ -59,7 +59,7 @@ _OF_CHECK = (  # by the first letters of a check's name; the first that fits
 
 def category_name(category: str) -> str:
     """Return the category for a person. A rank hangs without NCCL too; files, rules and JSON keep the value."""
-    return "hang" if category == Category.NCCL_HANG.value else category
+    return {Category.NCCL_HANG.value: "hang", "grow": "growth"}.get(category, category)
 
 
 def category_of(

@@ -16,6 +16,7 @@ from transom_cli.core.events import Decided, NodeFault, RankExit, Taken
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.log_lines import fingerprint, is_ours
 from transom_cli.core.policy import STOP, Facts, Rule, Verdict, decide_by, root_line
+from transom_cli.diagnose.clue import Category
 from transom_cli.plural import ordinal, several
 
 PREFLIGHT = "preflight"  # the launcher's checks left too few good nodes to begin with
@@ -338,7 +339,8 @@ def _rank_ended(
     raised = incident.log_category in OWN_ERRORS and first.signal not in (KILL, TERM)
     cause = "rank_failed" if first.signal is None or raised else "rank_killed"
     said = _UNWRITTEN if first.code == UNWRITTEN else incident.log_line
-    line = f": {said}" if said and first.signal is None else ""
+    explains = first.signal is None or incident.log_category == Category.HOST_OOM.value
+    line = f": {said}" if said and explains else ""
     everywhere = (
         not _has_stepped(incident, run)
         and bool(first.code)

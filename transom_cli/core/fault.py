@@ -12,6 +12,7 @@ from transom_cli.core.crash_loop import no_further, reached
 from transom_cli.core.incident import Incident
 from transom_cli.core.log_lines import without_advice
 from transom_cli.core.operator.state import Exclusion
+from transom_cli.diagnose.clue import Category
 from transom_cli.plural import some
 
 _REPAIRS = {"swapped": "swapped", "requeued": "requeued", "launched": "relaunched"}  # by kind of mark
@@ -42,6 +43,8 @@ _EARLY = re.compile(r"(.*) \((rank \d+ on \S+|the job) (ended with exit code \d+
 _NODE = re.compile(r"([^:]* (?:lost|silent|died)): (.*)", re.DOTALL)
 _UNHEARD = re.compile(rf"no answer from ([^;]+); rank \d+ on \S+ (?:{_HOW}).*", re.DOTALL)
 _KILLED = "nothing shows why; the kernel's out-of-memory killer sends SIGKILL too"
+_MEMORY = "request more memory (`--mem`), or use fewer DataLoader workers"
+_KERNELS = re.compile(r"(Killed process \d+ .*?anon-rss:\w+), .*")  # of the numbers that follow, none says more
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,10 @@ def fault_of(incident: Incident, exclusions: Iterable[Exclusion] = ()) -> Fault:
     nodes = diagnosis.nodes if diagnosis else incident.suspect_nodes
     title, evidence = _parted(without_advice(words), nodes)
     line = without_advice(incident.log_line) if incident.log_category not in ("", "unknown") else ""
+    out_of_memory = diagnosis is not None and diagnosis.decided.category == Category.HOST_OOM.value
+    if out_of_memory:
+        title, evidence, line = (_KERNELS.sub(r"\1", text) for text in (title, evidence, line))
+        title += ": out of memory" * title.endswith("killed by SIGKILL")
     if diagnosis is not None and diagnosis.decided.category == "process_crash" and title.endswith("killed by SIGKILL"):
         line = _KILLED
     silent = diagnosis is not None and diagnosis.cause in _SILENT
@@ -85,6 +92,7 @@ def fault_of(incident: Incident, exclusions: Iterable[Exclusion] = ()) -> Fault:
         evidence = without_advice(marks[0].words) if marks else ""
     if found := _UNHEARD.fullmatch(title):  # what the rank that lost its peer printed is no news
         title = f"{found[1]} lost" if any(x.how == "drained" for x in isolations) else f"no answer from {found[1]}"
+    evidence = "; ".join(x for x in (evidence, _MEMORY if out_of_memory else "") if x)
     done = " and ".join(dict.fromkeys(x.how for x in isolations))
     resized = next((m.words.partition(",")[0] for m in reversed(incident.marks) if m.words.startswith(RESIZED)), "")
     jobs = [found[1] for m in incident.marks if m.what in ("requeued", "seen") and (found := _NEW_JOB.match(m.words))]
@@ -111,7 +119,8 @@ def _parted(words: str, nodes: tuple[str, ...]) -> tuple[str, str]:
     if found := _RANK.fullmatch(words):
         rank, node, how, line = found.groups()
         who = rank if nodes == (node,) else f"{rank} on {node}"
-        return (f"{who} failed: {line}" if line and "exit code" in how else f"{who} {how}"), ""
+        failed = bool(line) and "exit code" in how
+        return (f"{who} failed: {line}", "") if failed else (f"{who} {how}", line or "")
     if found := _EARLY.fullmatch(words):
         line, who, how = found.groups()
         return f"{who} failed: {line}", how

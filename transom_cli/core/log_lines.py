@@ -102,4 +102,4 @@ def is_ours(line: str) -> bool:
 
 def log_order(name: str, rank: int | None) -> tuple[bool, int, str]:
     """Sorts the logs of a launch by number, those of `rank` first."""
-    return name not in (f"rank-{rank}.log", f"node-{rank}.log"), len(name), name
+    return name not in (f"rank-{rank}.log", f"node-{rank}.log", f"rank-{rank}.kernel.log"), len(name), name

@@ -97,7 +97,13 @@ def goodput_document(run_id: str, account: Account) -> dict[str, Any]:
 
 def _cause_document(cause: Cause, sums: Sums) -> dict[str, Any]:
     about = {"cause": cause.key, "category": cause.category, "how": cause.recovery, "at": utc(cause.at / NS)}
-    return {**about, "lost_steps": cause.lost if cause.lost >= 0 else None, **_times(sums)}
+    steps = {"planned": cause.planned, "lost_steps": cause.lost if cause.lost >= 0 else None}
+    return {**about, **steps, **_times(sums)}
+
+
+def category_words(cause: Cause) -> str:
+    """Return the category in words; "" if there is none."""
+    return category_name(cause.category) + " (planned)" * cause.planned
 
 
 def percent(share: float | None) -> str:
@@ -173,7 +179,7 @@ def _cause(cause: Cause, sums: Sums, whole: Sums, width: int) -> Iterator[str]:
     kinds = ", ".join(f"{name} {time}" for name, time in lost_by_kind(sums))
     before = f"{cause.key:<12}{duration(sums.wall):>9}{percent(sums.wall / whole.wall):>9}  "
     yield from wrapped(before, kinds, width)
-    more = [words for words in (category_name(cause.category), cause.recovery) if words]
+    more = [words for words in (category_words(cause), cause.recovery) if words]
     more += [f"{several(cause.lost, 'step')} repeated"] if cause.lost > 0 else []
     if more:
         yield f"{'':32}{', '.join(more)}"

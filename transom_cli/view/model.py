@@ -42,7 +42,7 @@ class NodeView:
 
     node: str
     role: str  # ranks, spare, or out (a spare has replaced it, or the run continues without it)
-    state: str  # ok, slow, silent, suspect, probing, isolated, or waiting (no sign of it yet)
+    state: str  # ok, slow, silent, suspect, probing, isolated, or waiting (for its agent, or the next start)
     step: int = -1  # the last step that all of its ranks have finished; -1 if there is none
     beat_age: float | None = None  # seconds since the slowest of its ranks finished a step
     ranks: int = 0

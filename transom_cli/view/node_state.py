@@ -129,7 +129,7 @@ class _Known:
         if node in self._quiet:
             return "silent", "its ranks make no progress"
         if table is None:
-            return "waiting", "no sign of it yet"
+            return "waiting", "its agent has not reported yet"
         if node in self._faults:
             return "suspect", self._faults[node]
         if node in self._blamed:

@@ -18,7 +18,6 @@ TONES = {
     "waiting": "dim",
 }  # fmt: skip
 WORST_FIRST = ("isolated", "suspect", "silent", "probing", "slow", "waiting", "ok")
-_MEANS = {"waiting": "no sign yet"}  # where the state's name alone does not say it
 _RANKING = {state: n for n, state in enumerate(WORST_FIRST)}
 _HEAD = ("NODE", "STATE", "STEP", "BEAT", "RANKS", "GPU", "WORST", "NOTE")
 _RIGHT = frozenset({"STEP", "BEAT", "RANKS", "GPU"})
@@ -73,7 +72,7 @@ def _map(label: str, nodes: tuple[NodeView, ...], width: int, most: int, explain
         lines.append(row("", (f"each letter is the worst of {each} nodes", "dim")))
     new = [one for one in WORST_FIRST if one in states and one not in explained]
     explained.update(new)
-    legend = ", ".join(f"{LETTERS[one]} {_MEANS.get(one, one)}" for one in new)
+    legend = ", ".join(f"{LETTERS[one]} {one}" for one in new)
     if not legend:
         return lines
     last = (*lines[-1], (f"  ({legend})", "dim"))
@@ -93,7 +92,7 @@ def node_table(view: RunView, *, everything: bool) -> list[Line]:
     waiting = 0 if everything else sum(one.state == "waiting" and not one.differs for one in nodes)
     well = len(nodes) - len(listed) - waiting
     rest = [f"{several(well, 'node')} ok"] if well else []
-    rest += [f"{several(waiting, 'node')} with no sign yet"] if waiting else []
+    rest += [f"{several(waiting, 'node')} waiting"] if waiting else []
     if rest:
         lines.append(line((f"{', '.join(rest)}, not listed (--all lists them)", "dim")))
     return lines

@@ -18,6 +18,7 @@ from transom_cli.layout import attempt_name
 
 Record = Mapping[str, Any]
 _HANDOFFS = ("requeued", "resubmitted", "held")  # as in `supervise.handoff_record`
+_RELAUNCHED = ("grown", "swapped")  # without an incident, the launcher does both on purpose
 _FAR = 2**40  # seconds: an implausible time
 
 
@@ -43,6 +44,9 @@ def attempt_of(name: str, journal: Iterable[Record], progress: Iterable[Record],
             launches[newest] = replace(launches[newest], done=at)
         elif kind == "recovery":
             attempt = _recovery(attempt, at, record, bool(launches))
+            if record.get("what") in _RELAUNCHED and not record.get("incident") and launches:
+                newest = max(launches)
+                launches[newest] = replace(launches[newest], left=str(record.get("cause", "")))
         elif kind == "outcome":
             attempt = replace(attempt, ended=at, status=str(record.get("status", "")))
         elif kind == "requeued" and record.get("how") in _HANDOFFS:

@@ -82,6 +82,7 @@ class Launch:
     # when that job step was done, if this is its last launch and the script may start another one
     done: int | None = None
     how: How = How.RELAUNCH  # how its ranks were started, after a fault
+    left: str = ""  # why it was ended on purpose for the next launch: "grow", or "maintenance"
 
     @property
     def all_new(self) -> bool:
@@ -126,13 +127,14 @@ class Observation:
 class Cause:
     """Why time was lost."""
 
-    key: str  # an operator's incident (i2), a launcher's (7.0/l1), an attempt, or "start"
+    key: str  # an operator's incident (i2), a launcher's (7.0/l1), an attempt, a planned launch (7.0.2), or "start"
     category: str = ""
     at: int = 0
     step: int = -1  # the newest step finished before it; -1: none or unknown
     lost: int = -1  # number of steps to repeat; -1: unknown so far
     how: How | None = None  # how the training continued; None: not yet, or no fault was the cause
     hang: bool = False  # by the diagnosis
+    planned: bool = False  # no fault: the run grew, or left a node that was being drained
 
     @property
     def recovery(self) -> str:

@@ -154,7 +154,8 @@ class _Walk:
             self._spend(end, Kind.PRODUCTIVE)
         else:
             made = samples[-1].step if samples and launch.since_start else -1
-            self._blame(attempt, ending.sign, stepped=bool(samples), made=made)
+            planned = bool(launch.left) and ending.purpose == launch.left
+            self._blame(attempt, ending.sign, stepped=bool(samples), made=made, planned=planned)
             if not ending.purpose:
                 self._spend(ending.stop, Kind.DETECTION if seen else Kind.UNSEEN)
         self._spend(end, Kind.RESTART)
@@ -166,6 +167,9 @@ class _Walk:
         """
         if launch.done is not None:
             return _Ending(end, purpose="done")
+        if launch.left and not last:
+            stop = samples[-1].at if samples else launch.at
+            return _Ending(stop, Sign(stop, f"{attempt.name}.{launch.number + 1}", launch.left), purpose=launch.left)
         purpose = attempt.status if last and attempt.ended is not None and attempt.status in _ON_PURPOSE else ""
         if purpose:
             return _Ending(end, self._sign(attempt, launch.at, end), purpose=purpose)
@@ -179,7 +183,7 @@ class _Walk:
     def _continue(self, how: How) -> None:
         """Note how the training continues after the present cause."""
         known = self.causes[self._cause]
-        if known.key != START and known.how is None:
+        if known.key != START and known.how is None and not known.planned:
             self.causes[known.key] = replace(known, how=how)
 
     def _first(self, sample: Sample, kind: Kind, *, own_steps: bool) -> None:
@@ -235,7 +239,9 @@ class _Walk:
         named = next((s for s in own if s.incident[:1] == "i"), theirs[0])
         return replace(named, at=found.at, category=named.category or found.category, hang=any(s.hang for s in own))
 
-    def _blame(self, attempt: Attempt, sign: Sign | None, *, stepped: bool, made: int = -1) -> None:
+    def _blame(
+        self, attempt: Attempt, sign: Sign | None, *, stepped: bool, made: int = -1, planned: bool = False
+    ) -> None:
         """Set the cause of the time from now to the next step. A launch that failed at its start lost no step.
 
         Args:
@@ -247,8 +253,9 @@ class _Walk:
         if sign is None:
             cause = Cause(attempt.name, attempt.cause or attempt.status, self.ledger.now, newest)
         else:
-            key = sign.incident if sign.incident[:1] == "i" else f"{attempt.name}/{sign.incident}"
-            cause = Cause(key, sign.category or attempt.cause, sign.at, newest, hang=sign.hang)
+            named = planned or sign.incident[:1] == "i"
+            key = sign.incident if named else f"{attempt.name}/{sign.incident}"
+            cause = Cause(key, sign.category or attempt.cause, sign.at, newest, hang=sign.hang, planned=planned)
         self._cause = cause.key
         self._undone = cause.key if stepped else self._undone
         self.causes.setdefault(cause.key, cause)

@@ -129,7 +129,7 @@ def _keep_survivors(state: State, e: LogsRead, incident: Incident) -> Decision:
 
 def _rank_of(e: LogsRead) -> int | None:
     """The rank whose log has the cause."""
-    name = re.match(r"rank-(\d+)\.log", e.where)
+    name = re.match(r"rank-(\d+)(?:\.kernel)?\.log", e.where)
     return int(name[1]) if name and e.category not in ("", "unknown") else None
 
 

@@ -9,7 +9,7 @@ import io
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from transom_cli.heartbeat import paths, record
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.agent.event_files import EventFiles
+from transom_cli.supervise.agent.kernel_kills import KernelKills
 from transom_cli.supervise.agent.trainer_progress import TrainerProgress
 
 TAIL = 256 * 1024  # bytes of the end of the batch script's output
@@ -130,25 +131,38 @@ def names(beats_dir: str, launch: int, rows: Sequence[RankBeat]) -> list[str]:
     return [f"rank-{row.rank}.log" for row in rows if row.launch == launch]
 
 
-def read_cause(folder: Path, log_names: Sequence[str], seconds: float = SECONDS) -> tuple[dict[str, object], list[Hit]]:
+def read_cause(
+    folder: Path,
+    log_names: Sequence[str],
+    seconds: float = SECONDS,
+    more: Callable[[Sequence[Hit]], Sequence[str]] | None = None,
+) -> tuple[dict[str, object], list[Hit]]:
     """Return the answer to `logs`, and the hits. The logs share the time.
 
     The answer has the names of the logs, their hits (`matches.encode`), the last line of each, and how many bytes of
     which were left out, if any.
+
+    Args:
+        more: Given the hits, returns the names of further logs to read.
     """
     until = time.monotonic() + seconds
     hits: list[Hit] = []
     last: dict[str, str] = {}
     left_out: dict[str, int] = {}
-    for number, name in enumerate(log_names):
-        share = (until - time.monotonic()) / (len(log_names) - number)
-        read = read_log(folder / name, share)
-        hits += read.hits
-        if read.last:
-            last[name] = read.last
-        if read.left_out:
-            left_out[name] = read.left_out
-    answer = {"names": list(log_names), "hits": matches.encode(hits), "last": last}
+
+    def read(some: Sequence[str]) -> None:
+        for number, name in enumerate(some):
+            one = read_log(folder / name, (until - time.monotonic()) / (len(some) - number))
+            hits.extend(one.hits)
+            if one.last:
+                last[name] = one.last
+            if one.left_out:
+                left_out[name] = one.left_out
+
+    read(log_names)
+    further = more(hits) if more is not None else ()
+    read(further)
+    answer = {"names": [*log_names, *further], "hits": matches.encode(hits), "last": last}
     return {**answer, **({"left_out": left_out} if left_out else {})}, hits
 
 
@@ -201,8 +215,14 @@ class Follower:
 class NodeLogs:
     """Follows the logs of the present launch, and forgets those of earlier launches."""
 
-    def __init__(self, attempt: AttemptDir, beats_dir: str, progress: TrainerProgress | None = None) -> None:
-        self._attempt, self._beats_dir = attempt, beats_dir
+    def __init__(
+        self,
+        attempt: AttemptDir,
+        beats_dir: str,
+        progress: TrainerProgress | None = None,
+        kills: KernelKills | None = None,
+    ) -> None:
+        self._attempt, self._beats_dir, self._kills = attempt, beats_dir, kills
         self._progress = progress or TrainerProgress()
         self.events = EventFiles()
         self._launch = -1
@@ -211,6 +231,8 @@ class NodeLogs:
 
     def look(self, rows: Sequence[RankBeat]) -> list[tuple[int, Hit]]:
         """Return what is new, by launch. The rank is that of the log, or of the line's own label."""
+        if self._kills is not None:
+            self._kills.look()
         launch = max((row.launch for row in rows), default=-1)
         if launch != self._launch:
             self.close()
@@ -235,7 +257,12 @@ class NodeLogs:
         return max((one.step for one in found if one is not None and one.since_start), default=-1)
 
     def cause(self, launch: int, rows: Sequence[RankBeat], seconds: float) -> tuple[dict[str, object], list[Hit]]:
-        return read_cause(self._attempt.logs(launch), names(self._beats_dir, launch, rows), seconds)
+        folder, exits = self._attempt.logs(launch), self._attempt.exits(launch)
+
+        def kills(hits: Sequence[Hit]) -> Sequence[str]:
+            return self._kills.write(folder, exits, launch, rows, hits) if self._kills is not None else ()
+
+        return read_cause(folder, names(self._beats_dir, launch, rows), seconds, kills)
 
     def close(self) -> None:
         for follower in self._followed.values():

@@ -20,6 +20,7 @@ from transom_cli.health.host_watch import HostReader, HostReading
 from transom_cli.heartbeat.table import RankBeat
 from transom_cli.layout import AttemptDir
 from transom_cli.supervise.agent.findings import HOST, LOG, Findings
+from transom_cli.supervise.agent.kernel_kills import KernelKills
 from transom_cli.supervise.agent.logs import SECONDS, NodeLogs
 from transom_cli.supervise.agent.trainer_progress import TrainerProgress
 
@@ -119,7 +120,7 @@ class Monitor:
         self._node, self._rows = node, rows
         self.alarms = alarms or Alarms()
         self._reader = HostReader(node, tuple(dict.fromkeys(("/tmp", "/dev/shm", str(attempt.path)))))
-        self._logs = NodeLogs(attempt, beats_dir, progress)
+        self._logs = NodeLogs(attempt, beats_dir, progress, KernelKills(node))
         self._findings = Findings(attempt.findings(node))
         self._reading: HostReading | None = None
         self._judged: tuple[Finding, ...] = ()

@@ -139,7 +139,7 @@ def _hero(data: ReportData, incidents: int) -> str:
     did = f"{count(step)}{of} steps" if step >= 0 else "No step was seen"
     nodes = f" on {several(len(view.nodes), 'node')}" if view.nodes else ""
     share = f"; {percent(whole.goodput)} of it went into new steps" if book.account.steps_seen else ""
-    faults = [sums for cause, sums in book.account.by_cause if cause.key != START]
+    faults = [sums for cause, sums in book.account.by_cause if cause.key != START and not cause.planned]
     lost, hours = sum(one.wall for one in faults), gpu_hours(sum(one.without(*WITHOUT_NODES) for one in faults), book)
     price = f", {_cost(hours, data.settings)}" if hours else ""
     cost = f"; {several(incidents, 'incident')} cost {duration(lost)}{price}" if incidents and lost else ""

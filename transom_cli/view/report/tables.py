@@ -7,7 +7,7 @@ from transom_cli.core.category import category_name
 from transom_cli.core.goodput import Account, Kind, Sums
 from transom_cli.plural import several
 from transom_cli.view.explain import run_nodes
-from transom_cli.view.goodput import DESCRIPTIONS, duration, lost_by_kind, percent
+from transom_cli.view.goodput import DESCRIPTIONS, category_words, duration, lost_by_kind, percent
 from transom_cli.view.model import NodeView
 from transom_cli.view.node_table import answering, worst
 from transom_cli.view.report.model import (
@@ -92,7 +92,7 @@ def _causes(account: Account, anchors: Mapping[str, str]) -> Table:
         again = count(cause.lost) if cause.lost >= 0 else "unknown"
         key = Cell(cause.key, link=anchors.get(cause.key, ""))
         cells = (duration(sums.wall), _share(sums.wall, account.whole), again, _lost(sums))
-        rows.append((key, Cell(category_name(cause.category) or "-"), *map(Cell, cells)))
+        rows.append((key, Cell(category_words(cause) or "-"), *map(Cell, cells)))
     note = _more_rows(len(account.by_cause) - len(rows), "cheaper cause")
     head = ("cause", "category", "time", "share", "steps repeated", "losses")
     return Table("By cause, most expensive first", head, tuple(rows), frozenset(head[2:5]), note)

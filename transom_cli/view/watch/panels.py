@@ -39,7 +39,7 @@ HELP = """\
  mouse        click: a tab, an item; twice: open; wheel: move
 
  . ok  s slow  ! silent  ? suspect  p probing
- x isolated  - no sign yet
+ x isolated  - waiting
 
  any key closes this page"""
 _LEAST_FIRST = (
