@@ -151,7 +151,7 @@ class Ledger:
             new = set(action.exclude) - self.kept_away
             assert new <= self.own_nodes
             self._isolations(at, len(new) if first else 0)
-            self.kept_away = set(action.exclude)
+            self.kept_away = set(action.exclude) | self._being_isolated()
 
     def _check_isolate(self, action: act.Isolate, at: float, first: bool) -> None:
         verdicts = self.verdicts[_about(action.key), action.node]
@@ -165,6 +165,10 @@ class Ledger:
             self.paid.add(_about(action.key))
         self.kept_away.add(action.node)
 
+    def _being_isolated(self) -> set[str]:
+        """Nodes whose isolation is ordered and unanswered: they are excluded once it is answered."""
+        return {action.node for action in self.asked.values() if isinstance(action, act.Isolate)}
+
     def _isolations(self, at: float, count: int) -> None:
         self.isolated_at += [at] * count
         recent = sum(1 for t in self.isolated_at if t > at - self.policy.cap_window)
@@ -176,7 +180,7 @@ class Ledger:
         if word == "restart/2":
             assert f"{incident}/restart" in self.failed, "a second try only after a refusal"
         assert set(action.exclude) <= self.kept_away, "excluded without having been isolated"
-        self.kept_away = set(action.exclude)
+        self.kept_away = set(action.exclude) | self._being_isolated()
         if first and word == "restart" and not self._requested():
             further = self.best != self.best_at_restart
             self.best_at_restart = self.best
