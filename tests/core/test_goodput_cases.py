@@ -52,6 +52,16 @@ def test_a_relaunch_loses_steps_and_does_them_again() -> None:
     assert sums.wall == 29 * NS and cost(found, "i1") == sums and cost(found, "i2") is None
 
 
+def test_steps_that_only_the_exit_records_know_are_repeated_too() -> None:
+    first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61)).fault(90, "l1").launch(95)
+    first.steps((100, 52), (160, 112)).ended(160, "done")
+    known = ev.RecoverySeen(90.2, "7.0", "l1", "diagnosed", "rank 1 on n2 killed by SIGKILL", "rank_killed", step=64)
+    events = (*submitted(), running(10), ev.StepSeen(20, "7.0", 1), healed(90.1, "l1"), known, *done(160))
+    found = accounted(events, first)
+    assert [cause.lost for cause, _ in found.by_cause] == [13]  # 52 to 64
+    assert (12, "redone", "i1") in row(found)
+
+
 def test_growing_is_a_cause_of_its_own_and_costs_the_next_incident_nothing() -> None:
     first = Launched("7.0", 10).launch(10).steps((20, 1), (80, 61)).relaunched(83, "grown", "grow").launch(83)
     first.steps((93, 60), (153, 120)).fault(160, "l1").launch(163).steps((173, 121), (233, 181)).ended(233, "done")

@@ -336,7 +336,7 @@ def _with_samples(launches: Sequence[Launch], events: Sequence[Progress]) -> tup
 def _sign(incident: Incident) -> Sign:
     diagnosis = incident.diagnosis
     category = (diagnosis.decided.category or diagnosis.cause) if diagnosis is not None else ""
-    return Sign(ns(incident.began), incident.id, category)
+    return Sign(ns(incident.began), incident.id, category, step=-1 if incident.since_start else incident.step)
 
 
 def _named(attempt: Attempt, incidents: Iterable[Incident], events: Sequence[ev.Event]) -> Attempt:
@@ -345,7 +345,12 @@ def _named(attempt: Attempt, incidents: Iterable[Incident], events: Sequence[ev.
     reported = [e for e in events if isinstance(e, ev.RecoverySeen)]
     recoveries = {e.incident: sign for e in reported if (sign := marks.get((e.at, "seen", e.words))) is not None}
     signs = [
-        replace(s, incident=recoveries[s.incident].incident, category=s.category or recoveries[s.incident].category)
+        replace(
+            s,
+            incident=recoveries[s.incident].incident,
+            category=s.category or recoveries[s.incident].category,
+            step=recoveries[s.incident].step,
+        )
         if s.incident in recoveries
         else s
         for s in attempt.signs

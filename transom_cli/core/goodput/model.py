@@ -67,6 +67,7 @@ class Sign:
     incident: str
     category: str = ""  # as in `diagnose.clue.Category`; "" if unknown
     hang: bool = False
+    step: int = -1  # the newest before it, also by the ranks' exit records; -1: unknown
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,8 @@ class _Walk:
         else:
             self._spend(ending.stop, Kind.RESTART if seen else Kind.UNSEEN)
         if not launch.since_start:
-            newest = max(self._best, attempt.step if last else -1, samples[-1].step if samples else -1)
+            sign = ending.sign.step if ending.sign is not None and samples else -1
+            newest = max(self._best, attempt.step if last else -1, samples[-1].step if samples else -1, sign)
             self._bests[self._job_step] = newest
         if ending.goes_on:
             self._tail(samples, end, -1 if launch.since_start else self._best, seen=seen)
