@@ -58,7 +58,7 @@ def test_steps_that_only_the_exit_records_know_are_repeated_too() -> None:
     known = ev.RecoverySeen(90.2, "7.0", "l1", "diagnosed", "rank 1 on n2 killed by SIGKILL", "rank_killed", step=64)
     events = (*submitted(), running(10), ev.StepSeen(20, "7.0", 1), healed(90.1, "l1"), known, *done(160))
     found = accounted(events, first)
-    assert [cause.lost for cause, _ in found.by_cause] == [13]  # 52 to 64
+    assert {cause.key: cause.lost for cause in found.causes}["i1"] == 13  # 52 to 64
     assert (12, "redone", "i1") in row(found)
 
 

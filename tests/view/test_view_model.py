@@ -9,7 +9,7 @@ from view_made import JOB, Made
 
 from transom_cli.core.events import JobSeen, OutcomeSeen, RankExit
 from transom_cli.core.incident import Diagnosis, Incident, Stage
-from transom_cli.core.operator.state import Budget, Job, Phase, State
+from transom_cli.core.operator.state import Budget, Idle, Job, Phase, Request, State
 from transom_cli.core.progress import Progress
 from transom_cli.view.model import NodeView, Operation, build_view
 from transom_cli.view.outlook import next_steps
@@ -119,3 +119,10 @@ def test_run_that_was_just_made_is_not_unknown() -> None:
         text for text, _ in list_lines([view], None)[1]
     )
     assert replace(view, now=view.now + 60).status == "unknown"
+
+
+def test_lost_node_of_a_top_up_job_is_no_spare() -> None:
+    job = Job(id=4, state="RUNNING", nodes=("n1", "n2"))
+    state = State(phase=Phase.TRAINING, job=job, idle=Idle(nodes=("n4",)), request=Request(num_nodes=3, fewest=1))
+    view = build_view("r1", state, {}, 43.0, operator=True)
+    assert (view.nodes, view.spares, view.lacking) == (("n1", "n2"), (), 1)

@@ -519,7 +519,7 @@ def build_view(
         nodes=state.carrying,
         top_up_nodes=state.launch.extra,
         late=state.launch.late if state.phase is Phase.STARTING else "",
-        spares=tuple(n for n in state.idle.nodes if n not in replaced),
+        spares=tuple(n for n in state.idle.nodes if n in state.job.nodes and n not in replaced),
         excluded=tuple((x.node, x.how, x.reason) for x in state.avoided),
         slurm_state="COMPLETING" if state.job.completing and state.phase is Phase.STOPPING else state.job.state,
         slurm_reason=state.job.reason,
