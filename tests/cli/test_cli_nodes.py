@@ -60,7 +60,7 @@ def desk(tmp_path: Path, run: RunDir) -> Desk:
 
 def test_nothing_isolated(desk: Desk) -> None:
     done = desk.transom("nodes")
-    assert (done.returncode, done.stdout) == (0, "your runs have isolated no nodes\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "no node is isolated by your runs now\n"), done.stderr
     assert not desk.state.exists()
 
 

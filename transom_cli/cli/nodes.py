@@ -94,7 +94,10 @@ def _list(history: NodeHistory, run: str, now: float, *, ended: bool, json_: boo
     room = width() or NEVER_CUT
     blocks = ["\n".join(node_lines(row, now, room, here)) for row in rows]
     blocks += ["\n".join(repeat_offender_lines(offenders, room))] if offenders else []
-    print("\n\n".join(blocks) or "your runs have isolated no nodes")
+    none = "no node is isolated by your runs now"
+    if not blocks and not ended and node_rows(history, known, ended=True):
+        none += "; `transom nodes --all` shows isolations that ended, such as those of runs that are over"
+    print("\n\n".join(blocks) or none)
     if held := [row.standing.isolation.node for row in rows if not row.ended]:
         print(f"hint: transom nodes --lift {fold_nodes(dict.fromkeys(held))}", file=sys.stderr)
     if error:

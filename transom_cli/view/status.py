@@ -262,6 +262,7 @@ def _excluded(view: RunView, width: int | None) -> list[Line]:
         left = ""
         if ends is not None:
             left = f", {span(ends - view.now)} left" if ends > view.now else ", lifted or over: used at the next start"
+            left += " if the run is resumed" if view.over and ends > view.now else ""
         lines += rows("excluded", f"{node} ({how}{left}): {reason}", width, most=2)
     return lines
 
