@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,16 @@ def test_checkpoints_kept_forever_survive_a_whole_run(keep: Keep, saved: set[int
         left.add(step)
         left -= set(keep.doomed(left, lambda _: True))
     assert left == {s for s in saved if keep.every and s % keep.every == 0} | set(sorted(saved)[-keep.newest :])
+
+
+def test_loss_that_is_no_number_does_not_delete_the_last_good_checkpoints(tmp_path: Path):
+    for step, loss in ((10, 2.0), (20, 1.5), (30, 1.4), (40, math.nan), (50, math.inf), (60, math.nan)):
+        marks.write_metrics(bare_checkpoint(tmp_path, step), marks.usable({"loss": loss}))
+        Retention(tmp_path, Keep(2), "1.0").apply(step, "0" * 8)
+    assert names_in(tmp_path) == ["step-20", "step-30", "step-50", "step-60"]
+    marks.write_metrics(bare_checkpoint(tmp_path, 70), marks.usable({"loss": 1.3}))
+    Retention(tmp_path, Keep(2), "1.0").apply(70, "0" * 8)
+    assert names_in(tmp_path) == ["step-60", "step-70"]
 
 
 def test_permanent_checkpoints_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

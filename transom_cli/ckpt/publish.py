@@ -13,8 +13,9 @@ not read at all, except the newest: there may be a thousand of them.
 """
 
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from transom_cli.ckpt import fence, files
@@ -108,6 +109,17 @@ def check_keep(
     )
 
 
+def _before_bad_loss(there: Mapping[int, Candidate], published: int) -> list[int]:
+    """Return the newest two checkpoints with a finite loss, if that of `published` is none.
+
+    The loss of a step shows the state before the step's update, so only the older one is known to be good.
+    """
+    if published not in there or marks.BAD_LOSS not in marks.read_metrics(there[published].path):
+        return []
+    good = (step for step in sorted(there, reverse=True) if "loss" in marks.read_metrics(there[step].path))
+    return list(islice(good, 2))
+
+
 class Retention:
     def __init__(self, directory: Path, keep: Keep, attempt: str) -> None:
         self._directory = directory
@@ -139,7 +151,8 @@ class Retention:
             lambda step: self._is_good(there[step]),
             lambda step: marks.read_metrics(there[step].path).get(self._keep.monitor),
         )
-        doomed = [s for s in doomed if s != published and s not in used and not marks.is_kept(there[s].path)]
+        stays = {published, *used, *_before_bad_loss(there, published)}
+        doomed = [s for s in doomed if s not in stays and not marks.is_kept(there[s].path)]
         for step in doomed:
             trash = self._directory / trash_name(step, self._attempt, nonce)
             there[step].path.rename(trash)

@@ -205,7 +205,7 @@ def _local(created: str, now: float) -> str:
 
 
 def _row(verdict: Verdict, good: str, loss: BadLoss | None = None) -> tuple[int, tuple[str, ...]]:
-    from transom_cli.ckpt.tiers.marks import is_automatic, is_kept, read_metrics
+    from transom_cli.ckpt.tiers.marks import BAD_LOSS, is_automatic, is_kept, read_metrics
 
     step, manifest = verdict.candidate.step, verdict.manifest
     state = good if verdict.good else f"bad: {verdict.reason}"
@@ -214,7 +214,8 @@ def _row(verdict: Verdict, good: str, loss: BadLoss | None = None) -> tuple[int,
     if loss is not None and (mark := loss.mark(step)):
         state += f", {mark}"
     if metrics := read_metrics(verdict.candidate.path):
-        state += "; " + ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+        shown = (f"{n} {v:.6g}" if n != BAD_LOSS else "loss NaN or infinite" for n, v in metrics.items())
+        state += f"; {', '.join(shown)}"
     if manifest is None:
         return step, (str(step), "-", "-", "-", "-", state)
     about = size(manifest.size), str(manifest.world_size)

@@ -12,14 +12,16 @@ from pathlib import Path
 from transom_cli.ckpt import files
 
 METRICS = "metrics.json"
+BAD_LOSS = "_bad_loss"  # among the metrics: the loss of the step was NaN or infinite
 KEPT = ".keep"
 _AUTOMATIC = b"set by transom: the newest checkpoint before the loss became NaN or infinite\n"
 _LIMIT = 1 << 16  # bytes of the metrics that are read
 
 
 def usable(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the finite metrics: a NaN is never the best."""
-    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+    """Return the finite metrics: a NaN is never the best. A loss that is none is noted."""
+    finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+    return finite | ({BAD_LOSS: 1.0} if "loss" in metrics and "loss" not in finite else {})
 
 
 def write_metrics(work: Path, metrics: Mapping[str, float]) -> None:
