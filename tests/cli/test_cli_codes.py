@@ -9,8 +9,10 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
 from cli_support import transom
 from typer.testing import CliRunner, Result
 
@@ -120,7 +122,9 @@ def test_stop_as_json(run: RunDir) -> None:
     assert f"run {run.run_id} has already ended: failed" in transom("stop", run.path).stderr
 
 
-def test_stop_says_that_the_final_save_failed_and_how_many_steps_are_not_saved(run: RunDir) -> None:
+def test_stop_says_that_the_final_save_failed_and_how_many_steps_are_not_saved(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full = "node1: No space left on device: /ck/.tmp-step-260-7.0.0-f/__0_0.distcp"
     remember(
         run,
@@ -135,6 +139,10 @@ def test_stop_says_that_the_final_save_failed_and_how_many_steps_are_not_saved(r
     assert words.startswith(
         f"saves fail: {full}; a stop now loses 239 steps since checkpoint 30. First free space in /ck"
     )
+    with monkeypatch.context() as patch, pytest.raises(typer.Abort):
+        patch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+        patch.setattr("typer.prompt", lambda *_, **__: "n")
+        requests.stop(str(run.path))  # a named run asks too, since its work would be lost
     remember(run, ev.StopRequested(6.0, "ada"), ev.JobSeen(7.0, 7, 0, "CANCELLED"))
     told = transom("stop", run.path).stderr
     assert "stopped, with checkpoint 30 on disk" in told

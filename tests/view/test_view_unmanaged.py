@@ -105,3 +105,11 @@ def test_nodes_whose_ranks_end_since_the_run_is_stopped_are_no_suspects(tmp_path
     assert {one.node: one.state for one in made.view().node_views}["gpu001"] == "suspect"
     view = made.seen((4.0, ev.StopRequested(0, "ada"))).operator().view()
     assert (view.phase, {one.state for one in view.node_views}) == ("stopping", {"ok", "waiting"})
+
+
+def test_list_names_a_full_disk_of_a_live_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transom_cli.view.read._is_full", lambda folder: True)
+    made = Made(tmp_path).began().stepped().operator()
+    assert listed(made).disk_full
+    made.seen((4.0, ev.StopRequested(0, "ada")), (2.0, ev.JobSeen(0, JOB, 0, "CANCELLED")))
+    assert not listed(made).disk_full

@@ -29,7 +29,7 @@ PATIENCE = 15.0  # seconds until the operator has recorded a request
 def stop(
     run: Run = None,
     root: Root = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask if no run is named.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json_: Json = False,
 ) -> None:
     """Cancel the run's job and end the run. Exit code 22: it has not ended within a minute.
@@ -52,7 +52,8 @@ def stop(
         _require_none_active(found.path.parent)
     if not already and (trouble := unsaved(found, state)):
         _warn(trouble)
-    if not (already or run or yes):
+    loses = bool(not already and trouble and sys.stdin.isatty())  # then a named run asks too
+    if not (already or (run and not loses) or yes):
         confirm("stop", found.run_id, f"Stop run {found.run_id}?")
     if not already:
         with waiting(f"stopping {found.run_id}: ranks may save, Slurm gives them 30 s", in_pipe=True):

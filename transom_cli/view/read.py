@@ -179,6 +179,7 @@ def read_brief(run: RunDir, folded: Folded) -> RunView:
         operator_job=0 if alive else operator_job(run),
         owner=other_owner(run),
         preflight=preflight,
+        disk_full=not state.phase.over and _is_full(run.path),
         missing_files=missing_files(run),
     )
     if behind and view.nodes_at is not None and view.now - view.nodes_at < FRESH:
