@@ -27,7 +27,7 @@ from transom_cli.core.operator.cadence import SHARED
 from transom_cli.core.operator.state import State
 from transom_cli.errors import TransomError
 from transom_cli.slurm.port import Job, JobState, SlurmUnknown
-from transom_cli.slurm.shared import SharedSlurm
+from transom_cli.slurm.shared import RunSlurm, SharedSlurm
 
 RUNS = 600
 
@@ -129,3 +129,18 @@ def test_the_clusters_name_is_read_again_after_an_outage() -> None:
     shared.breaker.failed(shared.breaker.enter(), SlurmUnknown("no answer"))
     shared.cluster_name()
     assert len(names) == 2
+
+
+def test_list_from_before_a_change_says_nothing_about_its_job() -> None:
+    """A list from between `sbatch --hold` and our release shows a job that nobody holds as held."""
+    shared, slurm, time = shared_by_two()
+    slurm.release = slurm.submit = lambda job_id: None  # type: ignore[attr-defined]
+    run = RunSlurm(shared, slurm)  # type: ignore[arg-type]
+    shared.ask(1, 30.0)
+    time.now += 0.1
+    run.release(1)
+    shared.ask(2, 30.0)
+    assert len(slurm.calls) == 1, "the other job has not changed"
+    shared.ask(1, 30.0)
+    shared.ask(1, 30.0)
+    assert len(slurm.calls) == 2

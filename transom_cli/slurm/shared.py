@@ -10,6 +10,8 @@ from transom_cli.slurm.guards import CircuitBreaker
 from transom_cli.slurm.port import Job, JobState, Slurm, SlurmUnknown
 
 T = TypeVar("T")
+_CHANGES = ("requeue", "requeue_hold", "shrink", "update_pending", "keep_nodes", "release", "start_now", "cancel")
+"""Calls that change the job that is their first argument. A list of jobs from before one shows a state that is over."""
 
 
 class SharedSlurm:
@@ -30,6 +32,7 @@ class SharedSlurm:
         self._jobs: dict[int, Job] = {}
         self._suspended: dict[int, Job] = {}  # in full: a list does not say since when
         self._began, self._took = float("-inf"), 0.0  # of the last list
+        self._changed: dict[int, float] = {}  # by job: when its run last changed it, after the last list
         self._failed: tuple[float, SlurmUnknown] | None = None  # when the last failed question began
 
     def count(self, runs: int) -> None:
@@ -47,7 +50,7 @@ class SharedSlurm:
             return self.slurm.job(job_id)  # the smaller answer, and a complete one
         since = self._clock()
         with self._lock:
-            if self._began < since - new_enough(age, self._took):
+            if self._began < max(self._changed.get(job_id, 0.0), since - new_enough(age, self._took)):
                 self._call(self._ask_all, since)
             job = self._jobs.get(job_id)
             if job is not None and job.state is not JobState.SUSPENDED:
@@ -55,6 +58,17 @@ class SharedSlurm:
             if job is None or job_id not in self._suspended:
                 self._suspended[job_id] = self._call(lambda: self.slurm.job(job_id), since)
             return self._suspended[job_id]
+
+    def changing(self, call: Callable[..., T]) -> Callable[..., T]:
+        """Return a call after which older lists say nothing about its job."""
+
+        def changed(job_id: int, *args: Any, **kwargs: Any) -> T:
+            try:
+                return call(job_id, *args, **kwargs)
+            finally:
+                self._changed[job_id] = self._clock()
+
+        return changed
 
     def cluster_name(self) -> str:
         """Return the controller's name for its cluster, which is read again after an outage."""
@@ -80,6 +94,7 @@ class SharedSlurm:
         began = self._clock()
         jobs = self.slurm.jobs()
         self._began, self._took = began, self._clock() - began
+        self._changed = {job_id: at for job_id, at in self._changed.items() if at > began}
         self._jobs = {job.job_id: job for job in jobs}
         stopped = {job.job_id for job in jobs if job.state is JobState.SUSPENDED}
         self._suspended = {key: job for key, job in self._suspended.items() if key in stopped}
@@ -91,7 +106,8 @@ class RunSlurm:
     def __init__(self, shared: SharedSlurm, own: Slurm) -> None:
         self.submit = own.submit
         self.ask = shared.ask
-        self._shared = shared.slurm
+        self._shared = shared
 
     def __getattr__(self, method: str) -> Any:
-        return getattr(self._shared, method)
+        found = getattr(self._shared.slurm, method)
+        return self._shared.changing(found) if method in _CHANGES else found
