@@ -161,3 +161,11 @@ def test_screen_says_since_when_slurm_is_silent(tmp_path: Path, state: Path, mon
     older(state, SAME_SILENCE + 1)
     later = slurm_query.with_slurm(view, lambda *_: slurm).slurm_silent_since
     assert later is not None and later >= view.now, "nobody has asked for long: it may have answered meanwhile"
+
+
+def test_job_that_runs_is_not_waited_for(state: Path, tmp_path: Path) -> None:
+    view = SCENES["starting_again"](tmp_path)
+    assert "waiting for Slurm to start the job" in view.next_steps[0].message
+    runs = Job(view.job_id, JobState.RUNNING, nodes=("gpu001",))
+    (step, *_) = slurm_query.with_slurm(view, lambda *_: Counted(runs)).next_steps
+    assert step.message.endswith("waiting for the launcher to start the ranks")

@@ -13,7 +13,7 @@ from transom_cli.slurm.port import Job, JobState, Node
 from transom_cli.slurm.tags import of_run, run_tag
 
 if TYPE_CHECKING:
-    from transom_cli.view.model import RunView
+    from transom_cli.view.model import NextStep, RunView
 
 # Names of limits have parts: whose limit (QOS, Assoc), for one or all jobs (Max, Grp, Min), of what (Cpu, Node, GRES,
 # Jobs, ...), and per what (PerJob, PerUser, PerAccount, PerNode).
@@ -183,6 +183,11 @@ def waits(view: RunView) -> bool:
     return waiting or (not view.slurm_state and not view.over)
 
 
+def _started(step: NextStep) -> NextStep:
+    """Correct what the operator, which asks Slurm less often, waits for."""
+    return replace(step, message=step.message.replace("Slurm to start the job", "the launcher to start the ranks"))
+
+
 def with_answer(view: RunView, job: Job) -> RunView:
     """Add Slurm's answer about the view's job."""
     if job.comment and not of_run(job.comment, run_tag(view.run_id)):
@@ -199,6 +204,7 @@ def with_answer(view: RunView, job: Job) -> RunView:
         requirements=requirements or view.requirements,
         switches=dict(job.requirements).get("switches", ""),
         nodes=job.nodes if waits(view) and job.state is JobState.RUNNING else view.nodes,
+        next_steps=tuple(_started(one) if job.state is JobState.RUNNING else one for one in view.next_steps),
     )
     if job.state is not JobState.PENDING or not job.start:
         return view
