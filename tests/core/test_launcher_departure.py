@@ -298,3 +298,13 @@ def test_node_that_is_only_drained_is_not_blamed_for_the_failure_of_another() ->
     swapped = [a for a in actions if isinstance(a, launcher.Journal) and a.what == "swapped"]
     assert [(a.nodes, a.cause) for a in swapped] == [(("n3",), "maintenance")]
     assert started(actions) == [("n1", "n2", SPARE)]
+
+
+def test_launch_that_continues_from_before_the_newest_checkpoint_says_so() -> None:
+    state, _ = feed(fresh(), launcher.AttemptStarted(0.0, durable=368))
+    assert feed(state, launcher.Stepped(20.0, 0, 369))[1] == []
+    state, actions = feed(state, launcher.Stepped(20.0, 0, 361))
+    (entry,) = actions
+    assert isinstance(entry, launcher.Journal) and entry.what == "older"
+    assert entry.words.startswith("step 361 is done although checkpoint 368 is on disk")
+    assert feed(state, launcher.Stepped(21.0, 0, 362))[1] == [], "said once"

@@ -134,7 +134,7 @@ def _continue(
             print(f"set aside as step-<n>.undone-<k>: {some(set_aside, 3)}", file=sys.stderr)
     continue_run(run, this_user(), *options, -1 if back_to is None else back_to)
     start = state.progress.durable if back_to is None else back_to
-    newest = f"from checkpoint {start:,}" if start >= 0 else "from the beginning"
+    newest = f"from checkpoint {start:,}, or an older one if it does not verify" if start >= 0 else "from the beginning"
     print(f"run {run.run_id} continues {newest}", file=sys.stderr)
     if not json_:
         return operate_or_watch(run, detach=detach, foreground=False, new=True)

@@ -231,6 +231,7 @@ class RunView:
     starved: str = ""  # why the job cannot start: too few usable nodes
     to_lift: tuple[str, ...] = ()  # then: the nodes that transom keeps away
     top_up_nodes: tuple[str, ...] = ()  # of `nodes`, those that a top-up job brought
+    older: str = ""  # the launch continues from before the newest checkpoint on disk
     late: str = ""  # the launch has made no step in its time, and may hang
     wanted_nodes: int = 0  # that carry ranks when none is lost; 0: unknown
     requested_nodes: int = 0  # that the job asks for; 0: unknown
@@ -518,6 +519,7 @@ def build_view(
         loss=loss,
         nodes=state.carrying,
         top_up_nodes=state.launch.extra,
+        older="" if state.phase.over else state.launch.older,
         late=state.launch.late if state.phase is Phase.STARTING else "",
         spares=tuple(n for n in state.idle.nodes if n in state.job.nodes and n not in replaced),
         excluded=tuple((x.node, x.how, x.reason) for x in state.avoided),

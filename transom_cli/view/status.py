@@ -69,6 +69,7 @@ def screen(view: RunView, width: int | None, *, everything: bool = False, map_li
         *(rows("DISK FULL", full_disk(view), width, tone="bad") if view.disk_full else []),
         *(_failing_saves(view.saves_fail, width, over=view.over) if view.saves_fail is not None else []),
         *(one for report in view.reports for one in rows("noticed", report, width, tone="warn")),
+        *(rows("noticed", f"{view.older}: transom ckpt verify {view.run_id}", width) if view.older else []),
         *(one for words in view.nccl for one in rows("NCCL", words, width, tone="warn")),
         *_operations(view, width),
         *_checkpoints(view, width),

@@ -202,12 +202,15 @@ def _ended(state: State, e: ev.LaunchEnded) -> Decision:
 
 # --- steps and silence ---
 
+_OLDER = "step {0:,} is done although checkpoint {1:,} is on disk: the ranks may have passed over a damaged one"
+
 
 def _stepped(state: State, e: ev.Stepped) -> Decision:
     launch, before = state.launch, state.progress
     if not state.trains(e.launch) or not before.newer(e.step, e.since_start):
         return state, ()
     progress = before.stepped(e.step, e.since_start, e.step)
+    older = launch.began is None and not e.since_start and e.step < before.durable
     launch = launch.stepped(e.at, state.since, e.step)
     pace = launch.step_time or state.pace
     state = growth.stepped(replace(state, launch=launch, progress=progress, pace=pace))
@@ -216,6 +219,8 @@ def _stepped(state: State, e: ev.Stepped) -> Decision:
         words = reentry.words(state, e.at, e.step) or f"step {e.step} done in launch {launch.number}"
         entries = (Journal(state.incident.id, "recovered", words),)
         state = close(state, e.at, "recovered")
+    if older:
+        entries = (*entries, Journal("", "older", _OLDER.format(e.step, before.durable)))
     return after(entries, departure.first_step(state)) if before.step < 0 else (state, entries)
 
 

@@ -130,6 +130,8 @@ def _recovery_seen(state: State, e: ev.RecoverySeen) -> Step:
     e = replace(e, faults=_of_ours(state, e.faults)) if e.faults else e
     if e.what == "leaving":
         state = replace(state, launch=replace(state.launch, leaving=Leaving(e.at, e.cause, e.words)))
+    if e.what == "older":
+        state = replace(state, launch=replace(state.launch, older=e.words))
     if e.what == "late":
         state = replace(state, launch=replace(state.launch, late=e.words))
     state = relaunches.reported(state if e.durable is None else _durable(state, e.durable), e)

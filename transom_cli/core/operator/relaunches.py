@@ -53,7 +53,9 @@ def reported(state: State, e: RecoverySeen) -> State:
 def relaunched(state: State, at: float, number: int, words: str) -> State:
     """The launcher started launch `number` in the same attempt. An open fault is about the launch before it."""
     state = replace(
-        state, launch=replace(state.launch, number=number, leaving=None, late=""), progress=state.progress.new_launch()
+        state,
+        launch=replace(state.launch, number=number, leaving=None, late="", older=""),
+        progress=state.progress.new_launch(),
     )
     state = state.mark(at, "launched", words)
     incident = state.incident
