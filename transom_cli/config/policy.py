@@ -22,7 +22,7 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])", re.ASCII)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _OF_FAILURES = (
     *("category", "cause", "exit_code", "signal", "slurm_state"),
-    *("before_first_step", "first_attempt", "against_node", "repeats"),
+    *("before_first_step", "first_attempt", "against_node", "repeats", "on_nodes"),
 )
 _EVIDENCE = ("category", "cause", "pattern", "exit_code", "signal", "slurm_state", "reported")
 _ENDED = tuple(state.value for state in JobState if state.ended)
@@ -80,6 +80,7 @@ class RuleTable(BaseModel):
     first_attempt: bool | None = None
     against_node: bool | None = None
     repeats: int = Field(default=0, ge=0)
+    on_nodes: int = Field(default=0, ge=0)
     reported: Annotated[tuple[Odd, ...], OneOrMany] = ()
     lasting: Annotated[float, Field(ge=0), BeforeValidator(_seconds)] = 0.0
     action: ActionName

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import takewhile
 
+from transom_cli.core.category import DEVICE
+from transom_cli.core.events import RankExit, Taken, signal_name
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.policy import STOP, Rule
 from transom_cli.core.progress import NEAR, newest_step
@@ -16,6 +18,7 @@ from transom_cli.core.progress import NEAR, newest_step
 OWN = "user_code"  # a second failure of this category is a loop, or of any that a rule ends; of any other, a third one
 QUICK = 60.0  # seconds within which a program that exits before its first step has not begun to train
 _CODES = range(1, 126)  # that a program chooses; shells use the others
+_HOST_OOM = "host_oom"
 _LINE = 160  # characters of the root cause line
 
 
@@ -26,6 +29,7 @@ class CrashLoop:
     line: str
     first: str  # ID of the first incident
     ends_at: int = 0  # the count at which the policy ends the run; 0: only the restart budget ends it
+    nodes: int = 0  # on which the same signal killed the same rank; 0: no signal did
 
 
 def reached(incident: Incident) -> tuple[int, bool]:
@@ -70,6 +74,41 @@ def repeats(fingerprint: str, incident: Incident, earlier: Sequence[Incident]) -
     return 1 + len(_tail(fingerprint, at, incident.durable, earlier, 0))
 
 
+def comparable(incident: Incident, first: RankExit, others: tuple[RankExit, ...], *, ours: bool) -> RankExit | None:
+    """Return the end of the rank for `same_ends`: it was killed, or its exit code is all that is known of the cause."""
+    if first.step < 0 or (ours and incident.log_category != _HOST_OOM):
+        return None
+    if first.signal is not None:
+        return first if not others and incident.log_category not in DEVICE else None
+    unknown = incident.log_category in ("", "unknown") and first.code in _CODES
+    return first if unknown and all(x.code == first.code for x in others) else None
+
+
+def same_ends(
+    end: RankExit, durable: int, incidents: Sequence[Incident], before: Sequence[Taken] = ()
+) -> tuple[RankExit, ...]:
+    """Return the ends just before this one that were alike: the same exit code, or the same signal of the same rank,
+    at the same step. Newest first.
+
+    A killed process has left no error that would show that the cause is the same: so the step must be, within one.
+
+    Args:
+        incidents: oldest first. before: what was decided in earlier attempts, oldest first.
+    """
+    known = [(t.end, -1) for t in before] + [(i.diagnosis.end if i.diagnosis else None, i.durable) for i in incidents]
+    found = []
+    for other, there in reversed(known):
+        if other is None or not _alike(end, other) or (end.since_start and durable > there):
+            break
+        found.append(other)
+    return tuple(found)
+
+
+def _alike(end: RankExit, other: RankExit) -> bool:
+    same = (end.signal, end.code, end.since_start) == (other.signal, other.code, other.since_start)
+    return same and (end.signal is None or end.rank == other.rank) and abs(end.step - other.step) <= 1
+
+
 def _exits_at_once(incident: Incident) -> set[int]:
     """Return the exit codes that the program chose before it began to train."""
     exits = [one for one in (incident.outcome.exits if incident.outcome else ()) if one.bad and one.signal is None]
@@ -109,16 +148,23 @@ def crash_loop(incidents: Iterable[Incident | None], step: int, rules: Iterable[
     if not known:
         return None
     (newest, diagnosis), decided = known[-1], known[-1][1].decided
-    ends = next((r.repeats for r in rules if _ends(r, diagnosis)), 0)
+    past, end = [one for one, _ in known], diagnosis.end
+    alike = same_ends(end, newest.durable, past) if end is not None else ()
+    nodes = len({one.node for one in alike})
+    ends = next((r.repeats for r in rules if _ends(r, diagnosis) and nodes >= r.on_nodes), 0)
     if not decided.fingerprint or (diagnosis.nodes and not ends):
         return None
     before, counted = reached(newest)
-    at, past = (max(before, step), counted), [one for one, _ in known]
-    found = _tail(decided.fingerprint, at, newest.durable, past, NEAR)
+    at = (max(before, step), counted)
+    if end is None:
+        found = _tail(decided.fingerprint, at, newest.durable, past, NEAR)
+    else:
+        found = tuple(past[-len(alike) :]) if no_further(at, newest.durable, newest, NEAR) else ()
     if len(found) < (2 if ends or decided.category == OWN else 3):
         return None
     top = max(reached(one)[0] for one in found)
-    return CrashLoop(len(found), top, cause(diagnosis), found[0].id, ends)
+    killed = end is not None and end.signal is not None
+    return CrashLoop(len(found), top, cause(diagnosis), found[0].id, ends, nodes if killed else 0)
 
 
 def _ends(rule: Rule, diagnosis: Diagnosis) -> bool:
@@ -130,5 +176,10 @@ def _ends(rule: Rule, diagnosis: Diagnosis) -> bool:
 
 def cause(diagnosis: Diagnosis) -> str:
     """Return the diagnosis without the rank, which may differ each time: `KeyError: 'learning_rate'`."""
+    end = diagnosis.end
+    if end is not None and end.signal is not None:
+        return f"rank {end.rank} killed by {signal_name(end.signal)}"
+    if end is not None:
+        return f"exit code {end.code}"
     before, _, line = diagnosis.words.partition(": ")
     return (line if line and " ended with " in before else diagnosis.words)[:_LINE]

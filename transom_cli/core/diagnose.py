@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from transom_cli.core.category import CRIES, OWN_ERRORS, OWN_WORDS, category_of
 from transom_cli.core.clocks import failed_first
-from transom_cli.core.crash_loop import repeats
+from transom_cli.core.crash_loop import comparable, repeats, same_ends
 from transom_cli.core.events import Decided, NodeFault, RankExit, Taken
 from transom_cli.core.incident import Diagnosis, Incident
 from transom_cli.core.log_lines import fingerprint, is_ours
@@ -347,9 +347,16 @@ def _rank_ended(
         and len({x.node for x in exits if x.code == first.code}) > 1
     )
     ours = incident.log_category in OWN_WORDS or is_ours(incident.log_line) or first.code == UNWRITTEN
-    blameless = ours or bool(others) or everywhere
+    end = comparable(incident, first, others, ours=ours)
+    alike = _same_ends(end, incident, run)
+    elsewhere = next((one.node for one in alike if one.node != first.node), "")
+    # The same exit code at the same step is the program's; so is a signal that has followed the rank to another node.
+    own = bool(elsewhere) if first.signal is not None else bool(alike)
+    blameless = ours or bool(others) or everywhere or own
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     line += f"; or first {others[0].words}{more}: the nodes' clocks do not show the order" if others else ""
+    if elsewhere and first.signal is not None:
+        line += f"; at this step on {elsewhere} too, so it is the program or its memory, not the node"
     again = 0 if blameless or len(run.nodes) == 1 else _blamed_before(run, first.node)
     return Diagnosis(
         cause,
@@ -358,7 +365,15 @@ def _rank_ended(
         sure=False,
         isolate="exclude" if again else "none",
         restart=True,
+        end=end,
     )
+
+
+def _same_ends(end: RankExit | None, incident: Incident, run: RunFacts) -> tuple[RankExit, ...]:
+    if end is None:
+        return ()
+    before = run.taken if run.max_step <= end.step + 1 else ()  # an earlier attempt may have got past the step
+    return same_ends(end, incident.durable, run.incidents, before)
 
 
 def _job_ended(incident: Incident) -> str:
@@ -453,7 +468,7 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
     if diagnosis.cause in TOLD_BY_CODE:  # by any of the ranks
         codes |= {incident.exit_code, *(x.code for x in exits)}
     exit_codes = tuple(sorted(c for c in codes if c))
-    about = line if diagnosis.cause in _BY_LINE else ""
+    about, alike = line if diagnosis.cause in _BY_LINE else "", _same_ends(diagnosis.end, incident, run)
     same = fingerprint(category, about or _how(diagnosis, signal, exit_codes), run.nodes)
     return Facts(
         category,
@@ -467,14 +482,15 @@ def facts_of(diagnosis: Diagnosis, incident: Incident, run: RunFacts) -> Facts:
         before_first_step=not _has_stepped(incident, run),
         first_attempt=run.starts == 0,
         against_node=any(diagnosis.by_evidence(n) != "none" for n in diagnosis.nodes),
-        repeats=repeats(same, incident, run.incidents),
+        repeats=1 + len(alike) if diagnosis.end is not None else repeats(same, incident, run.incidents),
+        on_nodes=len({one.node for one in (diagnosis.end, *alike) if one is not None}),
     )
 
 
 def taken_in(incidents: Iterable[Incident]) -> tuple[Taken, ...]:
     """What was decided of incidents that are over, for the budgets of rules; also where no rule decided."""
     judged = ((i.began, i.diagnosis) for i in incidents)
-    return tuple(Taken(at, d.decided, d.nodes) for at, d in judged if d is not None and d.decided.fingerprint)
+    return tuple(Taken(at, d.decided, d.nodes, d.end) for at, d in judged if d is not None and d.decided.fingerprint)
 
 
 def _how(diagnosis: Diagnosis, signal: int | None, codes: tuple[int, ...]) -> str:

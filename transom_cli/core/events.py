@@ -35,15 +35,6 @@ def signal_name(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What was decided about an earlier failure of the run, and when (seconds, by the reader's clock)."""
-
-    at: float
-    decided: Decided
-    nodes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class RankExit:
     """How one rank's process ended, as its own wrapper saw it.
 
@@ -68,6 +59,16 @@ class RankExit:
     def words(self) -> str:
         how = f"ended with exit code {self.code}" if self.signal is None else f"killed by {signal_name(self.signal)}"
         return f"rank {self.rank} on {self.node} {how}"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What was decided about an earlier failure of the run, and when (seconds, by the reader's clock)."""
+
+    at: float
+    decided: Decided
+    nodes: tuple[str, ...] = ()
+    end: RankExit | None = None  # as in `Diagnosis`
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,7 @@ class RecoverySeen(Event):
     durable: int | None = None  # where the training was set back, the newest step that it can continue from
     step: int = -1
     since_start: bool = False  # it counts from the processes' start
+    end: RankExit | None = None  # with a diagnosis, as there
     situation: Situation | None = None  # when a run shrinks, from which `costs.comparison` makes `words`
 
 

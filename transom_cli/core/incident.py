@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from transom_cli.core.events import UNDECIDED, Decided, NodeFault, OutcomeSeen, Stall
+from transom_cli.core.events import UNDECIDED, Decided, NodeFault, OutcomeSeen, RankExit, Stall
 from transom_cli.core.policy import IGNORE, RELAUNCH, SWAP
 from transom_cli.layout import attempt_name
 
@@ -45,6 +45,7 @@ class Diagnosis:
     exit_code: int = 1  # of the run, when it is not restarted
     faults: tuple[NodeFault, ...] = ()  # what checks found against suspects
     decided: Decided = UNDECIDED  # by which rule of the policy
+    end: RankExit | None = None  # of the rank that ended first, if `crash_loop.same_ends` may count it
 
     @property
     def planned(self) -> bool:

@@ -45,6 +45,7 @@ class Rule:
     first_attempt: bool | None = None  # the job's first start
     against_node: bool | None = None  # the evidence allows isolating a node
     repeats: int = 0  # the failure has happened this often in a row, and no start got past the same step
+    on_nodes: int = 0  # and was the same exit code, or signal of the same rank, on at least this many nodes
     reported: tuple[str, ...] = ()
     lasting: float = 0.0  # the anomaly has lasted this many seconds
     skip_batches: bool = True  # whether a rollback skips the batches of the bad steps
@@ -71,6 +72,7 @@ class Facts:
     first_attempt: bool = False
     against_node: bool = False
     repeats: int = 1  # how often in a row, never past the same step
+    on_nodes: int = 0  # on how many nodes, if it was the same exit code, or the same signal of the same rank
     reported: str = ""  # what is odd, where nothing has failed
     lasting: float = 0.0  # for how many seconds so far
 
@@ -115,6 +117,7 @@ def fits(rule: Rule, facts: Facts) -> bool:
         and rule.first_attempt in (None, facts.first_attempt)
         and rule.against_node in (None, facts.against_node)
         and facts.repeats >= rule.repeats
+        and facts.on_nodes >= rule.on_nodes
         and (not rule.pattern or compiled(rule.pattern).search(facts.line) is not None)
     )
 
@@ -147,7 +150,8 @@ def _is_evident(rule: Rule, facts: Facts) -> bool:
 
 def _words(rule: Rule, facts: Facts, action: str, times: int) -> str:
     often = f", for the {ordinal(times + 1)} time{_span(rule)}" if rule.budget is not None else ""
-    often = f", {facts.repeats} times in a row, never past the same step" if rule.repeats else often
+    where = f" on {facts.on_nodes} nodes" if rule.on_nodes > 1 else ""
+    often = f", {facts.repeats} times in a row{where}, never past the same step" if rule.repeats else often
     if action != STOP:
         return "" if rule.source == DEFAULT else f"{action}, by rule `{rule.name}`{_of(rule)}{often}"
     kind = facts.category if facts.category != _UNKNOWN else ""

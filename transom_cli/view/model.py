@@ -368,7 +368,8 @@ class RunView:
             end = f"stops after {several(requeues, 'more requeue')} without progress" if requeues > 0 else end
             end = f"stops after {ends} more" if ends > 0 else end
             end = f"; {end}" if not self.observed else ""
-            return f"{loop.line}, {times(loop.count)}, never past step {loop.step:,}{end}"
+            where = f" on {several(loop.nodes, 'node')}" if loop.nodes else ""
+            return f"{loop.line}, {times(loop.count)}{where}, never past step {loop.step:,}{end}"
         if status == "leaving" and self.leaving is not None:
             return self.leaving.message
         if status == "preflight" and self.preflight is not None:

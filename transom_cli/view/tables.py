@@ -155,7 +155,7 @@ def policy_json(rules: Sequence[Rule]) -> dict[str, Any]:
 
 def _rule(rule: Rule) -> dict[str, Any]:
     about = asdict(rule)
-    for name in ("lasting", "repeats"):
+    for name in ("lasting", "repeats", "on_nodes"):
         if not about[name]:
             del about[name]
     if ROLLBACK not in (rule.action, rule.then):
@@ -183,6 +183,8 @@ def condition(rule: Rule) -> str:
         *([f'pattern "{rule.pattern}"'] if rule.pattern else []),
         *([f"for {in_words(rule.lasting)}"] if rule.lasting else []),
         *([f"{times(rule.repeats)} at the same step"] if rule.repeats else []),
+        *(["by the same exit code or signal"] if rule.on_nodes else []),
+        *([f"on {rule.on_nodes} nodes or more"] if rule.on_nodes > 1 else []),
         *(yes if wanted else no for wanted, yes, no in yes_no if wanted is not None),
     ]
     return ", ".join(parts) or "always"

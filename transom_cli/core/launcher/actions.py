@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from transom_cli.core.costs import Situation
-from transom_cli.core.events import UNDECIDED, Decided, NodeFault, OutcomeSeen
+from transom_cli.core.events import UNDECIDED, Decided, NodeFault, OutcomeSeen, RankExit
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,7 @@ class Journal:
     durable: int | None = None  # after a rollback: the newest step to resume from
     step: int = -1  # as in `RecoverySeen`
     since_start: bool = False
+    end: RankExit | None = None
     situation: Situation | None = None  # when a run shrinks: what `costs.comparison` compared
 
 

@@ -80,7 +80,7 @@ def journal_diagnosis(
     """Journal entries of a diagnosis. If the policy stops the run, the diagnosis itself says so."""
     decided = diagnosis.decided
     entry = Journal(name, "diagnosed", diagnosis.words, diagnosis.cause, diagnosis.nodes, faults, decided)
-    entry = replace(entry, step=step[0], since_start=step[1])
+    entry = replace(entry, step=step[0], since_start=step[1], end=diagnosis.end)
     if not decided.words or not diagnosis.restart:
         return (entry,)
     return entry, Journal(name, "decided", decided.words, diagnosis.cause, decided=decided)

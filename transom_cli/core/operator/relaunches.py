@@ -43,7 +43,8 @@ def reported(state: State, e: RecoverySeen) -> State:
     elif number != incident.launcher_number or any((m.what, m.words) == (e.what, e.words) for m in incident.marks):
         return state
     if e.what == "diagnosed" and incident.stage is Stage.RELAUNCHING:
-        diagnosis = Diagnosis(e.cause, e.words, e.nodes, sure=False, isolate="none", restart=True, decided=e.decided)
+        diagnosis = Diagnosis(e.cause, e.words, e.nodes, sure=False, isolate="none", restart=True)
+        diagnosis = replace(diagnosis, decided=e.decided, end=e.end)
         known = (incident.step, incident.since_start), (e.step, e.since_start)
         step, since_start = newest_step(*known)  # heartbeats may lag behind
         incident = replace(incident, diagnosis=diagnosis, step=step, since_start=since_start)

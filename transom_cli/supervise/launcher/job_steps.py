@@ -7,7 +7,7 @@ step is overwritten. A step that is done leaves a record in the journal, and no 
 import contextlib
 import fcntl
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.events import OutcomeSeen, Taken
@@ -47,7 +47,7 @@ def earlier_steps(attempt: AttemptDir) -> EarlierSteps:
             given_up.update(dict.fromkeys(map(str, record.get("given_up", ()))))
             with contextlib.suppress(BadRecord):
                 about = {"at": record["wall"], "attempt": attempt.name, "status": "", "why": "", **record}
-                taken += [Taken(about["at"] + t.at, t.decided, t.nodes) for t in build(OutcomeSeen, about).taken]
+                taken += [replace(t, at=about["at"] + t.at) for t in build(OutcomeSeen, about).taken]
     return EarlierSteps(tuple(names), launches, incidents, tuple(given_up), tuple(taken))
 
 
