@@ -247,7 +247,8 @@ class RecoverySeen(Event):
 
     attempt: str
     incident: str  # the launcher's own name for it
-    what: str  # seen, evidence, examined, diagnosed, swapped (`nodes` carry no rank any more), rolled_back or recovered
+    what: str  # seen, evidence, examined, diagnosed, swapped (`nodes` carry no rank any more), rolled_back, recovered,
+    # or report (the loss became NaN or infinite at `step`; no fault is handled)
     words: str
     cause: str = ""
     nodes: tuple[str, ...] = ()
@@ -257,6 +258,7 @@ class RecoverySeen(Event):
     step: int = -1
     since_start: bool = False  # it counts from the processes' start
     situation: Situation | None = None  # when a run shrinks, from which `costs.comparison` makes `words`
+    good: int = -1  # of a report: the newest checkpoint from before it; -1: none is known
 
 
 @dataclass(frozen=True)
