@@ -14,7 +14,7 @@ from transom_cli.slurm.port import release_commands
 
 KINDS = {
     "started": "Slurm has started the job for the first time",
-    "incident": "a fault is being handled: sent once its cause is known, after a minute at the latest; or the loss is NaN",
+    "incident": "a fault is being handled: sent once its cause is known, within a minute; or the loss is NaN",
     "recovered": "the training makes progress again, or there was no fault",
     "planned": "the job is requeued before its time limit or for maintenance, and continues after that",
     "isolated": "a node was drained or excluded",

@@ -162,7 +162,9 @@ class AnomalyReporter:
                     marks.keep(kept, kept=False)
                     self._kept.remove(kept)
             return
-        self._bad = self._bad or BadLoss(step, self._good if self._good >= 0 else self._good_before())
+        if self._bad is None:
+            good = self._good if self._good >= 0 else self._good_before()
+            self._bad = BadLoss(step, good, infinite=math.isinf(loss))
         if self._bad.proven < 0 or self._kept:
             return
         there = self._checkpoints / step_name(newest_checkpoint(self._checkpoints, up_to=self._bad.proven))
