@@ -21,9 +21,7 @@ from transom_cli.slurm.port import NoSuchJob
 from transom_cli.supervise.journal import Journal, fold
 from transom_cli.supervise.run_summary import write_summary
 
-WORDS = (
-    "the loss is not a number since step 41: checkpoint 50 was saved after that, and 30 is the newest from before it"
-)
+WORDS = "the loss is NaN since step 41: checkpoint 50 was saved after that, and 30 is the newest from before it"
 
 
 def save(run: RunDir, *steps: int, attempt: str = "7.0") -> None:
@@ -88,9 +86,10 @@ def test_screens_offer_the_newest_good_checkpoint_and_say_why(stopped: RunDir) -
     command = f"transom resume {stopped.run_id} --from 30"
     status = transom("status", stopped.path).stdout
     assert WORDS in " ".join(status.split()).replace(" noticed", "") and command in status, status
-    assert "the loss is NaN since step 41; last good at step 40" in status
+    assert "noticed" in status and status.count("the loss is NaN since") == 1 and "not a number" not in status
+    assert f"{stopped.run_id}  STOPPED, LOSS NaN" in status.splitlines()[0]
     explained = transom("explain", stopped.path).stdout
-    assert WORDS in explained and command in explained
+    assert WORDS in explained and command in explained and explained.count("the loss is NaN since") == 1
     ended = transom("attach", stopped.path)
     assert WORDS in ended.stderr and f"To continue from step 30: `{command}`" in ended.stderr
     overview = transom(TRANSOM_ROOT=str(stopped.path.parent))
@@ -98,20 +97,37 @@ def test_screens_offer_the_newest_good_checkpoint_and_say_why(stopped: RunDir) -
     again = transom("stop", stopped.path)
     assert WORDS in again.stderr and command in again.stderr
     document = json.loads(transom("status", stopped.path, "--json").stdout)
-    assert document["bad_resume"] == {"loss": {"since": 41, "good": 40}, "newest": 50, "instead": 30}
+    assert document["bad_resume"] == {"loss": {"since": 41, "good": 40, "infinite": False}, "newest": 50, "instead": 30}
 
 
 def test_list_says_that_the_loss_was_not_a_number(stopped: RunDir) -> None:
     write_summary(stopped, fold(stopped.journal).state, 2.0)
     listed = transom("list", "--root", stopped.path.parent).stdout
-    assert "stopped by ada; the loss is not a number since step 41" in listed
+    assert "stopped by ada; the loss is NaN since step 41" in listed
 
 
-def test_nothing_is_offered_if_no_checkpoint_is_good(stopped: RunDir) -> None:
+def test_if_no_checkpoint_is_good_screens_say_so_and_what_can_be_done(stopped: RunDir) -> None:
     save(stopped, 40, 50)
     status = transom("status", stopped.path).stdout
-    assert "none is from before it" in " ".join(status.split()) and "transom resume" not in status
+    force = f"transom resume {stopped.run_id} --force"
+    assert "none is from before it" in " ".join(status.split()).replace(" noticed", "")
+    assert f"{force}   # from the bad state; or start a new run" in " ".join(status.split("\\\n")), status
     assert f"transom ckpt ls {stopped.run_id}" in status
+    then = f"to continue: `{force}` continues from the bad state; or start a new run"
+    for command in ("explain", "stop"):
+        done = transom(command, stopped.path)
+        assert then in done.stdout + done.stderr, command
+    ended = transom("attach", stopped.path).stderr
+    assert then.capitalize() in ended and ended.count("To continue") == 1
+    save(stopped, 30)
+    assert "--force" not in transom("status", stopped.path).stdout
+
+
+def test_infinite_loss_is_not_called_nan(run: RunDir) -> None:
+    end(run, {"since": 41, "good": 40, "infinite": True})
+    save(run, 30, 50)
+    status = transom("status", run.path).stdout
+    assert "STOPPED, LOSS INFINITE" in status and "the loss is infinite since step 41" in " ".join(status.split())
 
 
 def test_plain_resume_from_a_checkpoint_after_the_nan_loss_is_refused(
@@ -169,7 +185,7 @@ def test_resume_from_a_good_checkpoint_asks_for_nothing(
 
 def test_resume_of_a_trainer_with_checkpoints_of_its_own_warns(stopped: RunDir, resume: Callable[..., Result]) -> None:
     done = resume()
-    assert done.exit_code == 0 and "warning: the loss is not a number since step 41" in done.stderr
+    assert done.exit_code == 0 and "warning: the loss is NaN since step 41" in done.stderr
 
 
 def test_an_attempt_without_a_loss_does_not_hide_the_bad_one_before(

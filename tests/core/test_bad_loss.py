@@ -32,7 +32,7 @@ def test_good_loss_of_an_earlier_launch_proves_nothing_beyond_the_bad_one() -> N
 def test_resume_from_a_checkpoint_after_the_bad_loss_is_bad_and_names_the_last_good_one() -> None:
     found = bad_resume(BadLoss(41, 40), 50, 30)
     assert found is not None and found.instead == 30
-    assert found.words.startswith("the loss is not a number since step 41: checkpoint 50 was saved after that, and 30 ")
+    assert found.words.startswith("the loss is NaN since step 41: checkpoint 50 was saved after that, and 30 ")
     assert found.words.endswith(" is the newest from before it")
     unclear = bad_resume(BadLoss(41, 40), 40, -1)
     assert unclear is not None and unclear.words.endswith(

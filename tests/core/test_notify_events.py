@@ -18,6 +18,7 @@ from test_properties import play, policies, stories
 from transom_cli.core import events as ev
 from transom_cli.core.operator.decide import decide
 from transom_cli.core.operator.state import Policy, Request, State
+from transom_cli.core.policy import Rule
 from transom_cli.notify.events import FINAL, KINDS, Notification, notifications_for
 
 AT = 1.8e9
@@ -262,3 +263,39 @@ def test_checkpoint_that_is_newer_than_the_last_report_counts_as_a_step() -> Non
     news, _ = follow((*LOST[:6], ev.CheckpointSeen(AT + 12, 70), *LOST[6:10]))
     news = [one for one in news if one.kind == "incident"]
     assert "step 70, newest checkpoint on disk: step 70" in news[-1].details
+
+
+def bad_loss(at: float, step: int, good: int = -1, what: str = "nan_loss") -> ev.RecoverySeen:
+    words = f"the loss is NaN since step {step - 2}"
+    return ev.RecoverySeen(at, "7.0", "", "report", words, what, step=step, good=good)
+
+
+@pytest.mark.parametrize(
+    ("good", "details"),
+    [
+        (40, ("newest checkpoint from before it: step 40", "`transom stop RUN`, then `transom resume RUN --from 40`")),
+        (-1, ("no checkpoint is known to be from before it", "`transom stop RUN`, then start a new run")),
+    ],
+)
+def test_loss_that_is_nan_is_one_incident_with_the_newest_good_checkpoint_and_what_to_do(
+    good: int, details: tuple[str, str]
+) -> None:
+    report = bad_loss(AT + 20, 50, good)
+    again = [replace(report, at=AT + 21), ev.Started(AT + 22, 2), replace(report, at=AT + 23)]
+    news, state = follow((*LOST[:6], report, *again))
+    assert [n.key for n in news] == ["started", "loss/7.0/50"]
+    told = news[-1]
+    assert (told.kind, told.headline) == ("incident", "the loss is NaN since step 48")
+    assert told.details[:2] == (details[0], f"transom does nothing about it; what to do: {details[1]}")
+    facts = dict(told.facts)
+    assert (facts["step"], facts["cause"], facts.get("good")) == (50, "nan_loss", good if good >= 0 else None)
+    assert state.phase.value == "training" and state.incident is None
+    assert [n.key for n in follow((bad_loss(AT + 30, 60),), state)[0]] == ["loss/7.0/60"]
+
+
+def test_loss_that_a_rule_handles_is_announced_with_the_rule() -> None:
+    rule = Rule("back", reported=("nan_loss",), action="rollback")
+    news, _ = follow(
+        (*LOST[:6], bad_loss(AT + 20, 50, 40)), State(policy=Policy(rules=(rule,)), request=Request(num_nodes=3))
+    )
+    assert news[-1].details[1] == "next: rule `back` decides: rollback"

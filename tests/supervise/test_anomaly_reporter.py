@@ -80,6 +80,7 @@ def test_the_core_hears_of_a_loss_with_the_checkpoint_to_go_back_to(told: Told) 
     told.losses([2.0] * 20 + [math.nan] * 10)
     (one,) = told.heard
     assert (one.launch, one.what, one.step, one.before, one.back_to) == (0, "nan_loss", 22, 18, 15)
+    assert told.lines[0]["good"] == 15
     told.losses([math.nan] * 3, launch=1)  # not one good sample between: it is told anew all the same
     over, again = told.heard[1:]
     assert (over.over, over.key, again.over, again.launch) == (True, one.key, False, 1)

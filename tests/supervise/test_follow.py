@@ -534,3 +534,15 @@ def test_between_two_job_steps_nobody_is_silent(training: Training) -> None:
     assert {"LaunchSeen", "StepSeen", "CheckpointSeen"} == set(kinds(told))
     told = [event for _ in range(30) for event in training.poll()]
     assert "NodeSilent" in kinds(told) or "OutcomeSeen" in kinds(told), "from here on, silence counts again"
+
+
+def test_report_that_the_loss_is_nan_is_an_event_and_other_reports_are_none(training: Training) -> None:
+    report = {"type": "report", "launch": 0, "over": False, "what": "nan_loss", "step": 22, "words": "the loss is NaN"}
+    slow, over = {**report, "what": "slow_node"}, {**report, "over": True}
+    training.launch()
+    training.journal({**report, "good": 15, "clue": {}}, slow, over, {**report, "what": "infinite_loss", "step": 30})
+    told = [event for event in training.poll() if isinstance(event, ev.RecoverySeen)]
+    assert [(e.what, e.incident, e.cause, e.step, e.good) for e in told] == [
+        ("report", "", "nan_loss", 22, 15),
+        ("report", "", "infinite_loss", 30, -1),
+    ]

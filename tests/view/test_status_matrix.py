@@ -15,6 +15,7 @@ from view_scenes import SCENES
 from transom_cli.cli.app import app
 from transom_cli.cli.show import code_of, show_list
 from transom_cli.core import events as ev
+from transom_cli.core.bad_loss import BadLoss
 from transom_cli.core.operator.decide import decide
 from transom_cli.errors import NoSuchRun
 from transom_cli.layout import RunDir
@@ -86,6 +87,14 @@ def test_first_line_of_a_training_run_says_whether_it_is_all_right(name: str, tm
     word = f"{view.status}, {concern}" if concern else f"{view.status} "
     assert f"  {word.upper()}" in plain(screen(view, 80)[0])
     assert concern in plain(list_lines([view], None)[1])
+
+
+@pytest.mark.parametrize(("name", "code"), [("stopped", 130), ("failed", 1), ("done", 0)])
+def test_first_line_of_a_run_that_is_over_says_that_its_loss_was_nan(name: str, code: int, tmp_path: Path) -> None:
+    view = replace(SCENES[name](tmp_path), bad_loss=BadLoss(41, 40))
+    assert f"{view.run_id}  {name.upper()}, LOSS NaN " in plain(screen(view, 80)[0])
+    assert f"{name.upper()}, LOSS NaN" in plain(panels.head(view, 80, 24)[0])
+    assert (view.status, code_of(view)) == (name, code)
 
 
 # scene: what the list says besides the state

@@ -135,7 +135,7 @@ def _incidents(
     from transom_cli.supervise.attempt_files import read_reports, saves_fail
     from transom_cli.supervise.run_record import incidents
     from transom_cli.view.logs import root_of
-    from transom_cli.view.outlook import continue_command
+    from transom_cli.view.outlook import how_to_continue
     from transom_cli.view.read import read_run_settings, read_view, reports_of_loss
     from transom_cli.view.timeline import (
         brief_lines,
@@ -196,11 +196,12 @@ def _incidents(
     alone = [one for one in book.state.withheld if not one.incident and what is None]
     if alone:  # about nodes without ranks
         texts.append("\n".join(f"{clock_time(one.at)}  would have {one.words}" for one in alone))
-    bad = reports_of_loss(read_reports(run.attempt(job.id, job.restarts))) if what is None and job.id else ()
-    texts += [f"noticed: {one}" for one in bad]
-    if what is None and book.state.phase.over and (view := read_view(run)).bad_resume is not None:
-        command = continue_command(view)
-        texts.append(f"noticed: {view.bad_resume.words}" + (f"\ncontinue: `{command}`" if command else ""))
+    if what is None and job.id:
+        over = read_view(run) if book.state.phase.over else None
+        bad = over.reports if over is not None else reports_of_loss(read_reports(run.attempt(job.id, job.restarts)))
+        texts += [f"noticed: {one}" for one in bad]
+        if over is not None and over.bad_resume is not None:
+            texts[-1] += "\n" * bool(further := how_to_continue(over)) + further
     if not timelines and not book.held and not alone:
         texts.append(f"{book.run_id}: no incident so far")
     print("\n\n".join(texts))

@@ -41,7 +41,7 @@ def stop(
     from transom_cli.supervise.journal import fold
     from transom_cli.supervise.operator.job import stop_unsubmitted
     from transom_cli.supervise.requests import this_user
-    from transom_cli.view.outlook import continue_command
+    from transom_cli.view.outlook import how_to_continue
     from transom_cli.view.read import read_view
     from transom_cli.view.terminal import waiting
 
@@ -76,9 +76,8 @@ def stop(
             _warn(trouble)
         view = read_view(found)
         if view.bad_resume is not None:
-            command = continue_command(view)
-            further = f"; to continue: `{command}`" if command else ""
-            print(printable(f"note: {view.bad_resume.words}{further}"), file=sys.stderr)
+            note = "; ".join(filter(None, (view.bad_resume.words, how_to_continue(view))))
+            print(printable(f"note: {note}"), file=sys.stderr)
 
 
 def end_unsubmitted(made: RunDir) -> bool:

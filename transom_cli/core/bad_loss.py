@@ -10,10 +10,16 @@ class BadLoss:
     Args:
         since: the first such step that was seen.
         good: the last step with a good loss before it; -1 if none is known.
+        infinite: the loss of that step was infinite, not NaN.
     """
 
     since: int
     good: int = -1
+    infinite: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "infinite" if self.infinite else "NaN"
 
     @property
     def proven(self) -> int:
@@ -26,15 +32,15 @@ class BadLoss:
     @property
     def words(self) -> str:
         latest = " at the latest" if 0 <= self.good < self.since - 1 else ""  # not every loss is seen
-        return f"the loss is not a number since step {self.since:,}{latest}"
+        return f"the loss is {self.kind} since step {self.since:,}{latest}"
 
     def mark(self, step: int) -> str:
         """Say what is wrong with the checkpoint of a step; "" if it is known to be good."""
         if step <= self.proven:
             return ""
         if step >= self.since:
-            return f"after NaN loss at step {self.since:,}"
-        return f"may be bad: NaN loss at step {self.since:,}"
+            return f"after {self.kind} loss at step {self.since:,}"
+        return f"may be bad: {self.kind} loss at step {self.since:,}"
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,8 @@ class RecoverySeen(Event):
 
     attempt: str
     incident: str  # the launcher's own name for it
-    what: str  # seen, evidence, examined, diagnosed, swapped (`nodes` carry no rank any more), rolled_back or recovered
+    what: str  # seen, evidence, examined, diagnosed, swapped (`nodes` carry no rank any more), rolled_back, recovered,
+    # or report (the loss became NaN or infinite at `step`; no fault is handled)
     words: str
     cause: str = ""
     nodes: tuple[str, ...] = ()
@@ -259,6 +260,7 @@ class RecoverySeen(Event):
     since_start: bool = False  # it counts from the processes' start
     end: RankExit | None = None  # with a diagnosis, as there
     situation: Situation | None = None  # when a run shrinks, from which `costs.comparison` makes `words`
+    good: int = -1  # of a report: the newest checkpoint from before it; -1: none is known
 
 
 @dataclass(frozen=True)

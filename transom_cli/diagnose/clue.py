@@ -30,6 +30,9 @@ class Trouble(str, enum.Enum):
     SCALE = "loss_scale_at_minimum"
 
 
+NO_NUMBER = (Trouble.NAN, Trouble.INF)
+
+
 class Silent(str, enum.Enum):
     """What guards against silent corruption have found (core.silent)."""
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from transom_cli.core.fault import fault_of, outcome
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.operator.state import Phase, State
-from transom_cli.core.policy import STOP
+from transom_cli.core.policy import IGNORE, STOP
 from transom_cli.plural import several, some
 from transom_cli.slurm.port import release_commands
 
 KINDS = {
     "started": "Slurm has started the job for the first time",
-    "incident": "a fault is being handled: sent once its cause is known, after a minute at the latest",
+    "incident": "a fault is being handled: sent once its cause is known, within a minute; or the loss is NaN",
     "recovered": "the training makes progress again, or there was no fault",
     "planned": "the job is requeued before its time limit or for maintenance, and continues after that",
     "isolated": "a node was drained or excluded",
@@ -90,6 +90,7 @@ def _by_change(before: State, after: State, at: float) -> list[Notification]:
     if after.launch.late and not before.launch.late:
         key, details = f"late/{after.attempt}/{after.launch.number}", _lines(_progress(after), _job(after))
         found.append(Notification(key, "incident", at, after.launch.late, details, _facts(after)))
+    found += _bad_loss(before, after, at)
     found += _saves(before, after, at)
     known = {(x.node, x.since) for x in before.isolation.exclusions}
     for x in after.isolation.exclusions:
@@ -218,6 +219,25 @@ def _grown(before: State, after: State, at: float) -> list[Notification]:
     return [
         Notification(key, "recovered", at, headline, _lines(_progress(after), _job(after)), _facts(after, nodes=new))
     ]
+
+
+def _bad_loss(before: State, after: State, at: float) -> list[Notification]:
+    """Report a loss that is NaN or infinite. A rule of the policy may ask for more, which is an incident of its own."""
+    report = after.launch.bad_loss
+    if report is None or report == before.launch.bad_loss:
+        return []
+    head, _, more = report.words.partition("; ")
+    newest = f"newest checkpoint from before it: step {report.good}"
+    newest = newest if report.good >= 0 else "no checkpoint is known to be from before it"
+    again = f"`transom resume RUN --from {report.good}`" if report.good >= 0 else "start a new run"
+    then = f"transom does nothing about it; what to do: `transom stop RUN`, then {again}"
+    rules = () if after.policy.observe else after.policy.rules
+    if rule := next((r for r in rules if report.what in r.reported and r.action != IGNORE), None):
+        then = f"next: rule `{rule.name}` decides: {rule.action}"
+    facts = _facts(after, cause=report.what, good=report.good if report.good >= 0 else None)
+    facts = tuple((name, report.step if name == "step" else value) for name, value in facts)
+    details = _lines(newest, then, more, _progress(after), _job(after))
+    return [Notification(f"loss/{after.attempt}/{report.step}", "incident", at, head, details, facts)]
 
 
 def _saves(before: State, after: State, at: float) -> list[Notification]:

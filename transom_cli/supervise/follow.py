@@ -15,6 +15,7 @@ from transom_cli.core.codec import BadRecord, build
 from transom_cli.core.incident import Stage
 from transom_cli.core.operator.silent_launcher import LAUNCHER_SILENT, LaunchEnd, handles_stall, lost_before_launch
 from transom_cli.core.operator.state import State
+from transom_cli.diagnose.clue import NO_NUMBER
 from transom_cli.files import listed, read_json, refresh_directory
 from transom_cli.heartbeat.table import NodeTable
 from transom_cli.layout import AttemptDir, RunDir, attempt_name, parse_attempt
@@ -344,6 +345,8 @@ def _from_journal(now: float, attempt: str, record: dict[str, object]) -> ev.Eve
             return build(ev.OutcomeSeen, {**outcome, "at": now, "attempt": attempt})
         if record.get("type") == "job_step":
             return build(ev.JobStepDone, known)
+        if record.get("type") == "report" and record.get("what") in NO_NUMBER and not record.get("over"):
+            return build(ev.RecoverySeen, {**known, "incident": "", "what": "report", "cause": record["what"]})
         return build(ev.RecoverySeen, known) if record.get("type") == "recovery" else None
     except BadRecord:
         return None  # another version's launcher

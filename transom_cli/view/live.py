@@ -17,7 +17,7 @@ from transom_cli.supervise.answering import Answering, interrupted
 from transom_cli.supervise.lease import STALE, operator_alive
 from transom_cli.view.document import Changes
 from transom_cli.view.model import RunView
-from transom_cli.view.outlook import continue_command
+from transom_cli.view.outlook import continue_command, forced_command, how_to_continue
 from transom_cli.view.status import screen
 from transom_cli.view.terminal import coloured, show, width
 from transom_cli.view.watch.follow import Follow
@@ -72,6 +72,7 @@ def watch_run(
         start = view.durable if view.bad_resume is None else view.bad_resume.instead
         begin = f" from step {start:,}" if start >= 0 else ""
         hint += f"\nTo continue{begin}: `{command}`" if command else ""
+        hint += f"\nT{how_to_continue(view)[1:]}" if forced_command(view) else ""
         what = f"Run `{view.run_id}` {view.phase}"
         error = TransomError(what) if drawn else TransomError(what, view.verdict, hint)  # the screen says the rest
         print(f"{'note' if view.phase == 'stopped' else 'error'}: {error}", file=sys.stderr)

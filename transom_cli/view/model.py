@@ -395,6 +395,8 @@ class RunView:
     @property
     def concern(self) -> str:
         """What keeps a run that trains, waits or is done from being healthy, for the first line; "" if nothing does."""
+        if self.bad_loss is not None and self.over:
+            return f"loss {self.bad_loss.kind}"
         if self.never_starts:
             return "will not start"
         if self.ended_in_slurm:
@@ -416,6 +418,12 @@ class RunView:
             return "fault suspected"
         states = {one.state for one in self.node_views if one.role == "ranks"} - {"ok", "waiting"}
         return "slow" if states == {"slow"} else "degraded"
+
+    @property
+    def headline(self) -> str:
+        """The state with its concern, in capitals: `TRAINING, SAVES FAIL`."""
+        found = f"{self.status}, {self.concern}" if self.concern else self.status
+        return found.upper().replace("LOSS NAN", "LOSS NaN")
 
     @property
     def ended_in_slurm(self) -> bool:

@@ -273,6 +273,8 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
         further = [("continue", command + gone * bool(view.missing_files))] if command else []
         if not command and view.bad_resume is not None:
             further = [("check", f"transom ckpt ls {run}")]
+            if command := forced_command(view):
+                further.append(("continue", f"{command}   # {FORCED}"))
         further += [("output", f"transom logs {run}")] if job and view.path else []
         further += root
         if view.exit_code == StateDiffers.exit_code:
@@ -302,6 +304,24 @@ def _pending_commands(view: RunView) -> list[tuple[str, str]]:
             ("any switch", cluster_command(f"scontrol update jobid={view.job_id} switches=999", view.cluster)),
         ]
     return check
+
+
+FORCED = "from the bad state; or start a new run"
+
+
+def forced_command(view: RunView) -> str:
+    """Return what continues a run of which no checkpoint is from before the NaN loss; "" for any other."""
+    bad = view.bad_resume
+    again = view.phase in ("failed", "stopped") and not view.observed and not view.owner and not view.missing_files
+    return f"transom resume {view.run_id} --force" if again and bad is not None and bad.instead < 0 else ""
+
+
+def how_to_continue(view: RunView) -> str:
+    """Return the command that continues a run that is over, and from what state; "" if nothing can be done."""
+    if command := forced_command(view):
+        return f"to continue: `{command}` continues {FORCED}"
+    command = continue_command(view)
+    return f"to continue: `{command}`" if command else ""
 
 
 def continue_command(view: RunView) -> str:

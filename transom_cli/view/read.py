@@ -14,7 +14,7 @@ from transom_cli.core.category import OWN_ERRORS
 from transom_cli.core.operator.job import held_words
 from transom_cli.core.operator.state import Phase, State
 from transom_cli.core.progress import OwnCheckpoint
-from transom_cli.diagnose.clue import Trouble
+from transom_cli.diagnose.clue import NO_NUMBER, Trouble
 from transom_cli.errors import printable
 from transom_cli.files import read_json
 from transom_cli.heartbeat.table import RankBeat
@@ -194,9 +194,10 @@ def _standing(found: Mapping[str, object]) -> list[dict[str, object]]:
     return [one for one in standing if isinstance(one, dict)] if isinstance(standing, list) else []
 
 
-def reports_of_loss(found: Mapping[str, object]) -> tuple[str, ...]:
+def reports_of_loss(found: Mapping[str, object], *, but: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return what a run that is over leaves to be known: its loss was not finite, or far too high, to the end."""
-    return tuple(str(one.get("words", "")) for one in _standing(found) if str(one.get("what")) in _OF_LOSS)
+    kinds = _OF_LOSS.difference(but)
+    return tuple(str(one.get("words", "")) for one in _standing(found) if str(one.get("what")) in kinds)
 
 
 def _with_bad_loss(run: RunDir, view: RunView, checkpoints: Path) -> RunView:
@@ -204,7 +205,9 @@ def _with_bad_loss(run: RunDir, view: RunView, checkpoints: Path) -> RunView:
     bad = bad_loss_of(run)
     doubtful = read_bad_resume(bad, checkpoints)
     found = read_reports(run.attempt(view.job_id, view.restarts))
-    reports = (*reports_of_loss(found), *((doubtful.words,) if doubtful is not None else ()))
+    reports = reports_of_loss(found)
+    if doubtful is not None:  # it says the same, and more
+        reports = (*reports_of_loss(found, but=NO_NUMBER), doubtful.words)
     return replace(view, reports=reports, bad_loss=bad, bad_resume=doubtful)
 
 

@@ -98,10 +98,10 @@ def step_breakdown_lines(view: RunView, width: int | None = 80) -> list[str]:
 def _headline(view: RunView, width: int | None) -> Line:
     status = view.status
     concern, tone = view.concern, "warn" if view.concern else _TONES.get(status, "note")
-    word = f"{status}, {concern}" if concern else status
+    word = view.headline
     room = len(view.run_id) if width is None else max(1, width - cells(word) - 5)  # the state is the answer
     name = fit(view.run_id, room)
-    head = [(name, "strong"), ("  ", ""), (word.upper(), tone)]
+    head = [(name, "strong"), ("  ", ""), (word, tone)]
     start = f"job {view.job_id}" if view.job_id else "no job yet"
     start += f" (was {view.former_job})" if view.former_job else ""
     start += f", restart {view.starts}" if view.starts else ""

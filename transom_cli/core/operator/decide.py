@@ -20,6 +20,7 @@ from transom_cli.core.operator.state import (
     Job,
     Launch,
     Leaving,
+    LossReport,
     Phase,
     SavesFail,
     State,
@@ -127,6 +128,12 @@ def _first_launch(state: State, e: ev.LaunchSeen) -> State:
 def _recovery_seen(state: State, e: ev.RecoverySeen) -> Step:
     if not _mine(state, e.attempt) or state.restarting:
         return state, ()
+    if e.what == "report":
+        known = state.launch.bad_loss
+        if known is not None and e.step <= known.step:
+            return state, ()  # an operator that takes over reads the launcher's journal from its beginning
+        found = LossReport(e.step, e.cause, e.words, e.good)
+        return replace(state, launch=replace(state.launch, bad_loss=found)), ()
     e = replace(e, faults=_of_ours(state, e.faults)) if e.faults else e
     if e.what == "leaving":
         state = replace(state, launch=replace(state.launch, leaving=Leaving(e.at, e.cause, e.words)))

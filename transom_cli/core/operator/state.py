@@ -158,6 +158,16 @@ class Leaving:
 
 
 @dataclass(frozen=True)
+class LossReport:
+    """The launcher reported at `step` that the loss is NaN or infinite."""
+
+    step: int
+    what: str  # as in `diagnose.clue.Trouble`
+    words: str
+    good: int  # the newest checkpoint from before it; -1: none is known
+
+
+@dataclass(frozen=True)
 class Launch:
     """The newest launch of the present attempt, as its launcher reports it."""
 
@@ -169,6 +179,7 @@ class Launch:
     late: str = ""  # it has made no step in its time, and may hang; "" otherwise
     stopped: str = ""  # what the launcher wrote about a signal that ended the attempt
     extra: tuple[str, ...] = ()  # its nodes that a top-up job brought; not in `job.nodes`
+    bad_loss: LossReport | None = None  # the newest of the attempt
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from transom_cli.core.bad_loss import BadLoss
 from transom_cli.core.codec import build, plain
 from transom_cli.core.launcher import AnomalyReported
 from transom_cli.diagnose import numerics
-from transom_cli.diagnose.clue import Clue, Silent, Trouble
+from transom_cli.diagnose.clue import NO_NUMBER, Clue, Silent
 from transom_cli.diagnose.slowness import causes, watch
 from transom_cli.diagnose.slowness import heatmap as words
 from transom_cli.errors import printable
@@ -37,7 +37,6 @@ from transom_cli.supervise.launcher.journal import JournalWriter, say
 EVERY = 5.0  # interval in seconds between reads, as the agents write
 NODES = 100  # number of nodes from which the interval grows in proportion
 HOT = ("host:gpu_clocks", "host:gpu_heat", "host:gpu_power")  # findings about clocks and heat (health.gpu)
-_NO_NUMBER = (Trouble.NAN, Trouble.INF)
 TAIL = 64 << 10  # bytes of a node's newest findings that are read
 
 
@@ -99,7 +98,7 @@ class AnomalyReporter:
                 self._ends(edge.begun.slowness.key, edge.step)
         for one in self._losses(readings):
             if isinstance(one, numerics.Found):
-                kept = self._kept if one.trouble in _NO_NUMBER else ()
+                kept = self._kept if one.trouble in NO_NUMBER else ()
                 more = (f"{kept[-1].name} is kept",) if kept else ()
                 self._begins(self._of_loss(one), replace(one.clue, evidence=(*one.clue.evidence, *more)))
             else:
@@ -163,7 +162,9 @@ class AnomalyReporter:
                     marks.keep(kept, kept=False)
                     self._kept.remove(kept)
             return
-        self._bad = self._bad or BadLoss(step, self._good if self._good >= 0 else self._good_before())
+        if self._bad is None:
+            good = self._good if self._good >= 0 else self._good_before()
+            self._bad = BadLoss(step, good, infinite=math.isinf(loss))
         if self._bad.proven < 0 or self._kept:
             return
         there = self._checkpoints / step_name(newest_checkpoint(self._checkpoints, up_to=self._bad.proven))
@@ -199,6 +200,7 @@ class AnomalyReporter:
         words = printable("; ".join(clue.evidence))
         self._ends(report.key, report.step, silently=True)  # replaced by its update
         record = {"what": report.what, "step": report.step, "words": words, "clue": plain(clue)}
+        record |= {"good": report.back_to} if report.back_to >= 0 else {}
         self._standing[report.key] = record
         self._journal("report", over=False, **record)
         say(f"transom: step {report.step}: {words}")

@@ -82,7 +82,7 @@ def document(data: ReportData) -> Document:
     progress = (steps(book.history, scale), step_time_plot(book.history, scale), loss)
     return Document(
         run_id=book.run_id,
-        verdict=view.status.upper(),
+        verdict=view.headline,
         tone=_TONES.get(view.health, ""),
         headline=rows[0][1][0][0],
         hero=_hero(data, len(timelines)),
