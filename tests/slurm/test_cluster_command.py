@@ -62,9 +62,14 @@ def test_messages_name_it() -> None:
     assert news.details[-2:] == ("release: transom nodes --lift n1", "new nodes: scontrol -M alps release 7")
 
 
+HINT = (
+    "`squeue -M alps --me` lists your jobs, `sacct -M alps -D -j 38` one that has ended, if the cluster has accounting"
+)
+
+
 def test_errors_name_it() -> None:
     for words, hint in (("Unable to contact slurm controller", "scontrol -M alps ping"),
-                        ("Invalid job id specified", "sacct -M alps -D -j 38")):  # fmt: skip
+                        ("Invalid job id specified", HINT)):  # fmt: skip
         assert classify(["squeue", "-j", "38"], 1, "", words, "alps").hint == hint
         assert "-M" not in classify(["squeue"], 1, "", words).hint
 

@@ -114,7 +114,8 @@ def test_looks_at_a_waiting_job_share_an_answer(tmp_path: Path, state: Path, mon
     for _ in range(100):
         look(view, slurm, monkeypatch)
     assert slurm.asked == 1
-    assert Outage(state, os.environ, view.cluster).kept(view.job_id) == replace(waits, ahead=3)
+    kept = Outage(state, os.environ, view.cluster).kept(view.job_id, 10.0)
+    assert kept is not None and kept[0] == replace(waits, ahead=3)
     monkeypatch.setattr(slurm_query, "KEPT", 0.0)
     look(view, slurm, monkeypatch)
     assert slurm.asked == 2
@@ -125,9 +126,9 @@ def test_a_kept_answer_of_another_version_is_no_answer(tmp_path: Path) -> None:
     notes.keep(WAITS)
     (file,) = tmp_path.glob("slurm-jobs-*.json")
     file.write_text(file.read_text().replace('"reason"', '"unheard_of"'))
-    assert notes.kept(7) is None
+    assert notes.kept(7, 10.0) is None
     file.write_text("[]")
-    assert notes.kept(7) is None
+    assert notes.kept(7, 10.0) is None
 
 
 def test_looks_at_a_run_that_trains_ask_twice_a_minute(
@@ -169,3 +170,24 @@ def test_job_that_runs_is_not_waited_for(state: Path, tmp_path: Path) -> None:
     runs = Job(view.job_id, JobState.RUNNING, nodes=("gpu001",))
     (step, *_) = slurm_query.with_slurm(view, lambda *_: Counted(runs)).next_steps
     assert step.message.endswith("waiting for the launcher to start the ranks")
+
+
+def test_released_job_is_not_held_though_the_operator_has_not_looked(state: Path, tmp_path: Path) -> None:
+    view = SCENES["held"](tmp_path)
+    still = Job(view.job_id, JobState.PENDING, reason="JobHeldUser", held=True)
+    assert slurm_query.with_slurm(view, lambda *_: Counted(still)).status == "held"
+    slurm_query.Outage(state, os.environ)._answers.unlink(missing_ok=True)
+    released = Job(view.job_id, JobState.PENDING, reason="BeginTime")
+    seen = slurm_query.with_slurm(view, lambda *_: Counted(released))
+    assert (seen.status, seen.verdict) == ("pending", "")
+
+
+def test_answer_of_another_look_has_its_age(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = SCENES["pending"](tmp_path)
+    slurm = Counted(Job(view.job_id, JobState.PENDING, reason="Resources"))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    first = slurm_query.with_slurm(replace(view, now=now), lambda *_: slurm)
+    monkeypatch.setattr(time, "time", lambda: now + 8.0)
+    later = slurm_query.with_slurm(replace(view, now=now + 8.0), lambda *_: slurm)
+    assert slurm.asked == 1 and (first.slurm_queried_at, later.slurm_queried_at) == (now, now)

@@ -151,8 +151,9 @@ def classify(argv: Sequence[str], code: int, out: str, err: str, cluster: str = 
         return SlurmDenied(what, f"Slurm said: {words}", "ask an administrator of the cluster")
     if _NO_JOB.search(words):
         job_id = next((word for word in argv[1:] if word.isdecimal()), "JOBID")
-        sacct = cluster_command(f"sacct -D -j {job_id}", cluster)
-        return NoSuchJob("Slurm does not know this job", f"Slurm said: {words}", sacct)
+        now, ended = cluster_command("squeue --me", cluster), cluster_command(f"sacct -D -j {job_id}", cluster)
+        hint = f"`{now}` lists your jobs, `{ended}` one that has ended, if the cluster has accounting"
+        return NoSuchJob("Slurm does not know this job", f"Slurm said: {words}", hint)
     if _UNKNOWN.search(words[-_SEARCHED:]):
         return SlurmUnknown(f"Slurm did not answer `{command}`", f"Slurm said: {words}", _hint(words, ping))
     return SlurmRefused(what, f"Slurm said: {words}", _hint(words, ping) if _NO_CLUSTER.search(words) else "")

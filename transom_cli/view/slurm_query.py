@@ -80,13 +80,15 @@ class Outage:
         with contextlib.suppress(OSError):
             self._note.unlink(missing_ok=True)
 
-    def kept(self, job_id: int) -> Job | None:
-        """Return a recent answer about a job that waits or runs, or None."""
+    def kept(self, job_id: int, within: float) -> tuple[Job, float] | None:
+        """Return an answer about a job that waits or runs, and when it was given; None if older than `within`."""
         answer = self._recent_answers().get(str(job_id), {})
         if answer.keys() - {"asked_at"} != {field.name for field in fields(Job)}:  # another version of transom wrote it
             return None
+        if time.time() - answer["asked_at"] >= within:
+            return None
         with contextlib.suppress(BadRecord):
-            return build(Job, answer)
+            return build(Job, answer), answer["asked_at"]
         return None
 
     def keep(self, job: Job) -> None:
@@ -120,7 +122,7 @@ def with_slurm(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunV
     """Add Slurm's answer where the run's files do not say enough. connect: makes a client of the run's cluster."""
     if slurm_reasons.needs_operator_query(view):
         answer = _query(view, view.operator_job, connect)
-        view = view if isinstance(answer, _NoAnswer) else slurm_reasons.with_operator_job(view, answer)
+        view = view if isinstance(answer, _NoAnswer) else slurm_reasons.with_operator_job(view, answer[0])
     if not slurm_reasons.needs_query(view):
         return view
     answer = _query(view, view.job_id, connect)
@@ -128,7 +130,7 @@ def with_slurm(view: RunView, connect: Callable[[RunDir, float], Slurm]) -> RunV
         if answer.since is None and slurm_reasons.asks_in_passing(view):
             return view  # the operator knows better, also on a host without Slurm's commands
         return slurm_reasons.with_error(view, answer.error, answer.at, answer.since)
-    view = slurm_reasons.with_answer(view, answer)
+    view = slurm_reasons.with_answer(view, *answer)
     return _with_starvation(view, connect) if slurm_reasons.may_starve(view) else view
 
 
@@ -145,24 +147,26 @@ def _with_starvation(view: RunView, connect: Callable[[RunDir, float], Slurm]) -
     return slurm_reasons.with_starvation(view, nodes, {one.isolation.node: one.isolation.run for one in active})
 
 
-def _query(view: RunView, job_id: int, connect: Callable[[RunDir, float], Slurm]) -> Job | _NoAnswer:
+def _query(view: RunView, job_id: int, connect: Callable[[RunDir, float], Slurm]) -> tuple[Job, float] | _NoAnswer:
     from transom_cli.health.history.files import history_dir
 
     outage = Outage(history_dir(os.environ).parent, os.environ, view.cluster)
     recent = outage.recent()
     if recent is not None:
         return _NoAnswer(*recent)
-    kept = outage.kept(job_id)
+    # of a job that changes state, an answer of 30 s ago would be wrong
+    kept = outage.kept(job_id, KEPT_RUNNING if slurm_reasons.asks_in_passing(view) else KEPT)
     if kept is not None:
         return kept
-    answer: Job | _NoAnswer
+    answer: tuple[Job, float] | _NoAnswer
     try:
         slurm = connect(RunDir(Path(view.path)), SLURM_TIMEOUT)
-        answer = slurm.job(job_id)
-        if answer.state is JobState.PENDING and answer.reason == "Priority":
-            answer = replace(answer, ahead=slurm.count_ahead(answer))
-        if slurm_reasons.asks_in_passing(view) or answer.state is JobState.PENDING:
-            outage.keep(answer)
+        job = slurm.job(job_id)
+        if job.state is JobState.PENDING and job.reason == "Priority":
+            job = replace(job, ahead=slurm.count_ahead(job))
+        if slurm_reasons.asks_in_passing(view) or job.state is JobState.PENDING:
+            outage.keep(job)
+        answer = job, view.now
     except NoSuchJob as error:
         answer = _NoAnswer(error.what)
     except TransomError as error:

@@ -188,15 +188,21 @@ def _started(step: NextStep) -> NextStep:
     return replace(step, message=step.message.replace("Slurm to start the job", "the launcher to start the ranks"))
 
 
-def with_answer(view: RunView, job: Job) -> RunView:
-    """Add Slurm's answer about the view's job."""
+def with_answer(view: RunView, job: Job, at: float | None = None) -> RunView:
+    """Add Slurm's answer about the view's job, which it gave at `at` (None: now).
+
+    A job that somebody has released is no longer held: the operator, which asks Slurm once in minutes, sees it later.
+    """
     if job.comment and not of_run(job.comment, run_tag(view.run_id)):
         return with_error(view, f"job {view.job_id} there belongs to another run")
     state = "COMPLETING" if job.completing and job.state is JobState.UNKNOWN else job.state.value
     requirements = ", ".join(f"{flag} `{value}`" for flag, value in job.requirements if flag != "switches")
+    at = view.now if at is None else at
+    if view.phase == "held" and not job.held and job.state in (JobState.PENDING, JobState.RUNNING):
+        view = replace(view, phase="pending", verdict="", since=at)
     view = replace(
         view,
-        slurm_queried_at=view.now,
+        slurm_queried_at=at,
         slurm_state=state,
         slurm_reason=job.reason or _same_reason(view, state),
         slurm_start=None,
