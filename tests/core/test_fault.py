@@ -133,6 +133,8 @@ def test_lost_node_has_the_same_title_whoever_noticed_it_first() -> None:
     assert one.diagnosis is not None
     one = replace(one, diagnosis=replace(one.diagnosis, cause="node_silent"))
     assert fault_of(one).line == "no answer from n3"
+    seen = replace(one, marks=(Mark(5.0, "seen", FAILED),))
+    assert fault_of(seen).evidence == f"its agent does not answer; {FAILED}", "the exit of a rank that lost its peer"
     drained = Exclusion("n3", 6.0, None, "drained", "i1", "no slurmd listens on it", "node_lost")
     assert (fault_of(one, (drained,)).line, fault_of(one, (drained,)).evidence) == (
         "n3 lost",

@@ -41,7 +41,7 @@ _HOW = r"ended with exit code \d+|killed by (?:SIG\w+|signal \d+)"
 _RANK = re.compile(rf"(rank \d+) on (\S+) ({_HOW})(?:: (.*))?", re.DOTALL)
 _EARLY = re.compile(r"(.*) \((rank \d+ on \S+|the job) (ended with exit code \d+, [^)]*)\)", re.DOTALL)
 _NODE = re.compile(r"([^:]* (?:lost|silent|died)): (.*)", re.DOTALL)
-_UNHEARD = re.compile(rf"no answer from ([^;]+); rank \d+ on \S+ (?:{_HOW}).*", re.DOTALL)
+_UNHEARD = re.compile(rf"no answer from ([^;]+); (rank \d+ on \S+ (?:{_HOW})).*", re.DOTALL)
 _KILLED = "nothing shows why; the kernel's out-of-memory killer sends SIGKILL too"
 _MEMORY = "request more memory (`--mem`), or use fewer DataLoader workers"
 _KERNELS = re.compile(r"(Killed process \d+ .*?anon-rss:\w+), .*")  # of the numbers that follow, none says more
@@ -92,6 +92,7 @@ def fault_of(incident: Incident, exclusions: Iterable[Exclusion] = ()) -> Fault:
         evidence = without_advice(marks[0].words) if marks else ""
     if found := _UNHEARD.fullmatch(title):  # what the rank that lost its peer printed is no news
         title = f"{found[1]} lost" if any(x.how == "drained" for x in isolations) else f"no answer from {found[1]}"
+        evidence = evidence or f"{'their agents do' if len(nodes) > 1 else 'its agent does'} not answer; {found[2]}"
     evidence = "; ".join(x for x in (evidence, _MEMORY if out_of_memory else "") if x)
     done = " and ".join(dict.fromkeys(x.how for x in isolations))
     resized = next((m.words.partition(",")[0] for m in reversed(incident.marks) if m.words.startswith(RESIZED)), "")
