@@ -151,7 +151,8 @@ class Ledger:
             new = set(action.exclude) - self.kept_away
             assert new <= self.own_nodes
             self._isolations(at, len(new) if first else 0)
-            self.kept_away = set(action.exclude) | self._being_isolated()
+            if first:
+                self.kept_away = set(action.exclude) | self._being_isolated()
 
     def _check_isolate(self, action: act.Isolate, at: float, first: bool) -> None:
         verdicts = self.verdicts[_about(action.key), action.node]
@@ -180,7 +181,8 @@ class Ledger:
         if word == "restart/2":
             assert f"{incident}/restart" in self.failed, "a second try only after a refusal"
         assert set(action.exclude) <= self.kept_away, "excluded without having been isolated"
-        self.kept_away = set(action.exclude) | self._being_isolated()
+        if first:  # a new operator repeats it without the nodes that were isolated since
+            self.kept_away = set(action.exclude) | self._being_isolated()
         if first and word == "restart" and not self._requested():
             further = self.best != self.best_at_restart
             self.best_at_restart = self.best
