@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transom_cli.ckpt.progress import CHECKING, WRITING, Part
 from transom_cli.ckpt.schedule import NextSaves
+from transom_cli.core.category import OWN_ERRORS
 from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.journal_times import RECENT
 from transom_cli.core.operator.actions import Isolate, Probe, ReadLogs
@@ -270,7 +271,8 @@ def next_commands(view: RunView) -> list[tuple[str, str]]:
     if status in ("failed", "stopped"):
         command = continue_command(view)
         gone = f"   # a new run: without {some(view.missing_files)}, this one cannot be resumed"
-        further = [("continue", command + gone * bool(view.missing_files))] if command else []
+        mend = "   # once mended" if ended_by_program(view) else ""
+        further = [("continue", command + (gone if view.missing_files else mend))] if command else []
         if not command and view.bad_resume is not None:
             further = [("check", f"transom ckpt ls {run}")]
             if command := forced_command(view):
@@ -304,6 +306,12 @@ def _pending_commands(view: RunView) -> list[tuple[str, str]]:
             ("any switch", cluster_command(f"scontrol update jobid={view.job_id} switches=999", view.cluster)),
         ]
     return check
+
+
+def ended_by_program(view: RunView) -> bool:
+    """Whether an error of the program ended the run, so that it would end in the same way again."""
+    newest = view.incidents[0] if view.incidents else None
+    return view.phase == "failed" and newest is not None and newest.category in OWN_ERRORS
 
 
 FORCED = "from the bad state; or start a new run"
