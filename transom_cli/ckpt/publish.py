@@ -110,7 +110,7 @@ def check_keep(
 
 
 def _before_bad_loss(there: Mapping[int, Candidate], published: int) -> list[int]:
-    """Return the newest two checkpoints with a finite loss, if that of `published` is none.
+    """Return the newest two checkpoints with a finite loss, if that of `published` is not finite.
 
     The loss of a step shows the state before the step's update, so only the older one is known to be good.
     """

@@ -19,7 +19,7 @@ _LIMIT = 1 << 16  # bytes of the metrics that are read
 
 
 def usable(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the finite metrics: a NaN is never the best. A loss that is none is noted."""
+    """Return the finite metrics: a NaN is never the best. A loss that is not finite is noted."""
     finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
     return finite | ({BAD_LOSS: 1.0} if "loss" in metrics and "loss" not in finite else {})
 
