@@ -63,6 +63,17 @@ def with_top_up() -> State:
     return feed(state, launcher.SpareChecked(31.0, "m1", good=True))[0]
 
 
+def test_run_that_lacks_nodes_says_when_it_asks_slurm_again() -> None:
+    state, _ = feed(shrunk(top_up=True), launcher.Tick(22.0))
+    refused, actions = feed(state, launcher.TopUpSubmitted(23.0, 0, "Slurm refused: QOSMaxJobs"))
+    assert said(actions, "top-up") == [
+        "Slurm refused: QOSMaxJobs; the next one follows after 5 min if nodes still lack"
+    ]
+    state, _ = feed(refused, launcher.Tick(324.0))
+    _, actions = feed(state, launcher.TopUpSubmitted(325.0, 0, "Slurm refused: QOSMaxJobs"))
+    assert said(actions, "top-up")[0].endswith("after 15 min if nodes still lack")
+
+
 def test_a_node_that_answers_again_is_checked_and_gets_ranks() -> None:
     state, actions = feed(shrunk(preflight=True), launcher.NodeReturned(30.0, "n2"))
     assert actions == [launcher.CheckNodes("growth", ("n2",), "quick")]

@@ -45,9 +45,10 @@ def on_terminal(*words: object, columns: int = 80, **env: str) -> bytes:
         kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
         full = {**kept, "TERM": "xterm-256color", "COLUMNS": str(columns), **env}
         os.execve(sys.executable, [*PROGRAM, *map(str, words)], full)
-    told, deadline = b"", time.monotonic() + 60
+    told, deadline, poll = b"", time.monotonic() + 60, select.poll()  # as select(), for any descriptor
+    poll.register(master, select.POLLIN)
     while time.monotonic() < deadline:
-        if select.select([master], [], [], 1.0)[0]:
+        if poll.poll(1000):
             try:
                 part = os.read(master, 65536)
             except OSError:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from view_made import JOB, Made
 
-from transom_cli.core.events import JobSeen, OutcomeSeen, RankExit
+from transom_cli.core.events import JobSeen, OutcomeSeen, RankExit, RecoverySeen
 from transom_cli.core.incident import Diagnosis, Incident, Stage
+from transom_cli.core.operator.decide import decide
 from transom_cli.core.operator.state import Budget, Idle, Job, Phase, Request, State
 from transom_cli.core.progress import Progress
 from transom_cli.view.model import NodeView, Operation, build_view
@@ -126,3 +127,6 @@ def test_lost_node_of_a_top_up_job_is_no_spare() -> None:
     state = State(phase=Phase.TRAINING, job=job, idle=Idle(nodes=("n4",)), request=Request(num_nodes=3, fewest=1))
     view = build_view("r1", state, {}, 43.0, operator=True)
     assert (view.nodes, view.spares, view.lacking) == (("n1", "n2"), (), 1)
+    asks = RecoverySeen(44.0, "4.0", "", "top-up", "job 8 asks Slurm for the nodes that the run lacks")
+    state, _ = decide(replace(state, launch=replace(state.launch, started=True)), asks)
+    assert build_view("r1", state, {}, 45.0, operator=True).shrunk == f"on 2 of 3 nodes; top-up: {asks.words}"

@@ -231,6 +231,7 @@ class RunView:
     starved: str = ""  # why the job cannot start: too few usable nodes
     to_lift: tuple[str, ...] = ()  # then: the nodes that transom keeps away
     top_up_nodes: tuple[str, ...] = ()  # of `nodes`, those that a top-up job brought
+    top_up: str = ""  # the newest about a job that asks Slurm for the nodes that the run lacks
     older: str = ""  # the launch continues from before the newest checkpoint on disk
     late: str = ""  # the launch has made no step in its time, and may hang
     wanted_nodes: int = 0  # that carry ranks when none is lost; 0: unknown
@@ -390,7 +391,8 @@ class RunView:
             return ""
         out = tuple(one.node for one in self.node_views if one.role == "out")
         without = f", without {some(out)}" if out else ""
-        return f"on {len(self.nodes)} of {several(self.wanted_nodes, 'node')}{without}"
+        top_up = f"; top-up: {self.top_up}" if self.top_up else ""
+        return f"on {len(self.nodes)} of {several(self.wanted_nodes, 'node')}{without}{top_up}"
 
     @property
     def concern(self) -> str:
@@ -528,6 +530,7 @@ def build_view(
         loss=loss,
         nodes=state.carrying,
         top_up_nodes=state.launch.extra,
+        top_up=state.launch.top_up,
         older="" if state.phase.over else state.launch.older,
         late=state.launch.late if state.phase is Phase.STARTING else "",
         spares=tuple(n for n in state.idle.nodes if n in state.job.nodes and n not in replaced),

@@ -75,7 +75,7 @@ def node_returned(state: State, e: ev.NodeReturned) -> Decision:
 def submitted(state: State, e: ev.TopUpSubmitted) -> Decision:
     growth = replace(state.growth, requested=False)
     if not e.job_id:
-        return replace(state, growth=_in_vain(growth, e.at)), (Journal("", "top-up", e.words),)
+        return replace(state, growth=_in_vain(growth, e.at)), (Journal("", "top-up", f"{e.words}; {_again(growth)}"),)
     state = replace(state, growth=replace(growth, top_up=e.job_id))
     return state, (Journal("", "top-up", e.words or f"job {e.job_id} asks Slurm for the nodes that the run lacks"),)
 
@@ -100,7 +100,7 @@ def ended(state: State, e: ev.TopUpEnded) -> Decision:
     checking = tuple(n for n in growth.checking if n not in growth.joined)
     gone = replace(growth, top_up=0, joined=(), checking=checking, lost=(*growth.lost, *lost))
     state = replace(state, growth=_in_vain(gone, e.at), nodes=state.nodes.forgetting(growth.joined))
-    return state, (Journal("", "top-up", f"job {e.job_id} is over: {e.words}"),)
+    return state, (Journal("", "top-up", f"job {e.job_id} is over: {e.words}; {_again(growth)}"),)
 
 
 def queue_seen(state: State, e: ev.QueueSeen) -> Decision:
@@ -179,6 +179,10 @@ def _cancel(state: State, at: float, why: str) -> Decision:
     action = CancelTopUp(growth.top_up, why)
     growth = replace(_in_vain(growth, at), top_up=0, joined=())
     return replace(state, growth=growth, nodes=state.nodes.forgetting(state.growth.joined)), (action,)
+
+
+def _again(growth: Growth) -> str:
+    return f"the next one follows after {PAUSES[min(growth.tries, len(PAUSES) - 1)] / 60:.0f} min if nodes still lack"
 
 
 def _in_vain(growth: Growth, at: float) -> Growth:

@@ -137,6 +137,8 @@ def _recovery_seen(state: State, e: ev.RecoverySeen) -> Step:
     e = replace(e, faults=_of_ours(state, e.faults)) if e.faults else e
     if e.what == "leaving":
         state = replace(state, launch=replace(state.launch, leaving=Leaving(e.at, e.cause, e.words)))
+    if e.what == "top-up":
+        state = replace(state, launch=replace(state.launch, top_up=e.words))
     if e.what == "older":
         state = replace(state, launch=replace(state.launch, older=e.words))
     if e.what == "late":

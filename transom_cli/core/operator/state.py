@@ -175,6 +175,7 @@ class Launch:
     number: int = 0
     newest_fault: int = 0  # the launcher's number of the newest fault that it handles itself
     leaving: Leaving | None = None
+    top_up: str = ""  # the newest about the top-up job of a run that has shrunk
     older: str = ""  # it continues from before the newest checkpoint on disk
     late: str = ""  # it has made no step in its time, and may hang; "" otherwise
     stopped: str = ""  # what the launcher wrote about a signal that ended the attempt
