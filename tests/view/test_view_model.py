@@ -130,3 +130,13 @@ def test_lost_node_of_a_top_up_job_is_no_spare() -> None:
     asks = RecoverySeen(44.0, "4.0", "", "top-up", "job 8 asks Slurm for the nodes that the run lacks")
     state, _ = decide(replace(state, launch=replace(state.launch, started=True)), asks)
     assert build_view("r1", state, {}, 45.0, operator=True).shrunk == f"on 2 of 3 nodes; top-up: {asks.words}"
+
+
+def test_incident_of_a_held_run_waits_for_the_release() -> None:
+    incident = Incident("i1", 4, 0, 40.0, 25, Stage.STARTING)
+    state = State(phase=Phase.HELD, job=Job(id=4, state="PENDING"), incident=incident)
+    assert build_view("r1", state, {}, 43.0, operator=True).incidents[0].result == "held"
+    assert (
+        build_view("r1", state.in_phase(Phase.RECOVERING, 43.0), {}, 44.0, operator=True).incidents[0].result
+        == "starting"
+    )

@@ -22,6 +22,7 @@ _OUTCOMES = {
     "isolating": "isolating",
     "waiting": "waiting to restart",
     "starting": "coming back",
+    "held": "waits for the release of the job",
     "withheld": "only observed",
     "recovered": "back in",
     "nothing": "false alarm, closed after",

@@ -7,7 +7,7 @@ from transom_cli.core.bad_loss import BadLoss, BadResume
 from transom_cli.core.crash_loop import CrashLoop, crash_loop, reached
 from transom_cli.core.events import UNDECIDED
 from transom_cli.core.fault import NOTHING, Fault, failed_again, fault_of, outcome
-from transom_cli.core.incident import Incident
+from transom_cli.core.incident import Incident, Stage
 from transom_cli.core.operator.state import Exclusion, Phase, SavesFail, State, UserRequest, WouldHave
 from transom_cli.core.progress import OwnCheckpoint, newest_step
 from transom_cli.health.gpu.status import NodeGpus
@@ -467,8 +467,8 @@ class RunView:
         return "degraded" if troubled else "healthy"
 
 
-def incident_view(incident: Incident, exclusions: tuple[Exclusion, ...] = ()) -> IncidentView:
-    """Summarise an incident."""
+def incident_view(incident: Incident, exclusions: tuple[Exclusion, ...] = (), *, held: bool = False) -> IncidentView:
+    """Summarise an incident. held: its job may not start."""
     diagnosis = incident.diagnosis
     decided = diagnosis.decided if diagnosis else UNDECIDED
     return IncidentView(
@@ -476,7 +476,7 @@ def incident_view(incident: Incident, exclusions: tuple[Exclusion, ...] = ()) ->
         began=incident.began,
         message=diagnosis.words if diagnosis else (incident.marks[0].words if incident.marks else ""),
         fault=fault_of(incident, exclusions),
-        result=incident.result or incident.stage.value,
+        result=incident.result or ("held" if held and incident.stage is Stage.STARTING else incident.stage.value),
         duration=incident.ended_at - incident.began if incident.ended_at is not None else None,
         marks=tuple((m.at, m.what, m.words) for m in incident.marks),
         category=decided.category,
@@ -543,7 +543,10 @@ def build_view(
         verdict=" ".join(state.verdict.split()),  # Slurm's messages may have several lines
         exit_code=state.exit_code,
         incidents=_incidents(
-            (*open_ones, *reversed(state.incidents)), state.isolation.exclusions, looping=loop is not None
+            (*open_ones, *reversed(state.incidents)),
+            state.isolation.exclusions,
+            looping=loop is not None,
+            held=state.phase is Phase.HELD,
         ),
         excluded_until=tuple((x.node, x.until) for x in state.avoided),
         restarts_without_progress=0 if state.progress.further() else state.budget.no_progress,
@@ -580,7 +583,7 @@ def _leaving(state: State) -> Leaving | None:
 
 
 def _incidents(
-    incidents: tuple[Incident, ...], exclusions: tuple[Exclusion, ...], *, looping: bool
+    incidents: tuple[Incident, ...], exclusions: tuple[Exclusion, ...], *, looping: bool, held: bool
 ) -> tuple[IncidentView, ...]:
     """Summarise incidents, newest first. One is recovered only if the run got past the step at which it failed.
 
@@ -588,7 +591,7 @@ def _incidents(
         looping: The run has not got past the step of the newest one.
     """
     again = failed_again(incidents[::-1])
-    views = [incident_view(one, exclusions) for one in incidents]
+    views = [incident_view(one, exclusions, held=held) for one in incidents]
     found = [replace(view, result="failed again") if view.id in again else view for view in views]
     if looping and found and found[0].result == "recovered":
         found[0] = replace(found[0], result="starting", duration=None)
