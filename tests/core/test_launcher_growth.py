@@ -116,6 +116,17 @@ def test_the_nodes_of_a_top_up_job_get_ranks_at_a_step_boundary() -> None:
     assert actions == [], "the run has all its nodes"
 
 
+def test_top_up_job_whose_node_is_lost_is_cancelled_and_another_one_follows() -> None:
+    state, _ = feed(saved(feed(with_top_up(), launcher.Tick(31.0))[0], 32.0)[0], launcher.Stepped(40.0, 2, 12))
+    state, actions = lost(state, 51.0, "m1")
+    assert started(actions) == [("n1", "n3", "n4")]
+    state, actions = feed(state, launcher.TasksSeen(59.0, 3), launcher.Stepped(60.0, 3, 14), launcher.Tick(60.5))
+    assert of_type(actions, launcher.CancelTopUp) == [launcher.CancelTopUp(8, "its nodes are lost")]
+    assert said(actions, "top-up") == ["job 8 has lost its nodes; the next one follows after 5 min if nodes still lack"]
+    assert not of_type(feed(state, launcher.Tick(300.0))[1], launcher.SubmitTopUp)
+    assert of_type(feed(state, launcher.Tick(361.0))[1], launcher.SubmitTopUp) == [launcher.SubmitTopUp(1, 1)]
+
+
 def test_a_top_up_job_that_dies_is_a_lost_node_and_blames_nobody() -> None:
     state, _ = feed(saved(feed(with_top_up(), launcher.Tick(31.0))[0], 32.0)[0], launcher.Stepped(40.0, 2, 12))
     state, actions = feed(state, launcher.TopUpEnded(50.0, 8, "PREEMPTED"))

@@ -23,7 +23,7 @@ def due_at(state: State) -> float | None:
     """When `consider` has something to decide; None: not before another event."""
     if not state.policy.grow or not state.steps:
         return None
-    if _needless(state):
+    if _needless(state) or _lost(state):
         return state.since
     if state.nodes.lacking <= 0:
         return None
@@ -40,6 +40,9 @@ def consider(state: State, at: float) -> Decision:
     nodes = state.nodes
     if _needless(state):
         return _cancel(state, at, "the run has enough nodes again")
+    if _lost(state):  # else Slurm would keep the job, and the run would ask for no other one
+        entry = Journal("", "top-up", f"job {state.growth.top_up} has lost its nodes; {_again(state.growth)}")
+        return after((entry,), _cancel(state, at, "its nodes are lost"))
     if number := _larger(state):
         if not _pays(state, at):
             return _cancel(state, at, "too little time remains to grow") if state.growth.top_up else (state, ())
@@ -148,6 +151,12 @@ def _needless(state: State) -> bool:
         return False
     own = sum(n not in growth.joined for n in nodes.usable)
     return nodes.lacking <= own
+
+
+def _lost(state: State) -> bool:
+    """Whether the run has given up all nodes of its top-up job."""
+    growth = state.growth
+    return bool(growth.top_up and growth.joined) and all(n in state.nodes.given_up for n in growth.joined)
 
 
 def _busy_or_off(state: State) -> bool:
