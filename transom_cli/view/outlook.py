@@ -318,7 +318,7 @@ FORCED = "from the bad state; or start a new run"
 
 
 def forced_command(view: RunView) -> str:
-    """Return what continues a run of which no checkpoint is from before the NaN loss; "" for any other."""
+    """Return what continues a run that has no checkpoint from before its NaN loss; "" for any other run."""
     bad = view.bad_resume
     again = view.phase in ("failed", "stopped") and not view.observed and not view.owner and not view.missing_files
     return f"transom resume {view.run_id} --force" if again and bad is not None and bad.instead < 0 else ""
