@@ -27,7 +27,7 @@ def make_hash(seed: int) -> Hash:
 
 
 def slow_down(server: Server, rate: float) -> None:
-    """Have a server send so many bytes of bulk a second, after a first burst."""
+    """Limit the bytes of bulk that a server sends per second, after a first burst."""
     throttle, go_on = Throttle(rate), server._go_on
 
     def wait() -> None:
